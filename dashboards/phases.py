@@ -87,7 +87,7 @@ TRANSFERS = Row(
         Panel(
             title="Fetches of KV",
             description="kvrouter_kv_transfers_total by outcome; at the right kvrouter_kv_transfers_waiting (of "
-            "simulated engines). Waiting for ever: transfer.buffer_tokens is below the longest prompt.",
+            "simulated engines). Waiting for ever: max_tokens_in_buffer is below the longest prompt.",
             queries=(
                 Query(rate("kv_transfers_total", WORKER, by="outcome"), "{{outcome}}"),
                 Query(

@@ -60,7 +60,7 @@ def serve(
         if print_config:
             print(render(settings), end="")
             return
-        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        configure_logs(settings.telemetry.log_level)
         run_process(lambda stop: _serve(settings, stop))
     except _EXPECTED as error:
         sys.exit(f"indexer: {error}")

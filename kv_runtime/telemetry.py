@@ -10,7 +10,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
@@ -35,17 +35,16 @@ Sample = tuple[tuple[str, ...], float]
 Row = TypeVar("Row")
 
 
-def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -> None:
-    """Write log lines of this process and its libraries, from `level` up, to standard error, as JSON or for people."""
+def configure_logs(level: str) -> None:
+    """Write log lines of the process and its libraries, from `level` up, to stderr: JSON, or text on a terminal."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    for_people = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     enrich: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderers = _renderers(for_people=for_people)
+    renderers = _renderers()
     structlog.configure(
         processors=[*enrich, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -64,9 +63,9 @@ def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -
     root.setLevel(number)
 
 
-def _renderers(*, for_people: bool) -> list[Processor]:
-    if for_people:
-        return [_escape, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+def _renderers() -> list[Processor]:
+    if sys.stderr.isatty():
+        return [_escape, structlog.dev.ConsoleRenderer()]
     return [structlog.processors.JSONRenderer()]
 
 

@@ -20,13 +20,13 @@ from worker_agent.api.parsers.families import (
     canonical_reasoning_parser,
     canonical_tool_call_parser,
 )
-from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.transfer import UNBOUNDED
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX
+from worker_agent.events.outbox import RING_BYTES_MAX
 from worker_agent.events.publisher_config import PublisherSection
 from worker_agent.fleet.endpoint_names import default_endpoint, endpoint_name
-from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 
 HOST = "host"
 """The source name of a simulated engine's host tier, if it is its own source."""
@@ -121,10 +121,11 @@ class ServedWorkerSection(WorkerSection, BodyBoundsSection):
     """A worker whose engine runs in this process."""
 
     canary_wait_s: float = Field(
-        0.0, ge=0, le=3600, description="silence after which the engine is asked for a token; 0: never. Above a prefill"
-    )
-    canary_timeout_s: float = Field(
-        3.0, gt=0, le=600, description="how long that token may take; then the worker leaves the fleet until one comes"
+        0.0,
+        ge=0,
+        le=3600,
+        description="silence after which the engine is asked for a token; without one for as long, the worker leaves"
+        " the fleet until one comes; 0: never. Above a prefill",
     )
 
     def body_limits(self) -> BodyLimits:
@@ -180,10 +181,6 @@ class EngineSection(Section):
     window_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), max_length=8, description="attention windows in tokens, one pool each; empty: max_seq_len alone"
     )
-    window_blocks: int = Field(
-        0, ge=0, le=10_000_000, description="KV blocks of each window narrower than max_seq_len; 0: total_kv_blocks"
-    )
-    seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of the simulated engine's tokens; equal in a fleet")
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
     embeddings: bool = Field(
         default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
@@ -223,7 +220,6 @@ class EngineSection(Section):
             (self.host_events == "source" and not self.host_blocks, "host_events is source: host_blocks is 0"),
             (len(set(windows)) < len(windows), f"window_sizes: found {windows}, each allowed once"),
             (widest != self.max_seq_len, f"window_sizes: the widest is {widest}, not max_seq_len, {self.max_seq_len}"),
-            (self.window_blocks and not self.narrow_windows, "window_blocks: window_sizes names no narrower window"),
         ]
         problems = [problem for is_broken, problem in rules if is_broken]
         if problems:
@@ -235,27 +231,12 @@ class EngineSection(Section):
 class StreamsSection(Section):
     """The buffers between an engine's events and the log; sizes are per rank."""
 
-    outbox_bytes_max: int = Field(
-        OUTBOX_BYTES_MAX, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take"
-    )
     batch_ring_bytes_max: int = Field(
         RING_BYTES_MAX, ge=0, le=1 << 34, description="memory for published batches, for readers that missed some"
     )
 
 
-class EventsSection(StreamsSection):
-    """Polling and buffers of the engine's events."""
-
-    poll_s: float = Field(0.05, gt=0, le=10, description="longest wait of one poll; bounds how long a stop takes")
-    attention_window: int = Field(
-        0,
-        ge=0,
-        le=1 << 30,
-        description="widest one, in tokens, where the engine's word is lost; 0: as events show",
-    )
-
-
-class ServedEventsSection(EventsSection):
+class ServedEventsSection(StreamsSection):
     """The same for an engine in this process, with further event sources of the worker's caches."""
 
     sources: tuple[PublisherSection, ...] = Field(
@@ -288,8 +269,7 @@ class AgentSettings(Settings):
     media: MediaSection = MediaSection()
     images: ImageModelSection = ImageModelSection()
     encode: EncodeSection = EncodeSection()
-    embeddings: EmbeddingTransferSection = EmbeddingTransferSection()
-    transfer: KvTransferSection = KvTransferSection()
+    transfer: TransferSection = TransferSection()
     nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
     tracing: TracingSection = TracingSection()
@@ -299,7 +279,6 @@ class AgentSettings(Settings):
         engine, trtllm = self.engine, self.trtllm
         if engine.kind == "trtllm":
             strange = [f"engine.{name}" for name in _set_fields(engine) if name not in _OF_EVERY_ENGINE]
-            strange += [f"transfer.{name}" for name in _set_fields(self.transfer)]
             allowed = "of the simulated engine alone: TensorRT-LLM has arguments of its own"
         else:
             strange = [f"trtllm.{name}" for name in _set_fields(trtllm)]
@@ -328,7 +307,7 @@ class AgentSettings(Settings):
         if self.engine.kind == "trtllm":
             of_engine = self.trtllm.shutdown_s + (self.trtllm.transfer_s if is_prefill else 0.0)
         elif is_prefill:
-            of_engine = self.transfer.timeout_s / self.engine.speed
+            of_engine = UNBOUNDED.timeout_s / self.engine.speed
         return self.worker.drain_s + of_engine + _MARGIN_S
 
     @property

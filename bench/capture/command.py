@@ -41,7 +41,7 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
     must be the same. The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no
     capture; 1 for other trouble.
     """  # noqa: D301  (click reads the character, not its name)
-    configure_logs("warning", "auto")
+    configure_logs("warning")
     try:
         capture = load_capture(file)
         run_process(lambda stop: print_check(capture, file.name, stop, as_json=as_json, chaos_seed=chaos))

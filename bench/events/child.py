@@ -54,7 +54,7 @@ def serve(make: Callable[..., Role]) -> None:
     arguments = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
-    configure_logs("critical", "console")
+    configure_logs("critical")
     run_process(lambda stop: _RoleProcess(answers, began_ns).run(lambda: make(**arguments), stop))
 
 

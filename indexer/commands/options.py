@@ -81,7 +81,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             if print_config:
                 click.echo(render(settings), nl=False)
                 return
-            configure_logs("warning", settings.telemetry.log_format)
+            configure_logs("warning")
             command(settings=settings, **rest)
         except _EXPECTED as error:
             print_lines(*f"indexer: {error}".split("\n"), err=True)

@@ -174,4 +174,3 @@ class TelemetrySection(Section):
     """Logs."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
-    log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal, else json")

@@ -23,19 +23,12 @@ _EXTRA = "tracing"
 
 
 class TracingSection(Section):
-    """Traces of requests, sent over OTLP. The environment's `OTEL_*` variables are read too."""
+    """Traces, sent over OTLP. The environment's `OTEL_*` variables are read too."""
 
     endpoint: str = Field(
         "",
         description="a collector's address, as http://host:4318; empty: OTEL_EXPORTER_OTLP_ENDPOINT; neither: no"
         " traces",
-    )
-    ratio: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
-        " all; more costs CPU",
     )
     events_ratio: float = Field(
         0.0,
@@ -72,16 +65,18 @@ def opened_tracing(
     instance: str,
     *,
     service: str = DISTRIBUTION,
+    ratio: float | None = None,
     ttft_target_s: float | None = None,
 ) -> Tracing | None:
     """Return what traces are sent by; None if nothing is to be traced. `service` and `instance` name this process.
 
+    `ratio`: the share of the requests without a `traceparent`; None: as the environment says.
     `ttft_target_s`: requests whose first token came later are sent although they were not sampled; None: none are.
 
     Raises:
         ConfigurationError: a variable has a value that is not allowed, or a package is missing.
     """
-    rule = _sampling(settings, environ, ttft_target_s)
+    rule = _sampling(environ, ratio, ttft_target_s)
     if rule is None or not _is_wanted(settings, environ):
         return None
     if missing(_EXTRA):
@@ -119,10 +114,10 @@ def events_of(tracing: Tracing | None) -> EventTracing | None:
     return None if tracing is None else tracing.events
 
 
-def _sampling(settings: TracingSection, environ: Mapping[str, str], ttft_target_s: float | None) -> Sampling | None:
+def _sampling(environ: Mapping[str, str], ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
     sampler, argument = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
     try:
-        return sampling(sampler, argument, ratio=settings.ratio, ttft_target_s=ttft_target_s)
+        return sampling(sampler, argument, ratio=ratio, ttft_target_s=ttft_target_s)
     except SamplerInvalid as error:
         raise ConfigurationError([str(error)]) from error
 

@@ -94,7 +94,7 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
         given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
         settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=given)
         wanted = _wanted(settings, flags)
-        configure_logs("error", settings.telemetry.log_format)
+        configure_logs("error")
         facts = _looked(wanted)
     except (ConfigurationError, CannotLook) as error:
         print_lines(*f"router: {error}".split("\n"), err=True)

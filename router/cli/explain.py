@@ -96,7 +96,7 @@ def explain(
         settings = load_settings(
             RouterSettings, file=flags["file"], assignments=flags["assignments"], flags=given_flags
         )
-        configure_logs("warning", settings.telemetry.log_format)
+        configure_logs("warning")
         reports = _of_journal(settings, question) if from_journal else _of_router(settings, url, question)
     except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
         print_lines(*f"router: {error}".split("\n"), err=True)

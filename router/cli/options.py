@@ -56,7 +56,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 click.echo(render(settings), nl=False)
                 return
             require_log(settings)
-            configure_logs("warning", settings.telemetry.log_format)
+            configure_logs("warning")
             command(settings=settings, assignments=assignments, **rest)
         except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
             print_lines(*f"router: {error}".split("\n"), err=True)

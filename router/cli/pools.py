@@ -48,7 +48,7 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
         """  # noqa: D301
         try:
             settings = _settings(flags)
-            configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+            configure_logs(settings.telemetry.log_level)
             config = _configuration(file, places)
             wanted = PoolsSettings(config, _identity(flags), settings, flags["text"])
             if check:

@@ -121,7 +121,7 @@ def _of_one(settings: RouterSettings, number: int, port: int, url: str, token: s
 
 def _run_one(settings: RouterSettings, given: frozenset[str], place: Place, say: Connection) -> None:
     """Run one process until it is asked to stop, or the supervisor is gone."""
-    configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+    configure_logs(settings.telemetry.log_level)
 
     async def main(stop: asyncio.Event) -> None:
         loop, supervisor = asyncio.get_running_loop(), parent_process()

@@ -97,7 +97,7 @@ def report(
     try:
         given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
         settings = load_settings(RouterSettings, file=flags["file"], assignments=flags["assignments"], flags=given)
-        configure_logs("warning", settings.telemetry.log_format)
+        configure_logs("warning")
         period = since_ns, until_ns
         found = _of_journal(settings, period, with_evictions) if reads_journal else _of_router(settings, url)
     except (BrokerUnavailable, ConfigurationError, NothingRead) as error:

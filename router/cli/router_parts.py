@@ -125,7 +125,10 @@ class RouterParts:
         self._is_shown = False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
-        self._tracing = opened_tracing(settings.tracing, os.environ, name, ttft_target_s=settings.tracing.ttft_target_s)
+        of_requests = settings.tracing
+        self._tracing = opened_tracing(
+            of_requests, os.environ, name, ratio=of_requests.ratio, ttft_target_s=of_requests.ttft_target_s
+        )
         if place is not None:
             policies.begin_with(place.policy)
         self._index = EmbeddedIndex(

@@ -44,7 +44,7 @@ def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, 
         if print_config:
             click.echo(render(settings), nl=False)
             return
-        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        configure_logs(settings.telemetry.log_level)
         given = given_paths(RouterSettings, assignments, flags)
         if settings.data.processes > 1:
             from router.cli.processes import run_processes  # noqa: PLC0415 - it imports this module

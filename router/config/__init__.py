@@ -299,6 +299,13 @@ class RouterTracingSection(TracingSection):
         " {decision_id} stand for those of a decision, as spans have them; empty: no links",
     )
 
+    ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of traced requests of those without a traceparent; none: OTEL_TRACES_SAMPLER, without it"
+        " all; more costs CPU",
+    )
     ttft_target_s: float | None = Field(
         None,
         gt=0,

@@ -20,13 +20,13 @@ from worker_agent.api.encode_endpoint import ImageEncoder
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances
-from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import HttpCarrier
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.media.config import TransferSection
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription, EngineError, EngineOutput, EngineRequest
 
@@ -81,7 +81,7 @@ def simulated(_: Fake, make: Callable[[Role], Simulator] = simulator) -> RunEngi
 
 def simulated_engine(made: Simulator) -> AbstractAsyncContextManager[Running]:
     """Return what is to be entered for an engine whose contexts others can fetch."""
-    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, carrier=HttpCarrier(KvTransferSection()))
+    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, carrier=HttpCarrier(TransferSection()))
     return driven(engine, lambda: None)
 
 
@@ -93,7 +93,7 @@ def trtllm(fake: Fake) -> RunEngine:
 def trtllm_worker(role: Role) -> TensorRTLLMEngine:
     transceiver = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
     if role == "encode":
-        return trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=LONGEST), role=role)
+        return trtllm_engine({"max_seq_len": None}, role=role)
     if role == "aggregated":
         return trtllm_engine()
     return trtllm_engine(transceiver, TrtllmSettings(transfer_s=0.1), role=role)

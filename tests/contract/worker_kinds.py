@@ -99,7 +99,7 @@ async def simulated(ground: Ground, role: Role, model: str) -> AsyncIterator[Wor
         *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
         *(f"engine.max_seq_len={LONGEST}", f"engine.max_num_seqs={SEQUENCES}", f"engine.speed={SPEED}"),
         *(f"engine.max_num_batched_tokens={BATCHED}", f"engine.dp_ranks={ranks}"),
-        *("transfer.timeout_s=50", *image_settings(role)),
+        *image_settings(role),
     ]
     settings = served_settings(ground, worker_id, role, assignments)
     with mortal() as made:
@@ -119,7 +119,7 @@ def image_settings(role: Role) -> list[str]:
 def served_settings(ground: Ground, worker_id: str, role: Role, assignments: list[str]) -> AgentSettings:
     """Return the settings of a worker that is served quickly."""
     own = [f"worker.id={worker_id}", f"worker.role={role}", f"nats.url={ground.nats_url}", "engine.text=byte"]
-    return load_settings(AgentSettings, assignments=[*own, "events.poll_s=0.01", *assignments])
+    return load_settings(AgentSettings, assignments=[*own, *assignments])
 
 
 @asynccontextmanager
@@ -148,7 +148,7 @@ async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker
         ground.name("trtllm"),
         role,
         [
-            *("engine.kind=trtllm", f"engine.served_names=[{model}]", "trtllm.watch_s=0.05", "trtllm.transfer_s=0.2"),
+            *("engine.kind=trtllm", f"engine.served_names=[{model}]", "trtllm.transfer_s=0.2"),
             *(["trtllm.transfer_node=1"] if role == "prefill" else []),
             *image_settings(role),
         ],

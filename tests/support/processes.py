@@ -14,7 +14,6 @@ BLOCK_SIZE = 16
 ENGINE = (
     *("--engine", "trtllm", "--model", "none", "--served-name", "sim-8b", "--set", "engine.text=byte"),
     *("--kv-block-size", str(BLOCK_SIZE), "--max-seq-len", "4096", "--publish-kv-events", "--publish-metrics"),
-    *("--set", "events.poll_s=0.005", "--set", "telemetry.log_format=json"),
 )
 """A worker with events and statistics, 16-token blocks, and the byte model's text."""
 

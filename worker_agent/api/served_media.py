@@ -19,7 +19,7 @@ from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.media.chats import ChatMedia
-from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
@@ -46,7 +46,7 @@ class MediaSettings(Protocol):
         """The encode worker that encodes images."""
 
     @property
-    def embeddings(self) -> EmbeddingTransferSection:
+    def transfer(self) -> TransferSection:
         """The transfer of embeddings."""
 
 
@@ -65,7 +65,7 @@ class ServedMedia:
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
         self._fetches = bool(settings.encode.url) and settings.encode.form == "embeddings"
-        self._transfer = embedding_transfer(settings.embeddings, clock)
+        self._transfer = embedding_transfer(settings.transfer, clock)
         self._client = self._configured_client(model) if settings.encode.url else None
         self.rule = load_image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
@@ -127,13 +127,10 @@ class ServedMedia:
             model=model,
             form=section.form,
             token=section.token.get_secret_value(),
-            answer_s=section.answer_s,
         )
 
 
-def embedding_transfer(
-    section: EmbeddingTransferSection, clock: Clock
-) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
+def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
     """Return the transport of embeddings that the settings and the installed packages allow, not started."""
     has_nixl = section.over == "auto" and find_spec("nixl") is not None
     if section.over == "nixl" or has_nixl:

@@ -10,7 +10,7 @@ from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import ControlSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.tracing.service import TracingSection
-from worker_agent.config import EventsSection, StreamsSection, WorkerSection
+from worker_agent.config import StreamsSection, WorkerSection
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
 from worker_agent.engines.servers import ASSUMED, SERVERS
 from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
@@ -88,12 +88,6 @@ class AttachedEngineSection(Section):
     metrics_path: str = Field(
         "/metrics", pattern="^(/[!-~]*)?$", description="where its load is read; empty: it is not read"
     )
-    metrics_poll_s: float = Field(
-        0.5, ge=0.05, le=1.0, description="pause between two reads of its load; less is fresher, and costs the engine"
-    )
-    export_metrics: bool = Field(
-        default=True, description="the engine's own metrics, as read for its load, are shown at this agent's /metrics"
-    )
     model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
     served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="the names that requests may use; empty: as the engine says, else the model's"
@@ -128,7 +122,6 @@ class AttachedEngineSection(Section):
         f" empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
-    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
     stream_token_ids: bool = Field(
         default=True,
         description="routers ask vLLM for the token ids of streams, which costs it some bytes a token and once the"
@@ -217,11 +210,21 @@ class AttachedEngineSection(Section):
                 endpoint=rank_endpoint(publish, dp_rank),
                 replay_endpoint=replay and rank_endpoint(replay, dp_rank),
                 dp_rank=dp_rank if self.dp_ranks > 1 else None,
-                topic=self.topic,
                 allow_remote=self.allow_remote,
             )
             for dp_rank in range(max(1, self.dp_ranks))
         )
+
+
+class EventsSection(StreamsSection):
+    """The buffers of an attached engine's events, and what a polled engine may have said before it was attached."""
+
+    attention_window: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="widest one, in tokens, where the engine's word is lost; 0: as events show",
+    )
 
 
 class AttachSettings(Settings):

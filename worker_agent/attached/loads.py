@@ -1,4 +1,4 @@
-"""Turns an attached engine's metrics into load reports: read every `poll_s`, the newest of each rank is sent.
+"""Turns an attached engine's metrics into load reports: read every `POLL_S`, the newest of each rank is sent.
 
     text    Prometheus text, by the engine's names (`EngineServer.metrics`)
     JSON    rows of iteration statistics (`EngineServer.iterations`), each once. An engine without rows is idle, or busy
@@ -29,6 +29,8 @@ from worker_agent.load.publisher import announce_load
 from worker_agent.load.reports import LoadRows
 
 _log = structlog.get_logger("engine_loads")
+POLL_S = 0.5
+"""Pause between two reads. A router adds what it sent since: fresher figures would only cost the engine."""
 STALE_READS = 10
 TEXT_BYTES_MAX = 1 << 20
 """Some 10,000 samples, which take about 100 ms to read; an engine has about 1,000."""
@@ -53,14 +55,13 @@ class EngineLoads:
         block_size: int,
         total_blocks: int,
         metrics_path: str,
-        poll_s: float,
-        is_exported: bool = True,
+        poll_s: float = POLL_S,
     ) -> None:
         self._server, self._client, self._event_log, self._clock = server, client, log, clock
         self._model, self._worker_id, self._instance = model, worker_id, instance
         self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
         self._metrics_path, self._poll_s = metrics_path, poll_s
-        self._is_exported, self._text, self._text_at_s = is_exported, b"", 0.0
+        self._text, self._text_at_s = b"", 0.0
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of iteration statistics, for its skipped rows."""
         self._newest: dict[int, LoadReport] = {}
@@ -76,7 +77,7 @@ class EngineLoads:
 
     @property
     def text_age_s(self) -> float | None:
-        """Seconds since the engine's metrics were read as text; None before, and if they are not exported."""
+        """Seconds since the engine's metrics were read as text; None before."""
         return self._clock.now() - self._text_at_s if self._text else None
 
     def own_families(self) -> list[Metric] | ExportProblem:
@@ -119,8 +120,7 @@ class EngineLoads:
         rows = self._server.iterations(body)
         if rows is not None:
             return dict(self.rows.read(rows))
-        if self._is_exported:
-            self._text, self._text_at_s = body, self._clock.now()
+        self._text, self._text_at_s = body, self._clock.now()
         samples = samples_in(body, self._server.metrics.all)
         self.is_asleep = self._server.is_asleep(samples)
         return read_loads(

@@ -13,9 +13,9 @@ from kv_protocol.fleet import NO_EVENTS
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
-from worker_agent.attached.config import WorkerHeadSection, WorkerStreamsSection
+from worker_agent.attached.config import EventsSection, WorkerHeadSection, WorkerStreamsSection
 from worker_agent.attached.polled_events import PolledEvents
-from worker_agent.config import EventsSection, StreamsSection
+from worker_agent.config import StreamsSection
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, new_epoch, origins_of
@@ -31,7 +31,6 @@ def event_path(
     clock: Clock,
     *,
     polled: Mapping[str, Source] | None = None,
-    poll_s: float = 0.0,
     tracing: EventTracing | None = None,
 ) -> EventPath:
     """Return the path of the worker's events: of its configured publishers, and of sources that are `polled`.
@@ -47,7 +46,6 @@ def event_path(
         new_epoch,
         origins=origins_of(sources, published),
         is_eagle=worker.is_eagle,
-        outbox_bytes_max=events.outbox_bytes_max,
         ring_bytes_max=events.batch_ring_bytes_max,
     )
     return EventPath(
@@ -58,7 +56,6 @@ def event_path(
         clock,
         model=worker.model,
         worker_id=worker.id,
-        poll_s=poll_s,
         published=published,
         tracing=tracing,
         stale="" if sources or published else NO_EVENTS,
@@ -91,6 +88,4 @@ class EventStreams:
                 events_lost=rules.events_lost,
                 quarantine=rules.quarantine,
             )
-        self.path = event_path(
-            worker, events, log, context, clock, polled=sources, poll_s=events.poll_s, tracing=tracing
-        )
+        self.path = event_path(worker, events, log, context, clock, polled=sources, tracing=tracing)

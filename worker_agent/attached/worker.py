@@ -305,8 +305,6 @@ class AttachedWorker:
             block_size=worker.block_size,
             total_blocks=engine.facts.total_kv_blocks,
             metrics_path=settings.metrics_path,
-            poll_s=settings.metrics_poll_s,
-            is_exported=settings.export_metrics,
         )
 
 

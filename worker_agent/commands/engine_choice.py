@@ -104,7 +104,6 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
         has_statistics=True,
         event_buffer=EVENT_BUFFER_MAX_SIZE,
         takes_media=settings.worker.role == "encode",
-        transfer_buffer_tokens=settings.transfer.buffer_tokens,
     )
 
 
@@ -179,14 +178,14 @@ def build_engine(
     if chosen.args is None:
         simulated = _simulated(settings, name, text, clock)
         return BuiltEngine(simulated, simulated, None)
-    own = settings.trtllm.settings(text, settings.worker.role, settings.telemetry.log_level)
+    own = settings.trtllm.settings(text, settings.telemetry.log_level)
     trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own, call=call)
     return BuiltEngine(trtllm, None, trtllm)
 
 
 def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
     if not settings.engine.answer:
-        return TokenSource(seed=settings.engine.seed)
+        return TokenSource()
     ids = text.encode(settings.engine.answer, add_special_tokens=False)
     return scripted((*ids, *sorted(text.eos_ids)[:1]))
 
@@ -208,14 +207,12 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         host_blocks=engine.host_blocks,
         host_events=engine.host_events,
         narrow_windows=engine.narrow_windows,
-        narrow_blocks=engine.window_blocks,
     )
     simulator = Simulator(
         description,
         token_source=_token_source(settings, text),
         layout=layout,
         role=settings.worker.role,
-        transfers=settings.transfer.rules,
     )
     carrier = HttpCarrier(settings.transfer) if settings.worker.role in ("prefill", "decode") else None
     return SimulatedEngine(simulator, clock, speed=engine.speed, carrier=carrier)

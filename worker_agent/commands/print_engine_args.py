@@ -129,7 +129,7 @@ def print_engine_args(
     Example:  worker-agent print-engine-args --extra-engine-args engine.yaml --publish-kv-events
               --trtllm.kv_cache_config.dtype fp8
     """  # noqa: D301  (click reads the character, not its name)
-    configure_logs("info", "auto")
+    configure_logs("info")
     try:
         args = load_engine_args(
             msgspec.structs.replace(sources, flags={**sources.flags, "model": model}),

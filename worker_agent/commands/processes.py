@@ -128,7 +128,7 @@ def _run(
         if print_config:
             click.echo(render(settings), nl=False)
             return
-        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        configure_logs(settings.telemetry.log_level)
         run(settings)
     except EngineArgsInvalid as error:
         print_lines(*f"worker-agent: {error}".split("\n"), err=True)

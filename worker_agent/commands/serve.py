@@ -222,7 +222,6 @@ def _loads(worker: _WorkerParts, api: AgentApi) -> LoadReports:
         model=worker.names[0],
         worker_id=worker.settings.worker.id,
         instance=worker.instance,
-        poll_s=worker.settings.events.poll_s,
         dp_ranks=worker.built.engine.describe().dp_ranks,
         in_flight=lambda: api.running,
     )
@@ -283,7 +282,7 @@ def _canary_watch(worker: _WorkerParts, idle: Canary, membership: Membership) ->
         idle,
         membership,
         worker.clock,
-        timeout_s=section.canary_timeout_s,
+        timeout_s=section.canary_wait_s,
         begin_id=worker.text.bos_id,
         is_decode=section.role == "decode",
     )

@@ -44,7 +44,7 @@ class ServedEvents:
     ) -> None:
         self._description, events = built.engine.describe(), settings.events
         block_size = self._description.block_size
-        self.rules = TrtllmRules(block_size, attention_window=events.attention_window or None)
+        self.rules = TrtllmRules(block_size)
         sources = dict(self._sources(settings, chosen, built))
         published = [*chosen.publishers, *(each.at for each in events.sources)]
         self.has_sources = bool(sources or published)
@@ -55,7 +55,6 @@ class ServedEvents:
             instance,
             new_epoch,
             origins=origins_of(sources, published),
-            outbox_bytes_max=events.outbox_bytes_max,
             ring_bytes_max=events.batch_ring_bytes_max,
         )
         self.path = EventPath(
@@ -66,7 +65,6 @@ class ServedEvents:
             clock,
             model=model,
             worker_id=settings.worker.id,
-            poll_s=events.poll_s,
             published=published,
             tracing=tracing,
         )

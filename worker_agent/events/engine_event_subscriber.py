@@ -59,11 +59,10 @@ class PublisherAddress(NamedTuple):
     origin: Origin
     endpoint: str
     replay_endpoint: str = ""
-    topic: str = ""
 
 
 class EngineEventSubscriber:
-    """Reads one publisher. Without `replay_endpoint` every hole is a loss; `topic` is the subscription prefix."""
+    """Reads one publisher. Without `replay_endpoint` every hole is a loss."""
 
     def __init__(
         self,
@@ -74,7 +73,6 @@ class EngineEventSubscriber:
         *,
         publish_endpoint: str,
         replay_endpoint: str = "",
-        topic: str = "",
         answer_s: float = 2.0,
     ) -> None:
         self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
@@ -83,7 +81,7 @@ class EngineEventSubscriber:
         self._was_connected = False
         self._log = RateLimitedLog(_log, clock)
         self._live = _socket(context, zmq.SUB)
-        self._live.subscribe(topic.encode())
+        self._live.subscribe(b"")  # all topics: a publisher has its address to itself
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
@@ -278,5 +276,4 @@ def reader_at(publisher: PublisherAddress, context: zmq.asyncio.Context, clock: 
         clock,
         publish_endpoint=publisher.endpoint,
         replay_endpoint=publisher.replay_endpoint,
-        topic=publisher.topic,
     )

@@ -24,6 +24,7 @@ from worker_agent.events.engine_event_subscriber import PublisherAddress, reader
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
+from worker_agent.port.engine import POLL_S
 
 _END_S = 5.0
 
@@ -61,7 +62,7 @@ class EventPath:
         *,
         model: str,
         worker_id: str,
-        poll_s: float,
+        poll_s: float = POLL_S,
         published: Sequence[PublisherAddress] = (),
         restarts: Restarts = RESTARTS,
         tracing: EventTracing | None = None,

@@ -29,6 +29,7 @@ from kv_protocol.events import Batch, Event
 WINDOW_MESSAGES = 32
 SMALL_MAX = 4
 OUTBOX_BYTES_MAX = 64 << 20
+"""Batches of a rank that wait for NATS. Beyond it a dump costs less than sending all that was missed."""
 RING_BYTES_MAX = 16 << 20
 ENTRY_BYTES = 56
 """Memory of a batch in the ring beside its bytes."""

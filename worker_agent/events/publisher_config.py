@@ -21,7 +21,6 @@ class PublisherSection(Section):
     endpoint: str = Field(description="its PUB socket: tcp://host:port or ipc://path")
     replay_endpoint: str = Field("", description="its ROUTER socket; empty: it has none, and every gap is a loss")
     dp_rank: RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")
-    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
 
     @model_validator(mode="after")
@@ -39,5 +38,4 @@ class PublisherSection(Section):
             Origin(self.source, self.dp_rank),
             checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote),
             replay and checked_endpoint("replay_endpoint", replay, allow_remote=self.allow_remote),
-            self.topic,
         )

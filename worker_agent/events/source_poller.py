@@ -31,6 +31,7 @@ from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_urgency import Drain
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.relearning import DrainedMoment
+from worker_agent.port.engine import POLL_S
 from worker_agent.port.types import EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
@@ -138,7 +139,7 @@ class SourcePoller:
         self,
         source: Source,
         *,
-        poll_s: float,
+        poll_s: float = POLL_S,
         wall_ns: Callable[[], int],
         name: str = ENGINE,
         restarts: Restarts = RESTARTS,

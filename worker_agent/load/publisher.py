@@ -25,7 +25,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
 from worker_agent.load.reports import LoadRows, at_rest
-from worker_agent.port.engine import Engine
+from worker_agent.port.engine import POLL_S, Engine
 from worker_agent.port.types import EngineError
 
 REPORT_PERIOD_S = 0.1
@@ -51,7 +51,7 @@ class LoadReports:
         model: str,
         worker_id: str,
         instance: str,
-        poll_s: float,
+        poll_s: float = POLL_S,
         dp_ranks: Iterable[int] | None = None,
         in_flight: Callable[[], int] | None = None,
         restarts: Restarts = RESTARTS,

@@ -27,9 +27,6 @@ class MediaSection(Section):
     request_bytes_max: int = Field(
         _RULES.request_bytes_max, ge=1, le=1 << 34, description="bytes of a request's media together"
     )
-    pixels_max: int = Field(
-        _RULES.pixels_max, ge=1, le=1 << 32, description="width x height; a decoder takes 4 bytes for each"
-    )
     directories: tuple[str, ...] = Field(
         (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
     )
@@ -65,7 +62,6 @@ class MediaSection(Section):
             parts_max=self.parts_max,
             part_bytes_max=self.part_bytes_max,
             request_bytes_max=self.request_bytes_max,
-            pixels_max=self.pixels_max,
         )
 
     @property
@@ -97,9 +93,8 @@ class EncodeSection(Section):
     url: str = Field("", description="http://host:port of the encode worker; empty: none")
     token: SecretStr = Field(SecretStr(""), description="bearer token of the encode worker's HTTP")
     form: Literal["handles", "embeddings"] = Field(
-        "handles", description="handles: the engine takes them from the same machine; embeddings: over `embeddings`"
+        "handles", description="handles: the engine takes them from the same machine; embeddings: over `transfer`"
     )
-    answer_s: float = Field(30.0, gt=0, le=600, description="how long an answer may take, loading the media included")
 
     @field_validator("url")
     @classmethod
@@ -111,12 +106,9 @@ class EncodeSection(Section):
         return url.rstrip("/")
 
 
-class EmbeddingTransferSection(Section):
-    """Transfers of embeddings between encode workers and others, unencrypted: the network must be closed."""
+class TransferSection(Section):
+    """Transfers between workers, unencrypted: of embeddings, and of KV between simulated engines."""
 
-    over: Literal["auto", "http", "nixl"] = Field(
-        "auto", description="auto: nixl where the package is installed, else http; the same at both ends"
-    )
     host: str = Field(
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
     )
@@ -124,9 +116,12 @@ class EmbeddingTransferSection(Section):
     networks: tuple[str, ...] = Field(
         ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
     )
-    item_bytes_max: int = Field(256 << 20, ge=1, le=1 << 34, description="bytes of one item")
-    store_bytes_max: int = Field(1 << 30, ge=1, le=1 << 40, description="bytes that wait to be fetched; then none more")
-    fetch_s: float = Field(10.0, gt=0, le=600, description="how long fetching one may take")
+    over: Literal["auto", "http", "nixl"] = Field(
+        "auto", description="embeddings: auto: nixl where it is installed, else http; the same at both ends"
+    )
+    store_bytes_max: int = Field(
+        1 << 30, ge=1, le=1 << 40, description="bytes of embeddings that wait to be fetched, and of one that is"
+    )
 
     @field_validator("host")
     @classmethod

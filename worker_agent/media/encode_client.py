@@ -37,6 +37,8 @@ from worker_agent.port.types import EncoderUnavailable, Media
 _ANSWER_BYTES_MAX = 8 << 20
 _CHUNK_BYTES = 64 << 10
 _OK, _REFUSED = 200, 400
+ANSWER_S = 30.0
+"""How long an answer may take: an encode worker gives up loading its media earlier, and queues few requests."""
 _RETRY_S_MAX = 60
 
 
@@ -62,7 +64,7 @@ class EncodeClient:
         model: str,
         form: Form,
         token: str,
-        answer_s: float,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._url, self._transfer, self._limits = url + PATH, transfer, limits
         self._model, self._form, self._answer_s = model, form, answer_s

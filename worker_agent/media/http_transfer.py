@@ -5,7 +5,7 @@
 The token is 256 random bits in a header, which access logs do not have. There is no other secret and no TLS: the
 network between workers must be closed. An offer ends when its answer begins: a retry needs a new one.
 
-Embeddings are fetched only from addresses, never host names, of `embeddings.networks`, loopback by default: a forged
+Embeddings are fetched only from addresses, never host names, of `transfer.networks`, loopback by default: a forged
 descriptor cannot name another target. The body is bounded while it is read, and its BLAKE3 is compared.
 """
 
@@ -24,10 +24,10 @@ from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, until
 from worker_agent.media.addresses import Address, parsed_networks
-from worker_agent.media.config import EmbeddingTransferSection
-from worker_agent.media.offers import TTL_S, NoRoom, Offers, OfferStatistics
+from worker_agent.media.config import TransferSection
+from worker_agent.media.offers import TTL_S, Offers, OfferStatistics
 from worker_agent.media.refusals import MediaReason, MediaRefused
-from worker_agent.media.transfer import EmbeddingDescriptor, HttpDescriptor
+from worker_agent.media.transfer import FETCH_S, EmbeddingDescriptor, HttpDescriptor
 
 PATH = "/v1/embeddings/offer"
 TOKEN_HEADER = "x-embedding-token"  # noqa: S105 - its name
@@ -40,8 +40,8 @@ _CHUNK_BYTES = 256 << 10
 class HttpEmbeddingTransfer:
     """An `EmbeddingTransfer`. It serves offers while its `parts` run; fetching needs only the other worker's."""
 
-    def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
-        self._section, self._clock = section, clock
+    def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
+        self._section, self._clock, self._fetch_s = section, clock, fetch_s
         self._networks = parsed_networks(section.networks)
         self._offers: Offers[bytes] = Offers(section.store_bytes_max)
         app = web.Application(middlewares=[openai_errors, require_token("")])
@@ -66,8 +66,6 @@ class HttpEmbeddingTransfer:
     async def offer(self, embeddings: bytes) -> HttpDescriptor:
         """Offer `embeddings`, which must not change any more, for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
-        if len(embeddings) > self._section.item_bytes_max:
-            raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
         digest = await asyncio.to_thread(_digest, embeddings)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._offers.offer(token, embeddings, self._clock.now())
@@ -86,14 +84,14 @@ class HttpEmbeddingTransfer:
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
         """Return the offered embeddings; raise `MediaRefused`."""
         if not isinstance(descriptor, HttpDescriptor):
-            allowed = "embeddings over http: this worker has no nixl, or embeddings.over says so"
+            allowed = "embeddings over http: this worker has no nixl, or transfer.over says so"
             raise MediaRefused("unreachable", _FIELD, repr(descriptor), allowed)
         address = self._checked(descriptor)
         try:
-            async with asyncio.timeout(self._section.fetch_s):
+            async with asyncio.timeout(self._fetch_s):
                 data = await _read(address, descriptor)
         except TimeoutError as error:
-            raise _refused("timeout", descriptor, "a whole answer within embeddings.fetch_s") from error
+            raise _refused("timeout", descriptor, f"a whole answer within {self._fetch_s} s") from error
         except aiohttp.ClientPayloadError as error:
             raise _refused("incomplete", descriptor, "all of the bytes") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -105,14 +103,14 @@ class HttpEmbeddingTransfer:
         return data
 
     def _checked(self, descriptor: HttpDescriptor) -> Address:
-        if descriptor.size_bytes > self._section.item_bytes_max:
-            raise _refused("too_large", descriptor, f"at most {self._section.item_bytes_max} bytes")
+        if descriptor.size_bytes > self._section.store_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._section.store_bytes_max} bytes")
         try:
             address = ip_address(descriptor.host)
         except ValueError as error:
             raise _refused("url_host", descriptor, "an address") from error
         if not any(address in network for network in self._networks):
-            raise _refused("address_network", descriptor, "addresses of embeddings.networks")
+            raise _refused("address_network", descriptor, "addresses of transfer.networks")
         return address
 
     async def _give(self, request: web.Request) -> web.StreamResponse:

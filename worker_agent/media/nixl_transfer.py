@@ -9,7 +9,7 @@ between workers must be closed, and descriptors come only from the configured en
 
 Only one thread calls NIXL's agent; the agent cannot wait, so its state is polled every `_POLL_S`. A read that is given
 up, and cannot be cancelled, keeps its memory until the process ends, because it may still be written to. Fetching stops
-once such memory fills `embeddings.store_bytes_max`.
+once such memory fills `transfer.store_bytes_max`.
 
 Source: NVIDIA's guide to NIXL, "Quick Start" (`nixl.nixl_agent`); ai-dynamo/nixl, `src/api/python/_api.py`, methods of
 `nixl_agent`, and the forms of descriptors: (address, length, device) to transfer, with a fourth, a text, to register.
@@ -33,10 +33,10 @@ from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part, until
-from worker_agent.media.config import EmbeddingTransferSection
-from worker_agent.media.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.config import TransferSection
+from worker_agent.media.offers import Offers, OfferStatistics
 from worker_agent.media.refusals import MediaReason, MediaRefused
-from worker_agent.media.transfer import AGENT_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
+from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
 
 _POLL_S = 0.002
@@ -68,8 +68,8 @@ class RegisteredMemory:
 class NixlEmbeddingTransfer:
     """An `EmbeddingTransfer`, from `start` until its `parts` have ended."""
 
-    def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
-        self._section, self._clock = section, clock
+    def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
+        self._section, self._clock, self._fetch_s = section, clock, fetch_s
         self._offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
@@ -96,8 +96,6 @@ class NixlEmbeddingTransfer:
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
         """Offer a copy of `embeddings` for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
-        if len(embeddings) > self._section.item_bytes_max:
-            raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
         digest = await asyncio.to_thread(_digest, embeddings)
         memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
         await self._let_go(self._offers.offer(token, memory, self._clock.now()))
@@ -122,10 +120,10 @@ class NixlEmbeddingTransfer:
         memory = RegisteredMemory(checked.size_bytes)
         try:
             await self._register(memory)
-            async with asyncio.timeout(self._section.fetch_s), self._known(checked) as remote:
+            async with asyncio.timeout(self._fetch_s), self._known(checked) as remote:
                 await self._read(memory, checked, remote)
         except TimeoutError as error:
-            raise _refused("timeout", checked, "a whole answer within embeddings.fetch_s") from error
+            raise _refused("timeout", checked, f"a whole answer within {self._fetch_s} s") from error
         finally:
             if memory not in self._stuck:
                 await self._let_go([memory])
@@ -137,9 +135,9 @@ class NixlEmbeddingTransfer:
     # ------------------------------------------------------------------------------------------- reading
     def _checked(self, descriptor: EmbeddingDescriptor) -> NixlDescriptor:
         if not isinstance(descriptor, NixlDescriptor):
-            raise MediaRefused("unreachable", _FIELD, repr(descriptor), "embeddings over nixl: embeddings.over")
-        if descriptor.size_bytes > self._section.item_bytes_max:
-            raise _refused("too_large", descriptor, f"at most {self._section.item_bytes_max} bytes")
+            raise MediaRefused("unreachable", _FIELD, repr(descriptor), "embeddings over nixl: transfer.over")
+        if descriptor.size_bytes > self._section.store_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._section.store_bytes_max} bytes")
         if sum(map(len, self._stuck)) + descriptor.size_bytes > self._section.store_bytes_max:
             raise _refused("unreachable", descriptor, "a process that has not given up so many reads")
         return descriptor

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Meta
 
 AGENT_BYTES_MAX = 64 << 10
+FETCH_S = 10.0
+"""How long a fetch may take: a second and a quarter for a GiB at 1 GB/s, with room for a slower network."""
 _DIGEST = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _TOKEN = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{43}\Z")]
 

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
+POLL_S = 0.05
+"""Longest wait of one poll: as long as a stop may have to wait for the thread that polls. Events end it at once."""
+
 
 class Engine(Protocol):
     """An engine, between `start` and `stop`."""

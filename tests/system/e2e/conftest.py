@@ -12,7 +12,6 @@ BLOCK_SIZE = 16
 FAST_WORKER = (
     f"engine.block_size={BLOCK_SIZE}",
     "engine.speed=50",
-    "events.poll_s=0.005",
     "telemetry.log_level=warning",
 )
 QUIET_ROUTER = ("telemetry.log_level=warning",)

@@ -112,7 +112,7 @@ async def speaking_for(worker: str, nats_url: str, *arguments: str) -> AsyncIter
                 "byte",
                 *arguments,
             ),
-            *("--set", "engine.metrics_poll_s=0.05", "--set", "telemetry.log_level=warning"),
+            *("--set", "telemetry.log_level=warning"),
         ],
     )
     async with asyncio.TaskGroup() as group:

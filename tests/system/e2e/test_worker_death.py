@@ -19,7 +19,7 @@ from tests.system.e2e.conftest import QUIET_ROUTER
 CLIENTS = 16
 REQUESTS_AFTER_THE_KILL = 6
 VICTIM = "w2"
-SETTINGS = ("engine.block_size=16", "engine.speed=4", "events.poll_s=0.005", "telemetry.log_level=error")
+SETTINGS = ("engine.block_size=16", "engine.speed=4", "telemetry.log_level=error")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -26,7 +26,7 @@ READY_S = 30.0
 """For processes to start and to know of each other."""
 _LOOK_S = 0.05
 _QUIET = "telemetry.log_level=warning"
-_WORKER = (f"engine.block_size={BLOCK_TOKENS}", "engine.speed=50", "events.poll_s=0.005", _QUIET)
+_WORKER = (f"engine.block_size={BLOCK_TOKENS}", "engine.speed=50", _QUIET)
 SMALL_CACHE = ("engine.total_kv_blocks=96", "engine.max_seq_len=1024")
 """Three times as much as the longest request needs, and less than the traffic's common beginnings and answers."""
 

@@ -22,9 +22,8 @@ from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_ur
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.chats import ChatMedia
-from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.config import MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_wire import PATH, Form
@@ -72,18 +71,14 @@ class EncodeWorker:
 
 def client_of(url: str, form: Form = "handles", **fields: Any) -> EncodeClient:
     told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
-    return EncodeClient(
-        url, HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock()), EmbeddingLimits(), **told
-    )
+    return EncodeClient(url, HttpEmbeddingTransfer(TransferSection(), ManualClock()), EmbeddingLimits(), **told)
 
 
 @asynccontextmanager
-async def encoding(
-    model: Model, transfers: EmbeddingTransferSection | None = None, **rules: Any
-) -> AsyncIterator[EncodeWorker]:
-    transfer = HttpEmbeddingTransfer(transfers or EmbeddingTransferSection(), ManualClock())
+async def encoding(model: Model, transfers: TransferSection | None = None, **rules: Any) -> AsyncIterator[EncodeWorker]:
+    transfer = HttpEmbeddingTransfer(transfers or TransferSection(), ManualClock())
     await transfer.start()
-    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as engine:
+    async with running(worker(model, "encode")) as engine:
         made, stop = EncodeWorker(model, engine, transfer, **rules), asyncio.Event()
         await made.server.start()
         async with asyncio.TaskGroup() as group:
@@ -213,7 +208,7 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
 )
 async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any) -> None:
     async with speaking(speak) as speaker:
-        fetching = HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock())
+        fetching = HttpEmbeddingTransfer(TransferSection(), ManualClock())
         client = EncodeClient(
             f"http://127.0.0.1:{speaker.port}",
             fetching,

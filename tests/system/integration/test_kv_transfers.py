@@ -9,19 +9,18 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from pydantic import ValidationError
 from yarl import URL
 
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
-from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
 from worker_agent.engines.simulated.live_transfer import TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import TransferStatistics, state_of
+from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics, state_of
+from worker_agent.media.config import TransferSection
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import RequestRefused
 
@@ -42,17 +41,16 @@ class Worker:
         return self.engine.transfer_statistics()
 
 
-def made(role: Role, **fields: Any) -> Worker:
-    section = KvTransferSection(**(PATIENT | fields))
-    carrier = HttpCarrier(section)
-    simulator = Simulator(DESCRIPTION, role=role, transfers=section.rules)
+def made(role: Role, port: int = 0, **fields: Any) -> Worker:
+    carrier = HttpCarrier(TransferSection(port=port))
+    simulator = Simulator(DESCRIPTION, role=role, transfers=TransferRules(**(PATIENT | fields)))
     return Worker(SimulatedEngine(simulator, SystemClock(), speed=SPEED, carrier=carrier), carrier)
 
 
 @asynccontextmanager
-async def worker(role: Role, **fields: Any) -> AsyncIterator[Worker]:
+async def worker(role: Role, port: int = 0, **fields: Any) -> AsyncIterator[Worker]:
     """Be where it runs; at the end it dies, whatever it has to do."""
-    running = made(role, **fields)
+    running = made(role, port, **fields)
     await running.engine.start()
     async with asyncio.TaskGroup() as group:
         driving = group.create_task(running.engine.run())
@@ -131,13 +129,13 @@ async def test_a_receiver_that_goes_gives_the_places_back_and_leaves_the_context
 async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None:
     prefill = made("prefill")
     await prefill.engine.start()
-    port = URL(prefill.carrier.endpoint).port
+    port = URL(prefill.carrier.endpoint).port or 0
     async with asyncio.TaskGroup() as group:
         if runs:
             group.create_task(prefill.engine.run())
             await asyncio.sleep(0)
         await prefill.engine.stop(0.0)
-    async with worker("prefill", port=port) as another:
+    async with worker("prefill", port) as another:
         assert another.carrier.endpoint == f"http://127.0.0.1:{port}"
 
 
@@ -169,19 +167,3 @@ async def test_only_a_client_with_the_handoff_gets_the_context(change: dict[str,
         for body, status in ((asked | change, 404), (asked, 200), (asked, 404)):
             async with session.post(prefill.carrier.endpoint + PATH, data=msgspec.json.encode(body)) as response:
                 assert response.status == status
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"host": "example.org"}, "host"),
-        ({"host": "::"}, "allowed the address that other workers connect to"),
-        ({"networks": ("everywhere",)}, "networks"),
-        ({"bandwidth_bytes_s": 0}, "greater than 0"),
-        ({"timeout_s": 0}, "greater than 0"),
-        ({"buffer_tokens": -1}, "greater than or equal to 0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        KvTransferSection(**fields)

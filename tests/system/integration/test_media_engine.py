@@ -191,7 +191,7 @@ async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Mode
 # ----------------------------------------------------------------------------------------- encode, prefill, decode
 @asynccontextmanager
 async def three(model: Model, first: str) -> AsyncIterator[tuple[TensorRTLLMEngine, ...]]:
-    encoder = worker(model, "encode", TrtllmSettings(max_seq_len=200))
+    encoder = worker(model, "encode")
     async with (
         running(encoder) as one,
         running(worker(model, first, QUICK, TRANSFER)) as two,

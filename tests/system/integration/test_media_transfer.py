@@ -12,7 +12,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import run_parts
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
-from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.config import TransferSection
 from worker_agent.media.http_transfer import PATH, TOKEN_HEADER, HttpEmbeddingTransfer
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
@@ -20,9 +20,9 @@ from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
 
 @asynccontextmanager
 async def running(
-    section: EmbeddingTransferSection | None = None, clock: ManualClock | None = None
+    section: TransferSection | None = None, clock: ManualClock | None = None
 ) -> AsyncIterator[HttpEmbeddingTransfer]:
-    transfer = HttpEmbeddingTransfer(section or EmbeddingTransferSection(), clock or ManualClock())
+    transfer = HttpEmbeddingTransfer(section or TransferSection(), clock or ManualClock())
     await transfer.start()
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -31,9 +31,9 @@ async def running(
         stop.set()
 
 
-def another(section: EmbeddingTransferSection | None = None) -> EmbeddingTransfer:
+def another(section: TransferSection | None = None, **times: float) -> EmbeddingTransfer:
     """A worker that only fetches."""
-    return HttpEmbeddingTransfer(section or EmbeddingTransferSection(), ManualClock())
+    return HttpEmbeddingTransfer(section or TransferSection(), ManualClock(), **times)
 
 
 async def reason_of(transfer: EmbeddingTransfer, descriptor: HttpDescriptor) -> str:
@@ -107,7 +107,7 @@ async def test_a_forged_descriptor_is_refused(host: str, reason: str) -> None:
 async def test_more_than_one_may_have_is_not_asked_for() -> None:
     async with running() as offering:
         descriptor = await offering.offer(SAFETENSORS)
-        small = another(EmbeddingTransferSection(item_bytes_max=len(SAFETENSORS) - 1))
+        small = another(TransferSection(store_bytes_max=len(SAFETENSORS) - 1))
         assert await reason_of(small, descriptor) == "too_large"
         assert offering.statistics().entries == 1
 
@@ -138,7 +138,7 @@ async def test_other_bytes_than_were_told_of_are_refused(fields: dict[str, objec
 async def test_an_impostor_is_refused_whatever_it_answers(speak: Speak, reason: str) -> None:
     async with speaking(speak) as speaker:
         descriptor = HttpDescriptor(host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96)
-        assert await reason_of(another(EmbeddingTransferSection(fetch_s=0.1)), descriptor) == reason
+        assert await reason_of(another(fetch_s=0.1), descriptor) == reason
         await speaker.gone.wait()
 
 

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.api.served_media import embedding_transfer
-from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.config import TransferSection
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 from worker_agent.media.offers import NoRoom
@@ -37,9 +37,8 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def running(**fields: Any) -> AsyncIterator[NixlEmbeddingTransfer]:
-    transfer = embedding_transfer(EmbeddingTransferSection(**fields), SystemClock())
-    assert isinstance(transfer, NixlEmbeddingTransfer)
+async def running(store_bytes_max: int = 1 << 30, **times: float) -> AsyncIterator[NixlEmbeddingTransfer]:
+    transfer = NixlEmbeddingTransfer(TransferSection(store_bytes_max=store_bytes_max), SystemClock(), **times)
     await transfer.start()
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -77,7 +76,7 @@ async def test_other_bytes_are_refused(nixl: Any) -> None:
 
 
 async def test_more_than_is_allowed_is_neither_kept_nor_read(nixl: Any) -> None:
-    async with running(store_bytes_max=1000) as here, running(item_bytes_max=100) as there:
+    async with running(store_bytes_max=1000) as here, running(store_bytes_max=100) as there:
         with pytest.raises(NoRoom):
             await here.offer(bytes(1001))
         descriptor = await here.offer(bytes(999))
@@ -125,8 +124,9 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing_registered(nixl: Any) ->
 
 
 async def test_the_two_transports_do_not_read_each_other(nixl: Any) -> None:
-    assert isinstance(embedding_transfer(EmbeddingTransferSection(over="http"), SystemClock()), HttpEmbeddingTransfer)
-    over_http = HttpEmbeddingTransfer(EmbeddingTransferSection(), SystemClock())
+    assert isinstance(embedding_transfer(TransferSection(), SystemClock()), NixlEmbeddingTransfer)
+    assert isinstance(embedding_transfer(TransferSection(over="http"), SystemClock()), HttpEmbeddingTransfer)
+    over_http = HttpEmbeddingTransfer(TransferSection(), SystemClock())
     async with running() as over_nixl:
         assert await reason_of(over_http, await over_nixl.offer(SAFETENSORS)) == "unreachable"
         await over_http.start()

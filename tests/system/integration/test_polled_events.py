@@ -17,10 +17,9 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.attached.client import FetchOutcome
-from worker_agent.attached.config import WorkerHeadSection
+from worker_agent.attached.config import EventsSection, WorkerHeadSection
 from worker_agent.attached.polled_events import PATH, PolledEvents
 from worker_agent.attached.streams import EventStreams
-from worker_agent.config import EventsSection
 from worker_agent.events.dialects.trtllm import TrtllmRules
 
 BLOCK = 32
@@ -53,7 +52,7 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
     stop = asyncio.Event()
     async with TrtllmServeDouble().serving() as engine, zmq_context() as context, running_index(broker.url) as index:
         polled = PolledEvents(engine.url, answer_s=answer_s, bytes_max=1 << 20)
-        streams = EventStreams(WORKER, EventsSection(poll_s=0.005), log, context, SystemClock(), polled=polled)
+        streams = EventStreams(WORKER, EventsSection(), log, context, SystemClock(), polled=polled)
         await streams.path.consolidator.start()
         async with asyncio.TaskGroup() as group:
             group.create_task(run_parts(streams.path.parts(0), stop=stop, drain_s=5.0))

@@ -30,8 +30,7 @@ from tests.system.integration.test_media_engine import (
 )
 from tests.system.integration.test_trtllm_engine import running
 from worker_agent.api.served_media import ServedMedia
-from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 
 __all__ = ["model", "trtllm"]
 
@@ -43,7 +42,7 @@ class Settings:
     media: MediaSection = field(default_factory=MediaSection)
     images: ImageModelSection = field(default_factory=ImageModelSection)
     encode: EncodeSection = field(default_factory=EncodeSection)
-    embeddings: EmbeddingTransferSection = field(default_factory=EmbeddingTransferSection)
+    transfer: TransferSection = field(default_factory=TransferSection)
 
 
 def served(model: Model, role: Role, **sections: Any) -> ServedMedia:
@@ -69,7 +68,7 @@ async def started(media: ServedMedia, *parts: Part) -> AsyncIterator[ServedMedia
 
 @asynccontextmanager
 async def encode_worker(model: Model) -> AsyncIterator[str]:
-    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as engine:
+    async with running(worker(model, "encode")) as engine:
         media = served(model, "encode")
         app = web.Application(middlewares=[openai_errors, require_token(TOKEN)])
         app.add_routes(media.encode_api(engine, served_names=("m",), inflight_requests_max=4).routes())

@@ -124,16 +124,14 @@ async def test_a_name_that_the_engine_does_not_know_is_told_with_its_place() -> 
         await trtllm_engine({"newer": 1}, engine_version="1.3.0rc29").start()
 
 
-@pytest.mark.parametrize(
-    ("asked", "setting", "longest"), [(None, 77, 100), (None, None, 100), (50, 77, 50), (400, 77, 100)]
-)
+@pytest.mark.parametrize(("asked", "longest"), [(None, 100), (50, 50), (400, 100)])
 async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
-    trtllm: Fake, tmp_path: Path, asked: int | None, setting: int | None, longest: int
+    trtllm: Fake, tmp_path: Path, asked: int | None, longest: int
 ) -> None:
     trtllm.control.model = replace(trtllm.control.model, max_seq_len=100)
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 50, "rope_scaling": {"factor": 2}}')
     arguments = {"model": str(tmp_path), "max_seq_len": asked, "skip_tokenizer_init": True}
-    async with running(trtllm_engine(arguments, TrtllmSettings(max_seq_len=setting))) as engine:
+    async with running(trtllm_engine(arguments)) as engine:
         assert engine.describe().max_seq_len == longest
         assert len(tokens_of(await outputs(engine, request(max_tokens=longest - len(PROMPT))))) == longest - len(PROMPT)
         with pytest.raises(RequestRefused, match=f"at most {longest} together"):
@@ -343,11 +341,10 @@ async def test_a_prefill_worker_s_stop_does_not_wait_for_ever(trtllm: Fake, coun
 
 
 async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm: Fake, tmp_path: Path) -> None:
-    settings = TrtllmSettings(max_seq_len=LONGEST)
     for config, said in (('{"model_type": "llama4"}', "role encode: found 'llama4', allowed"), ("{", "config.json")):
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(EngineError, match=said):
-            await trtllm_engine({"model": str(tmp_path)}, settings, role="encode").start()
+            await trtllm_engine({"model": str(tmp_path)}, role="encode").start()
     assert trtllm.control.executors == []
 
 

@@ -300,7 +300,7 @@ def admitted(gate: FleetGate, message: LogMessage) -> FleetEvent:
 
 # ------------------------------------------------------------------------------------------------- processes
 def simulated(nats_url: str) -> ChildProcess:
-    return agent_process(ID, nats_url, "--set", "telemetry.log_format=json")
+    return agent_process(ID, nats_url)
 
 
 async def test_a_second_process_under_a_living_id_ends_with_one_sentence_and_the_first_stays(

@@ -126,14 +126,17 @@ AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         (AT | {"OTEL_TRACES_EXPORTER": "none"}, {}, False),
         (AT | {"OTEL_TRACES_EXPORTER": "otlp"}, {}, True),
         (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {}, False),
-        (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {"ratio": 0.5}, True),
         (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {}, True),
     ],
 )
 def test_tracing_is_on_where_a_collector_is_named(
-    environ: dict[str, str], settings: dict[str, float], is_on: bool
+    environ: dict[str, str], settings: dict[str, str], is_on: bool
 ) -> None:
     assert (opened_tracing(TracingSection(**settings), environ, "r1") is not None) is is_on
+
+
+def test_the_router_s_ratio_beats_the_environment_s_sampler() -> None:
+    assert opened_tracing(TracingSection(), AT | {"OTEL_TRACES_SAMPLER": "always_off"}, "r1", ratio=0.5) is not None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_there_is_one_window_and_no_host_tier_by_default() -> None:
 
 
 def test_the_windows_narrower_than_the_widest_are_given_in_order() -> None:
-    engine = loaded("max_seq_len=4096", "window_sizes=[4096,512,128]", "window_blocks=64")
+    engine = loaded("max_seq_len=4096", "window_sizes=[4096,512,128]")
     assert engine.narrow_windows == (128, 512)
 
 
@@ -26,7 +26,6 @@ def test_the_windows_narrower_than_the_widest_are_given_in_order() -> None:
         (["host_events=source"], "host_events is source: host_blocks is 0"),
         (["window_sizes=[512]"], "window_sizes: the widest is 512, not max_seq_len, 65536"),
         (["window_sizes=[512,512,65536]"], "each allowed once"),
-        (["window_blocks=4"], "window_blocks: window_sizes names no narrower window"),
         (["window_sizes=[0,65536]"], "engine.window_sizes"),
         (["host_blocks=-1"], "engine.host_blocks"),
     ],
@@ -39,6 +38,6 @@ def test_what_does_not_fit_together_is_named(assignments: list[str], problem: st
 
 def test_all_problems_are_named_together() -> None:
     with pytest.raises(ConfigurationError) as error:
-        loaded("host_events=source", "window_blocks=4")
+        loaded("host_events=source", "window_sizes=[512]")
     assert "host_blocks is 0" in str(error.value)
-    assert "names no narrower window" in str(error.value)
+    assert "the widest is 512" in str(error.value)

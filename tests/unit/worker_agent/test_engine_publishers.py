@@ -46,10 +46,10 @@ def test_one_rank_is_one_publisher_at_the_default_port_of_this_machine() -> None
 
 
 def test_each_attention_dp_rank_has_a_publisher_and_replays_of_its_own() -> None:
-    args = streaming(2, endpoint="tcp://*:6000", replay_endpoint="tcp://0.0.0.0:7000", topic="kv")
+    args = streaming(2, endpoint="tcp://*:6000", replay_endpoint="tcp://0.0.0.0:7000")
     assert engine_publishers(args) == (
-        PublisherAddress(Origin("engine", 0), "tcp://127.0.0.1:6000", "tcp://127.0.0.1:7000", "kv"),
-        PublisherAddress(Origin("engine", 1), "tcp://127.0.0.1:6001", "tcp://127.0.0.1:7001", "kv"),
+        PublisherAddress(Origin("engine", 0), "tcp://127.0.0.1:6000", "tcp://127.0.0.1:7000"),
+        PublisherAddress(Origin("engine", 1), "tcp://127.0.0.1:6001", "tcp://127.0.0.1:7001"),
     )
 
 

@@ -106,7 +106,6 @@ def test_one_rank_has_one_publisher_whose_batches_say_the_rank() -> None:
         ({"kind": "trtllm-serve", "base_url": "http://h", "replay_endpoint": "tcp://*:1"}, "allowed none where events"),
         ({"requests": "both"}, "engine.requests: found 'both'"),
         ({"metrics_path": "metrics"}, "engine.metrics_path: found 'metrics'"),
-        ({"metrics_poll_s": 5}, "engine.metrics_poll_s: found 5"),
     ],
 )
 def test_what_an_engine_may_not_be_is_named(engine: dict[str, Any], problem: str) -> None:

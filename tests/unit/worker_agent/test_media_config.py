@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, MediaSection
+from worker_agent.media.config import EncodeSection, MediaSection, TransferSection
 from worker_agent.media.parts import MediaRules
 from worker_agent.media.urls import FetchRules
 
@@ -16,7 +16,7 @@ def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
 
 
 def test_by_default_embeddings_stay_on_the_machine() -> None:
-    section = EmbeddingTransferSection()
+    section = TransferSection()
     assert (section.host, section.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
 
 
@@ -50,7 +50,7 @@ def test_a_section_that_may_not_be_is_refused(field: str, value: object) -> None
 )
 def test_a_transfer_that_may_not_be_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError):
-        EmbeddingTransferSection.model_validate({field: value})
+        TransferSection.model_validate({field: value})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.support.image_model import PLACEHOLDER
 from tests.support.paths import ROOT
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.served_media import encode_families, media_families
-from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.config import MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
@@ -45,7 +45,7 @@ def test_refusals_are_counted_by_reason() -> None:
 def test_an_encode_worker_shows_what_it_keeps_and_what_waits() -> None:
     loader, cache = MediaLoader(MediaSection()), EmbeddingCache(100)
     offers: Offers[bytes] = Offers(100, 1.0)
-    transfer = HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock())
+    transfer = HttpEmbeddingTransfer(TransferSection(), ManualClock())
     facts = ImageFacts(placeholder=PLACEHOLDER, image_token_id=1)
     api = EncodeApi(NoEncoder(), loader, facts, transfer, cache, served_names=("m",), inflight_requests_max=1)
     cache.put("a", b"xy")

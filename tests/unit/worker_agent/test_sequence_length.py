@@ -9,8 +9,8 @@ from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, e
 POSITIONS = {"max_position_embeddings": 1000}
 
 
-def longest(asked: int | None, config: dict[str, Any], setting: int | None = None, *, longer: bool = False) -> int:
-    return engine_seq_len(asked, config, setting, model="m", allows_longer=longer)
+def longest(asked: int | None, config: dict[str, Any], *, longer: bool = False) -> int:
+    return engine_seq_len(asked, config, model="m", allows_longer=longer)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,11 @@ def test_the_argument_makes_it_shorter_and_longer_only_where_that_is_allowed() -
     assert longest(4000, {}) == 4000
 
 
-def test_the_setting_is_for_a_model_that_does_not_say() -> None:
-    assert longest(None, POSITIONS, 77) == 1000
-    assert longest(None, {}, 77) == 77
-
-
 @pytest.mark.parametrize(("config", "found"), [({}, "no config.json"), ({"a": 1}, "no max_position_embeddings")])
 def test_an_unknown_length_is_one_sentence(config: dict[str, Any], found: str) -> None:
     with pytest.raises(SequenceLengthUnknown) as raised:
         longest(None, config)
     assert str(raised.value) == (
         f"max_seq_len: found none, and {found} of model 'm', allowed one that has it, or the engine argument "
-        "max_seq_len (or the setting trtllm.max_seq_len)"
+        "max_seq_len"
     )

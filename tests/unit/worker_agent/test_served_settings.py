@@ -209,14 +209,10 @@ def test_each_kind_of_engine_is_made() -> None:
 def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> None:
     text = load_text("byte")
     settings = loaded(TRTLLM, "trtllm.loras={law: /x, med: /y}", "trtllm.transfer_node=3", "trtllm.transfer_process=2")
-    told = settings.trtllm.settings(text, "prefill", "warning")
+    told = settings.trtllm.settings(text, "warning")
     assert told.loras == {"law": LoraAdapter(number=1, path="/x"), "med": LoraAdapter(number=2, path="/y")}
-    assert (told.transfer_place, told.log_level, told.max_seq_len) == ((3, 2), "warning", None)
+    assert (told.transfer_place, told.log_level) == ((3, 2), "warning")
     assert (told.end_ids, told.vocab_size) == (tuple(text.eos_ids), text.vocab_size)
-
-
-def test_no_request_fits_an_encoder() -> None:
-    assert loaded(TRTLLM).trtllm.settings(load_text("byte"), "encode", "info").max_seq_len == 1
 
 
 def test_the_text_is_the_model_s_unless_another_is_named() -> None:

@@ -25,10 +25,10 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.server import HttpServer
-from worker_agent.engines.simulated.config import KvTransferSection
 from worker_agent.engines.simulated.live_transfer import FetchRefused, Send
 from worker_agent.engines.simulated.transfer import Fetch
 from worker_agent.media.addresses import parsed_networks
+from worker_agent.media.config import TransferSection
 from worker_agent.port.types import RequestRefused
 
 PATH = "/v1/kv_transfers"
@@ -58,7 +58,7 @@ class KvSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class HttpCarrier:
     """A `Carrier`. It serves this engine's contexts while it runs; fetching needs only the other engine's carrier."""
 
-    def __init__(self, section: KvTransferSection) -> None:
+    def __init__(self, section: TransferSection) -> None:
         self._section = section
         self._networks = parsed_networks(section.networks)
         self._send: Send | None = None

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kv_protocol.fleet import Role
 from kv_runtime.config.sections import Section
 from kv_runtime.text.model import Text
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
@@ -19,7 +18,7 @@ _SETTINGS = TrtllmSettings()
 
 
 class TrtllmSection(Section):
-    """How the engine is watched, what is loaded beside the model, and how long its end may take."""
+    """What is loaded beside the model, and how long the engine's end may take."""
 
     loras: dict[_NAME, _TEXT] = Field(
         {}, max_length=1024, description="LoRA adapters by the name that requests use: the directories of their weights"
@@ -30,18 +29,9 @@ class TrtllmSection(Section):
     event_hosts: tuple[_TEXT, ...] = Field(
         (), max_length=4096, description="nodes of an engine that streams its KV events; empty: SLURM_STEP_NODELIST"
     )
-    max_seq_len: int = Field(
-        0, ge=0, le=1 << 22, description="prompt and answer together, in tokens, where neither arguments nor model say"
-    )
     conversation_affinity: bool = Field(
         default=_SETTINGS.conversation_affinity,
         description="the engine chooses the rank of a request that names its conversation",
-    )
-    watch_s: float = Field(
-        _SETTINGS.watch_s, gt=0, le=60, description="pause between two questions whether the engine lives"
-    )
-    answer_s: float = Field(
-        _SETTINGS.answer_s, gt=0, le=600, description="how long the engine may take to say so; then it is dead"
     )
     transfer_s: float = Field(
         _SETTINGS.transfer_s,
@@ -63,22 +53,14 @@ class TrtllmSection(Section):
             raise ValueError(f"transfer_process: found {self.transfer_process}, allowed with transfer_node alone")
         return self
 
-    def settings(
-        self, text: Text, role: Role, log_level: Literal["debug", "info", "warning", "error"]
-    ) -> TrtllmSettings:
-        """Return the engine's settings; adapters are numbered from 1, in their order here.
-
-        For an encoder, which generates nothing, `max_seq_len` is longer than any request.
-        """
-        node, longest = self.transfer_node, self.max_seq_len or (1 if role == "encode" else None)
+    def settings(self, text: Text, log_level: Literal["debug", "info", "warning", "error"]) -> TrtllmSettings:
+        """Return the engine's settings; adapters are numbered from 1, in their order here."""
+        node = self.transfer_node
         return TrtllmSettings(
             end_ids=tuple(sorted(text.eos_ids)),
-            max_seq_len=longest,
             log_level=log_level,
             loras={name: LoraAdapter(number=at, path=path) for at, (name, path) in enumerate(self.loras.items(), 1)},
             logits_processors=self.logits_processors,
-            watch_s=self.watch_s,
-            answer_s=self.answer_s,
             transfer_s=self.transfer_s,
             shutdown_s=self.shutdown_s,
             transfer_place=None if node is None else (node, self.transfer_process),

@@ -45,7 +45,7 @@ class EngineLoader:
         """
         if self._args.role == "encode":
             check_encoder(str(self._args.value("model")))
-        longest = seq_len_before(self._args, self._settings)
+        longest = seq_len_before(self._args)
         bindings = Bindings(self._settings.log_level)
         llm = bindings.load(self._args)
         capacity = bindings.capacity(llm) if self._args.role != "encode" else {}
@@ -76,21 +76,21 @@ def check_encoder(model_path: str) -> None:
         raise EngineError(f"role encode: found {found!r}, allowed {allowed}")
 
 
-def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
-    """Return the longest sequence, if it is known before loading; an encoder's is the setting.
+def seq_len_before(args: EngineArgs) -> int | None:
+    """Return the longest sequence, if it is known before loading; an encoder's is 1: it generates nothing.
 
     Raises:
         EngineError: it is unknown, and the engine will not report it either.
     """
     if args.role == "encode":
-        return settings.max_seq_len
+        return 1
     requested, model = args.value("max_seq_len"), str(args.value("model"))
     if args.value("backend") == "_autodeploy":
-        return requested or settings.max_seq_len
+        return int(requested) if requested else None
     try:
         config = {**model_config(model), **(args.value("model_kwargs") or {})}
         longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
-        return engine_seq_len(requested, config, settings.max_seq_len, model=model, allows_longer=longer)
+        return engine_seq_len(requested, config, model=model, allows_longer=longer)
     except (TextError, SequenceLengthUnknown) as error:
         raise EngineError(str(error)) from error
 
@@ -104,7 +104,7 @@ def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescr
     own, capacity = getattr(loaded.llm, "args", None), loaded.capacity
     longest = loaded.max_seq_len or getattr(own, "max_seq_len", None)
     if longest is None:
-        raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
+        raise EngineError("max_seq_len: found none, allowed an engine argument")
     return EngineDescription(
         model=model,
         version=loaded.bindings.version,

@@ -59,14 +59,12 @@ def engine_publishers(
     nodes = _nodes(ranks, gpus_per_node or args.value("gpus_per_node") or ranks, hosts, nodelist)
     publish = args.value(*_CONFIG, "endpoint") or ENDPOINT_DEFAULT
     replay = args.value(*_CONFIG, "replay_endpoint") or ""
-    topic = args.value(*_CONFIG, "topic") or ""
     _check_apart(publish, replay, ranks)
     return tuple(
         PublisherAddress(
             Origin(ENGINE, dp_rank if ranks > 1 else None),
             _address("endpoint", publish, host, dp_rank, len(set(nodes))),
             replay and _address("replay_endpoint", replay, host, dp_rank, len(set(nodes))),
-            topic,
         )
         for dp_rank, host in enumerate(nodes)
     )

@@ -4,10 +4,10 @@
                         is one of `_COUNTED`: there the positions are scaled already
     the argument        `max_seq_len`: the smaller of it and the model's. With TLLM_ALLOW_LONG_MAX_MODEL_LEN
                         it counts alone
-    neither             the agent's setting `trtllm.max_seq_len`; else the engine is not loaded
+    neither             the engine is not loaded
 
 The engine computes this length in its own process and does not report it: `llm.args.max_seq_len` stays None. For a
-model without positions it assumes 2,048 tokens; the agent requires a setting instead. `max_input_len` has no effect.
+model without positions it assumes 2,048 tokens; the agent requires the argument instead. `max_input_len` has no effect.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/models/modeling_utils.py` (`infer_max_seq_len`),
 `tensorrt_llm/_torch/pyexecutor/model_engine.py` (`_init_max_seq_len`), `tensorrt_llm/executor/base_worker.py`
@@ -24,7 +24,7 @@ _SECTIONS = ("text_config", "llm_config", "language_config")
 
 
 class SequenceLengthUnknown(Exception):
-    """Neither the model nor a setting bounds a sequence."""
+    """Neither the model nor the argument bounds a sequence."""
 
 
 def model_seq_len(config: Mapping[str, Any]) -> int | None:
@@ -36,23 +36,19 @@ def model_seq_len(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def engine_seq_len(
-    requested: int | None, config: Mapping[str, Any], setting: int | None, *, model: str, allows_longer: bool
-) -> int:
+def engine_seq_len(requested: int | None, config: Mapping[str, Any], *, model: str, allows_longer: bool) -> int:
     """Return the longest sequence that the engine will serve, in tokens. `requested` is the engine argument.
 
     Raises:
-        SequenceLengthUnknown: neither the model nor the settings have it.
+        SequenceLengthUnknown: neither the model nor the argument has it.
     """
     own = model_seq_len(config)
     if requested is not None:
         return requested if own is None or allows_longer else min(requested, own)
     if own is not None:
         return own
-    if setting is not None:
-        return setting
     found = "no max_position_embeddings" if config else "no config.json"
-    allowed = "one that has it, or the engine argument max_seq_len (or the setting trtllm.max_seq_len)"
+    allowed = "one that has it, or the engine argument max_seq_len"
     raise SequenceLengthUnknown(f"max_seq_len: found none, and {found} of model {model!r}, allowed {allowed}")
 
 

@@ -16,17 +16,16 @@ class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that the engine does not know or report. Times in seconds.
 
-    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `max_seq_len` is used if the arguments
-    have none. `watch_s` is the time between two health checks, each of which may take `answer_s`; `transfer_s` is how
-    long a prefill worker waits for its transfers, `shutdown_s` how long the engine may take to end. `transfer_place`
-    are a node 0..255 and a process 0..63, unique among the fleet's prefill workers: with them every transfer gets an
-    id; without, the engine assigns its own numbers, which may collide between two workers. `vocab_size` is the model's,
-    in tokens: without it no request may have a `logit_bias`. With `conversation_affinity` the engine chooses the rank
-    of a request that names its conversation.
+    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `watch_s` is the time between two health
+    checks, which cost the engine nothing while it lives; one that takes longer than `answer_s`, or than any iteration,
+    says that it is dead. `transfer_s` is how long a prefill worker waits for its transfers, `shutdown_s` how long the
+    engine may take to end. `transfer_place` are a node 0..255 and a process 0..63, unique among the fleet's prefill
+    workers: with them every transfer gets an id; without, the engine assigns its own numbers, which may collide between
+    two workers. `vocab_size` is the model's, in tokens: without it no request may have a `logit_bias`. With
+    `conversation_affinity` the engine chooses the rank of a request that names its conversation.
     """
 
     end_ids: tuple[int, ...] = ()
-    max_seq_len: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     loras: Mapping[str, LoraAdapter] = {}
     logits_processors: Mapping[str, str] = {}
