@@ -24,7 +24,6 @@ from bench.what_if.command import Asked, named_policies, read, simulated, simula
 from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines, run_process
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
@@ -181,7 +180,7 @@ def _shadows_of(settings: RouterSettings, url: str) -> list[ShadowReport]:
     async def main(stop: object) -> None:
         del stop
         async with aiohttp.ClientSession() as session:
-            replies.append(await HttpAsker(session, SystemClock(), _TIMEOUT_S).get(f"{plane}/v1/shadows", token))
+            replies.append(await HttpAsker(session, _TIMEOUT_S).get(f"{plane}/v1/shadows", token))
 
     run_process(main)
     (reply,) = replies

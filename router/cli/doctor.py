@@ -1,6 +1,6 @@
 """`router doctor`: surveys a running fleet and reports what is wrong, why it matters and how to fix it.
 
-    exit code   0 nothing, or notes only     1 warnings     2 errors     3 it could not look
+    exit code   0 nothing     1 warnings     2 errors     3 it could not look
 
 `--json` prints one object: `exit_code`, `window_s`, `looked_at` (how many of each), `findings`, each with `id`,
 `severity`, `of`, `found`, `why`, `fix`.
@@ -84,7 +84,7 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
     """Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.
 
     Without --router and --data the configured addresses are asked: by default 127.0.0.1, ports 8001 and 8000. Each
-    answer may take --timeout seconds. Exit code 0: nothing, or notes only; 1: warnings; 2: errors; 3: it could not
+    answer may take --timeout seconds. Exit code 0: nothing; 1: warnings; 2: errors; 3: it could not
     look.
 
     \b
@@ -126,7 +126,6 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
         bounds=Bounds(
             queue_requests_max=settings.queue.requests_max,
             inflight_requests_max=settings.queue.inflight_requests_max,
-            index_memory_bytes_max=settings.index.memory_bytes_max,
         ),
         reads_overlap=reads_overlap(settings.policy.mode),
     )
@@ -185,5 +184,4 @@ def _looked_at(facts: FleetFacts) -> dict[str, int]:
         "workers": len(facts.workers),
         "ranks": sum(len(worker.registration.dp_ranks) for worker in facts.workers),
         "routers": sum(not router.control.problem for router in facts.routers),
-        "streams": len(facts.log.streams),
     }

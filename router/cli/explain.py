@@ -154,7 +154,7 @@ def _of_router(settings: RouterSettings, url: str, question: Question) -> list[R
 
     async def asking() -> None:
         async with aiohttp.ClientSession() as session:
-            asked = _RunningRouter(HttpAsker(session, SystemClock(), _TIMEOUT_S), address, token)
+            asked = _RunningRouter(HttpAsker(session, _TIMEOUT_S), address, token)
             try:
                 reports.extend(await asked.reports(question))
             except NothingRead as error:

@@ -162,7 +162,7 @@ def _of_router(settings: RouterSettings, url: str) -> SavingsReport:
 
     async def asking() -> None:
         async with aiohttp.ClientSession() as session:
-            reply = await HttpAsker(session, SystemClock(), _TIMEOUT_S).get(f"{address}/v1/report", token)
+            reply = await HttpAsker(session, _TIMEOUT_S).get(f"{address}/v1/report", token)
         if not reply.is_ok:
             found.append(f"found {reply.problem or f'status {reply.status}'} at {address}")
             return

@@ -69,7 +69,7 @@ def _print_once(url: str, token: str, interval_s: float) -> int:
     async def main(stop: asyncio.Event) -> None:
         clock = SystemClock()
         async with aiohttp.ClientSession() as session:
-            reader = FleetReader(HttpAsker(session, clock, _TIMEOUT_S), clock, url, token)
+            reader = FleetReader(HttpAsker(session, _TIMEOUT_S), clock, url, token)
             await until(stop, reader.read())
             if not reader.snapshot.problem:
                 await until(stop, clock.sleep(interval_s))
@@ -88,6 +88,6 @@ def _show(url: str, token: str, interval_s: float) -> None:
     async def main(stop: asyncio.Event) -> None:
         clock = SystemClock()
         async with aiohttp.ClientSession() as session:
-            await show(stop, HttpAsker(session, clock, _TIMEOUT_S), clock, url, token, interval_s)
+            await show(stop, HttpAsker(session, _TIMEOUT_S), clock, url, token, interval_s)
 
     run_process(main)

@@ -1,44 +1,36 @@
 """Runs all checks of a fleet and summarises the findings.
 
-exit code   0 nothing, or notes only     1 warnings     2 errors     (3: it could not look; the command's)
+exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the command's)
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from router.doctor import event_checks, log_checks, parity_checks, router_checks, worker_checks
+from router.doctor import event_checks, parity_checks, router_checks, worker_checks
 from router.doctor.catalogue import CATALOGUE
-from router.doctor.clocks import clock_findings
 from router.doctor.facts import FleetFacts
 from router.doctor.findings import SEVERITIES, Finding, Severity
 from router.doctor.pairing import pairing_findings, partner_findings
 
-_EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1, "note": 0}
+_EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1}
 
 
 def _pairing(facts: FleetFacts) -> Iterable[Finding]:
     for registrations in facts.models().values():
-        yield from pairing_findings(registrations, reads_overlap=facts.is_by_prefix)
+        yield from pairing_findings(registrations)
         yield from partner_findings(registrations)
 
 
-def _clocks(facts: FleetFacts) -> Iterable[Finding]:
-    return clock_findings(facts.clocks)
-
-
 CHECKS: tuple[Callable[[FleetFacts], Iterable[Finding]], ...] = (
-    log_checks.log,
+    router_checks.log,
     worker_checks.presence,
-    worker_checks.heartbeats,
     worker_checks.doubles,
     router_checks.planes,
     router_checks.routers,
     parity_checks.parity,
     parity_checks.observed,
-    parity_checks.versions,
     _pairing,
     event_checks.events,
     event_checks.trust,
-    _clocks,
 )
 
 

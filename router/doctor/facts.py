@@ -1,9 +1,9 @@
 """What the survey observed of a fleet: its log for a while, and every HTTP address at the beginning and the end.
 
     the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
-                   what streams keep
+                   what it keeps
     a router       its control plane, twice; its data plane once
-    a worker       /health, /version, /status once; its counters twice
+    a worker       /health once; its counters twice
 
 Unobserved facts are absent or have a `problem`; no check takes them for healthy or for broken.
 """
@@ -14,18 +14,13 @@ import msgspec
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.doctor.clocks import ClockReading
 
 WATCHED = (
-    "kvrouter_build_info",
-    "kvrouter_index_memory_bytes",
     "kvrouter_index_overfull_ranks",
     "kvrouter_index_refused_ranks",
     "kvrouter_queued_requests",
-    "kvrouter_queued_tokens",
     "kvrouter_inflight_requests",
     "kvrouter_rejected_total",
-    "kvrouter_journal_records_total",
 )
 """Metrics of a router that checks read."""
 LOSSES: Mapping[str, str] = {
@@ -47,15 +42,8 @@ class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     problem: str = ""
     """Why it did not answer; empty if it did."""
-    is_well: bool = True
     reason: str = ""
-    """Why it is not ready, or not healthy, by its own answer."""
-    version: str = ""
-    """Version of a router; of an agent if it states one beside its engine's."""
-    is_open: bool = False
-    """It is beyond loopback, and answers without a token what a token should guard."""
-    is_log_away: bool = False
-    """It states that it cannot reach the log."""
+    """Why it is not ready, or not healthy, by its own answer; empty if it is."""
 
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +93,9 @@ class ParityBroken(msgspec.Struct, frozen=True):
 
 
 class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A router at one moment. `recoveries` are a rank's gaps, repairs and resyncs so far."""
+    """A router at one moment."""
 
     ranks: tuple[RankStatus, ...] = ()
-    recoveries: Mapping[str, int] = {}
     metrics: Counts = {}
 
 
@@ -124,30 +111,11 @@ class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
     after: RouterLook = RouterLook()
 
 
-class StreamSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream of the log: its settings and content; ages in seconds, 0 for an empty stream; bounds 0: none."""
-
-    bytes: int
-    bytes_max: int
-    oldest_s: float
-    newest_s: float
-    age_max_s: float
-    replicas: int
-    storage: str
-    messages: int
-
-
 class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The log and its streams by name; those that do not exist are left out."""
+    """The log: why it could not be read, or by `KV_EVENTS` and `the store` the bytes taken and allowed; 0: no bound."""
 
     problem: str = ""
-    streams: Mapping[str, StreamSeen] = {}
-    missing: tuple[str, ...] = ()
-    pending_before: Mapping[str, int] = {}
-    pending_after: Mapping[str, int] = {}
-    """Messages of `KV_EVENTS` that were not sent to each reader yet, by the reader's name."""
-    store_bytes: int = 0
-    store_bytes_max: int = 0
+    fills: Mapping[str, tuple[int, int]] = {}
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +123,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     queue_requests_max: int
     inflight_requests_max: int
-    index_memory_bytes_max: int
 
 
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,18 +131,17 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     bounds: Bounds
     workers: tuple[WorkerSeen, ...] = ()
-    draining: tuple[str, ...] = ()
+    draining: int = 0
     left: Mapping[str, str] = {}
     """Workers whose newest fleet event is that they left, and why."""
     heads: tuple[StreamHead, ...] = ()
     loads: tuple[LoadSeen, ...] = ()
-    refused: tuple[str, ...] = ()
-    """Unreadable messages: their origin, and the reason."""
+    refused: str = ""
+    """Why the newest refused fleet event was."""
     routers: tuple[RouterSeen, ...] = ()
     planes: tuple[AddressAnswer, ...] = ()
     """Data planes."""
     log: LogSeen = LogSeen()
-    clocks: tuple[ClockReading, ...] = ()
     reads_overlap: bool = True
 
     @property

@@ -2,14 +2,13 @@
 
 error      requests fail, or are placed by what is not true
 warning    it serves, worse than it could, or something is about to go wrong
-note       as it may be on purpose
 """
 
 from typing import Literal, get_args
 
 import msgspec
 
-Severity = Literal["error", "warning", "note"]
+Severity = Literal["error", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""
 

@@ -4,22 +4,16 @@ Redirects are not followed, so that a token goes nowhere else; it is in no messa
 """
 
 from collections.abc import Callable, Coroutine, Iterable
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 
-from kv_runtime.clock import Clock
-from kv_runtime.http.hosts import is_loopback
 from kv_runtime.supervise import TaskSet
-from router.doctor.clocks import ClockReading, reading
 
 LANES = 16
 """Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
 _BODY_BYTES_MAX = 64 << 20
 """Large enough for `/v1/workers` and `/metrics` of a router with 4096 workers."""
-_NS_PER_S = 1e9
 OK = 200
 
 
@@ -37,38 +31,25 @@ class Reply(NamedTuple):
 
 
 class HttpAsker:
-    """Queries over one session; `clocks` has the readings of all answers' dates."""
+    """Queries over one session."""
 
-    def __init__(self, session: aiohttp.ClientSession, clock: Clock, timeout_s: float) -> None:
-        self._session, self._clock = session, clock
+    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        self._session = session
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
-        self.clocks: list[ClockReading] = []
 
     async def get(self, url: str, token: str = "") -> Reply:
         """Return the answer to a GET; with the token, if one is given."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        sent_s = self._wall_s()
         try:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
-                self._note(url, response.headers.get("Date", ""), sent_s)
                 return await _reply(response)
         except TimeoutError:
             return Reply(f"no answer within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(str(error) or type(error).__name__)
-
-    def _note(self, url: str, date: str, sent_s: float) -> None:
-        try:
-            date_s = parsedate_to_datetime(date).timestamp()
-        except (ValueError, OverflowError):
-            return  # none, or no date
-        self.clocks.append(reading(urlsplit(url).hostname or "", date_s, sent_s, self._wall_s()))
-
-    def _wall_s(self) -> float:
-        return self._clock.wall_ns() / _NS_PER_S
 
 
 async def _reply(response: aiohttp.ClientResponse) -> Reply:
@@ -79,11 +60,6 @@ async def _reply(response: aiohttp.ClientResponse) -> Reply:
             return Reply(f"more than {_BODY_BYTES_MAX} bytes")
         parts.append(part)
     return Reply(status=response.status, body=b"".join(parts))
-
-
-def is_beyond_loopback(url: str) -> bool:
-    """Return whether the address may be reachable from other machines."""
-    return not is_loopback(urlsplit(url).hostname or "")
 
 
 async def in_lanes(works: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:

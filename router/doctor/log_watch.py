@@ -1,4 +1,6 @@
-"""Subscribes to the log: registrations, heartbeats, load reports, unreadable messages."""
+"""Subscribes to the log: registrations, heartbeats, load reports; and reads how full it is."""
+
+import msgspec
 
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
@@ -9,8 +11,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.doctor.facts import LoadSeen, StreamHead
 
 HEADS_MAX = 65_536
-"""Epochs of ranks that are kept; of further ones only the fact that there are some."""
-_REFUSED_MAX = 16
+"""Epochs of ranks that are kept; further ones are not looked at."""
 _LOOK_S = 0.05
 
 
@@ -26,7 +27,8 @@ class LogWatch:
         self._used = dict[WorkerRank, int]()
         self.events: dict[str, fleet.FleetEvent] = {}
         """The newest event of every worker, by its subject."""
-        self.refused: list[str] = []
+        self.refused = ""
+        """Why the newest refused fleet event was."""
 
     async def start(self) -> None:
         """Subscribe to heartbeats and loads."""
@@ -61,18 +63,16 @@ class LogWatch:
         try:
             self.events[message.subject] = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
-            self._refuse(message, error)
+            self.refused = f"{message.subject}: {error}"
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         try:
             rank, beat = subjects.rank_of(message.subject), fleet.decode_heartbeat(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
+        except MalformedMessage:
             return
         key, now_s = (rank, beat.instance, beat.epoch), self._clock.now() - self._began_s
         known = self._heads.get(key)
         if known is None and len(self._heads) >= HEADS_MAX:
-            self._say(f"more than {HEADS_MAX} ranks beat: some are not looked at")
             return
         self._heads[key] = StreamHead(
             rank=rank,
@@ -87,15 +87,43 @@ class LogWatch:
     async def _on_load(self, message: LogMessage) -> None:
         try:
             rank, report = subjects.rank_of(message.subject), load.decode_load(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
+        except MalformedMessage:
             return
         if rank in self._used or len(self._used) < HEADS_MAX:
             self._used[rank] = max(report.used_blocks, self._used.get(rank, 0))
 
-    def _refuse(self, message: LogMessage, error: Exception) -> None:
-        self._say(f"{message.subject}: {error}")
 
-    def _say(self, words: str) -> None:
-        if words not in self.refused and len(self.refused) < _REFUSED_MAX:
-            self.refused.append(words)
+class _Config(msgspec.Struct, frozen=True):
+    max_bytes: int
+
+
+class _State(msgspec.Struct, frozen=True):
+    bytes: int
+
+
+class _StreamInfo(msgspec.Struct, frozen=True):
+    config: _Config
+    state: _State
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    max_storage: int
+
+
+class _Account(msgspec.Struct, frozen=True):
+    storage: int
+    limits: _Limits
+
+
+async def fills(log: EventLog) -> dict[str, tuple[int, int]]:
+    """Return the bytes that `KV_EVENTS` and all streams of the account take, and the bound of each, 0 or less: none.
+
+    Source: docs.nats.io, reference/jetstream/api: `$JS.API.INFO`, `$JS.API.STREAM.INFO.<stream>`.
+
+    Raises:
+        BrokerUnavailable: the server did not answer.
+    """
+    account = await log.answer_of("INFO", _Account)
+    events = await log.answer_of(f"STREAM.INFO.{subjects.EVENTS_STREAM}", _StreamInfo)
+    found = {} if account is None else {"the store": (account.storage, account.limits.max_storage)}
+    return found if events is None else found | {subjects.EVENTS_STREAM: (events.state.bytes, events.config.max_bytes)}

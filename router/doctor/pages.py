@@ -3,11 +3,9 @@
 | asked | of | read |
 |---|---|---|
 | `/ready` | a router's planes | whether it is ready, and why not |
-| `/version` | routers, agents | `version`; of an agent `agent`, where it says so: `version` is its engine's |
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
-| `/v1/index` | a control plane | each rank's `counts`: gaps, repairs, resyncs |
 | `/v1/policy` | a control plane | `mode`, of the phases too |
-| `/health`, `/status` | an agent | `reason`; `log` |
+| `/health` | an agent | `reason` |
 | `/metrics` | both | what checks read, and nothing else |
 
 Source: `router/admin/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
@@ -38,18 +36,8 @@ class _Readiness(msgspec.Struct):
     reasons: list[str] = []
 
 
-class VersionPage(msgspec.Struct, frozen=True):
-    """`/version`; an agent's own version is `agent`, its engine's `version`."""
-
-    version: str = ""
-    agent: str = ""
-
-
-class Health(msgspec.Struct, frozen=True):
-    """`/health` and `/status` of an agent; foreign engines answer nothing, or something else."""
-
+class _Health(msgspec.Struct, frozen=True):
     reason: str = ""
-    log: str = ""
 
 
 class _Phase(msgspec.Struct, frozen=True):
@@ -110,31 +98,6 @@ class Workers(msgspec.Struct, frozen=True):
         )
 
 
-class _Counts(msgspec.Struct, frozen=True):
-    gaps: int = 0
-    repairs: int = 0
-    resyncs: int = 0
-
-
-class _StreamRow(msgspec.Struct, frozen=True):
-    worker_id: str
-    dp_rank: int
-    counts: _Counts = _Counts()
-
-
-class Index(msgspec.Struct, frozen=True):
-    """`/v1/index`."""
-
-    ranks: list[_StreamRow] = []
-
-    def recoveries(self) -> dict[str, int]:
-        """Return the recoveries of each rank's stream."""
-        return {
-            str(WorkerRank(each.worker_id, each.dp_rank)): each.counts.gaps + each.counts.repairs + each.counts.resyncs
-            for each in self.ranks
-        }
-
-
 def decoded(body: bytes, kind: type[_T], what: str) -> _T:
     """Return the page; raise `PageUnreadable`, with `what` and the reason."""
     try:
@@ -149,20 +112,12 @@ def not_ready(body: bytes) -> str:
     return "" if readiness.ready else f"not ready: {'; '.join(readiness.reasons) or 'it does not say why'}"
 
 
-def health(body: bytes) -> Health:
-    """Return an agent's `/health` or `/status`; empty for another engine's answer."""
+def unhealthy(body: bytes) -> str:
+    """Return the reason that an agent's `/health` states; empty for another engine's answer."""
     try:
-        return msgspec.json.decode(body, type=Health)
+        return msgspec.json.decode(body, type=_Health).reason
     except UNDECODABLE:
-        return Health()
-
-
-def versions(body: bytes) -> VersionPage:
-    """Return an answer of `/version`; empty for another answer."""
-    try:
-        return msgspec.json.decode(body, type=VersionPage)
-    except UNDECODABLE:
-        return VersionPage()
+        return ""
 
 
 def counts(page: bytes, wanted: Iterable[str]) -> Counts:

@@ -1,42 +1,40 @@
-"""Checks whether routers serve, have capacity, and are guarded.
+"""Checks the log, and whether routers serve, read the same log and have capacity.
 
-router.unreachable   control or data plane does not answer
-router.not_ready     /ready is 503
-router.open          a control plane beyond loopback answers without a token
-worker.open          an agent does
+log.unreachable      the log did not answer, or lacks a stream
+log.full             `KV_EVENTS`, or the server's store, is nearly full
+router.not_ready     control or data plane does not answer, or /ready is 503
 router.other_fleet   it knows none of the living workers: it reads another log
 index.full           ranks were refused, or lack blocks, for lack of memory
-index.nearly_full    the index takes more than `FULL_RATIO` of its memory
 breaker.open         a rank gets no requests
 queue.full           a queue is near its bound, or requests were refused for load during the survey
-journal.off          no decision is recorded
 """
 
 from collections.abc import Iterator
 
 from router.doctor.event_checks import growth
-from router.doctor.facts import Bounds, FleetFacts, RouterSeen
+from router.doctor.facts import FleetFacts, RouterSeen
 from router.doctor.findings import Finding, names
 
 FULL_RATIO = 0.9
-"""Of the index's memory and of queues: the next burst takes the rest."""
-_JOURNAL = "kvrouter_journal_records_total"
+"""Of queues, which the next burst fills, and of the log, which is purged at three quarters if a snapshot allows it."""
 _REJECTED = "kvrouter_rejected_total"
 _AVOIDED = ("breaker", "busy")
 
 
+def log(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the problems of the log."""
+    if facts.log.problem:
+        yield Finding("log.unreachable", "the log", facts.log.problem)
+    for name, (used, most) in facts.log.fills.items():
+        if most > 0 and used >= FULL_RATIO * most:
+            yield Finding("log.full", name, f"{used} of {most} bytes are taken")
+
+
 def planes(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield addresses that do not serve, or that serve without a token."""
+    """Yield addresses that do not serve."""
     for answer in [*(router.control for router in facts.routers), *facts.planes]:
-        if answer.problem:
-            yield Finding("router.unreachable", answer.url, answer.problem)
-        elif not answer.is_well:
-            yield Finding("router.not_ready", answer.url, answer.reason)
-    workers = [worker.http for worker in facts.workers if worker.http is not None]
-    for check, answers in (("router.open", [router.control for router in facts.routers]), ("worker.open", workers)):
-        for answer in answers:
-            if answer.is_open:
-                yield Finding(check, answer.url, "beyond loopback, it answers without a token")
+        if words := answer.problem or answer.reason:
+            yield Finding("router.not_ready", answer.url, words)
 
 
 def routers(facts: FleetFacts) -> Iterator[Finding]:
@@ -48,22 +46,18 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
         if living and router.mode and living.isdisjoint(router.workers):
             words = f"it knows {names(list(router.workers)) or 'no worker'}; {names(sorted(living))} live on this log"
             yield Finding("router.other_fleet", router.control.url, words)
-        yield from _index(router, facts.bounds)
+        yield from _index(router)
         yield from _avoided(router)
         yield from _queue(router, facts)
-        if router.after.metrics and _JOURNAL not in router.after.metrics:
-            yield Finding("journal.off", router.control.url, "journal.enabled is false")
 
 
-def _index(router: RouterSeen, bounds: Bounds) -> Iterator[Finding]:
-    metrics, url = router.after.metrics, router.control.url
-    overfull = metrics.get("kvrouter_index_overfull_ranks", 0)
-    refused = metrics.get("kvrouter_index_refused_ranks", 0)
-    used, most = metrics.get("kvrouter_index_memory_bytes", 0), bounds.index_memory_bytes_max
+def _index(router: RouterSeen) -> Iterator[Finding]:
+    overfull, refused = (
+        router.after.metrics.get(f"kvrouter_index_{what}_ranks", 0) for what in ("overfull", "refused")
+    )
     if overfull or refused:
-        yield Finding("index.full", url, f"{overfull:.0f} ranks lack blocks, {refused:.0f} have no place")
-    elif most and used >= FULL_RATIO * most:
-        yield Finding("index.nearly_full", url, f"{used:.0f} of {most} bytes (index.memory_bytes_max) are taken")
+        words = f"{overfull:.0f} ranks lack blocks, {refused:.0f} have no place"
+        yield Finding("index.full", router.control.url, words)
 
 
 def _avoided(router: RouterSeen) -> Iterator[Finding]:

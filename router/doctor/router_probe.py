@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from kv_protocol.fleet import WorkerRegistered
 from router.decision.policies import MODES
 from router.doctor.facts import WATCHED, AddressAnswer, RouterLook, RouterSeen
-from router.doctor.http_client import OK, HttpAsker, Reply, is_beyond_loopback
-from router.doctor.pages import Index, PageUnreadable, PolicyPage, Workers, counts, decoded, not_ready, versions
+from router.doctor.http_client import OK, HttpAsker, Reply
+from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, not_ready
 
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
 
 
 class PlaneLook:
-    """A data plane: whether it is ready, and its version."""
+    """A data plane: whether it is ready."""
 
     def __init__(self, asker: HttpAsker, url: str) -> None:
         self._asker, self.url = asker, url
@@ -24,17 +24,15 @@ class PlaneLook:
         self.answer = await ready_answer(self._asker, self.url)
 
 
-async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> AddressAnswer:
+async def ready_answer(asker: HttpAsker, url: str) -> AddressAnswer:
     """Return a plane's answer."""
     reply = await asker.get(f"{url}/ready")
     if reply.problem or reply.status not in (OK, _UNREADY):
         return AddressAnswer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
     try:
-        reason = not_ready(reply.body)
+        return AddressAnswer(url=url, reason=not_ready(reply.body))
     except PageUnreadable as error:
         return AddressAnswer(url=url, problem=str(error))
-    version = versions((await asker.get(f"{url}/version")).body).version
-    return AddressAnswer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
 
 
 class RouterProbe:
@@ -55,7 +53,7 @@ class RouterProbe:
 
     async def first(self) -> None:
         """`answer` is the router's status; without a problem, all of it was read."""
-        self.answer = await ready_answer(self._asker, self.url, is_open=await self._is_open())
+        self.answer = await ready_answer(self._asker, self.url)
         if not self.answer.problem:
             await self._read_policy()
             self._before = await self._look()
@@ -78,9 +76,6 @@ class RouterProbe:
             after=self._after,
         )
 
-    async def _is_open(self) -> bool:
-        return is_beyond_loopback(self.url) and (await self._asker.get(f"{self.url}/v1/policy")).is_ok
-
     async def _read_policy(self) -> None:
         try:
             self._policy = decoded(await self._page("/v1/policy"), PolicyPage, "/v1/policy")
@@ -90,12 +85,11 @@ class RouterProbe:
     async def _look(self) -> RouterLook:
         try:
             self._workers = decoded(await self._page("/v1/workers"), Workers, "/v1/workers")
-            index = decoded(await self._page("/v1/index"), Index, "/v1/index")
             metrics = counts(await self._page("/metrics"), WATCHED)
         except PageUnreadable as error:
             self._fail(error)
             return RouterLook()
-        return RouterLook(ranks=self._workers.statuses(), recoveries=index.recoveries(), metrics=metrics)
+        return RouterLook(ranks=self._workers.statuses(), metrics=metrics)
 
     async def _page(self, path: str) -> bytes:
         reply: Reply = await self._asker.get(f"{self.url}{path}", self._token)

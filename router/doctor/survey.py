@@ -1,9 +1,9 @@
 """Surveys a fleet for some seconds: its state at the beginning, events meanwhile, its state at the end.
 
     1   subscribe to the log: heartbeats and loads are received, `KV_FLEET` is read
-    2   query routers, JetStream and workers
+    2   query routers and workers
     3   wait for the rest of the time
-    4   query routers, JetStream and workers' counters again
+    4   query routers and workers' counters again, and the log's size
 
 The facts state what could not be observed. `CannotLook` means that nothing could be: neither the log nor a router
 answers, or a router requires another token.
@@ -14,21 +14,15 @@ from typing import NamedTuple
 
 import aiohttp
 
-from kv_protocol import subjects
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from router.doctor.facts import Bounds, FleetFacts, LogSeen, StreamSeen, WorkerSeen
+from router.doctor.facts import Bounds, FleetFacts, LogSeen, WorkerSeen
 from router.doctor.http_client import HttpAsker, in_lanes
-from router.doctor.jetstream import JetStream
-from router.doctor.log_checks import SNAPSHOT_STREAM
-from router.doctor.log_watch import LogWatch
+from router.doctor.log_watch import LogWatch, fills
 from router.doctor.router_probe import PlaneLook, RouterProbe
 from router.doctor.worker_probe import WorkerProbe
-
-_NEEDED = (subjects.EVENTS_STREAM, subjects.FLEET_STREAM)
-_STREAMS = (*_NEEDED, subjects.JOURNAL_STREAM, SNAPSHOT_STREAM)
 
 
 class CannotLook(Exception):
@@ -56,7 +50,7 @@ async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
     """Return the facts, after `listen_s` or more; raise `CannotLook`."""
     async with AsyncExitStack() as cleanup:
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
-        asker = HttpAsker(session, clock, wanted.timeout_s)
+        asker = HttpAsker(session, wanted.timeout_s)
         log = _LogLook(wanted, clock)
         await log.open(cleanup)
         return await _Look(wanted, clock, asker, log).facts()
@@ -105,15 +99,14 @@ class _Look:
             window_s=window_s,
             bounds=self._wanted.bounds,
             workers=workers,
-            draining=tuple(event.worker_id for event in events if isinstance(event, WorkerDraining)),
+            draining=sum(isinstance(event, WorkerDraining) for event in events),
             left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
             heads=watch.heads() if watch else (),
             loads=watch.loads() if watch else (),
-            refused=tuple(watch.refused) if watch else (),
+            refused=watch.refused if watch else "",
             routers=tuple(each.seen() for each in self._routers),
             planes=tuple(each.answer for each in self._planes),
             log=self._log.seen(),
-            clocks=tuple(self._asker.clocks),
             reads_overlap=self._wanted.reads_overlap,
         )
 
@@ -123,9 +116,8 @@ class _LogLook:
 
     def __init__(self, wanted: SurveyScope, clock: Clock) -> None:
         self._wanted, self._clock = wanted, clock
-        self._jetstream: JetStream | None = None
-        self._before: dict[str, int] = {}
-        self._seen = LogSeen()
+        self._log: EventLog | None = None
+        self._fills: dict[str, tuple[int, int]] = {}
         self.watch: LogWatch | None = None
         self.problem = ""
 
@@ -141,8 +133,7 @@ class _LogLook:
                 confirm_s=wanted.timeout_s,
             )
             cleanup.push_async_callback(log.close)
-            gate = FleetGate(wanted.fleet_keys)
-            self.watch, self._jetstream = LogWatch(log, self._clock, gate), JetStream(log)
+            self._log, self.watch = log, LogWatch(log, self._clock, FleetGate(wanted.fleet_keys))
             await self.watch.start()
         except BrokerUnavailable as error:
             self.problem = str(error)
@@ -152,40 +143,23 @@ class _LogLook:
         return list(self.watch.events.values()) if self.watch else []
 
     async def first(self) -> None:
-        """Read the fleet, and the positions of readers."""
-        if self.problem or self.watch is None or self._jetstream is None:
+        """Read the fleet."""
+        if self.problem or self.watch is None:
             return
         try:
-            if await self._jetstream.stream(subjects.FLEET_STREAM) is not None:
-                await self.watch.read_fleet(self._wanted.timeout_s)
-            self._before = dict(await self._jetstream.pending(subjects.EVENTS_STREAM))
+            await self.watch.read_fleet(self._wanted.timeout_s)
         except BrokerUnavailable as error:
             self.problem = str(error)
 
     async def last(self) -> None:
-        """Read the present state of all streams."""
-        if self.problem or self._jetstream is None:
+        """Read how full the log is."""
+        if self.problem or self._log is None:
             return
         try:
-            self._seen = await self._all_streams(self._jetstream)
+            self._fills = await fills(self._log)
         except BrokerUnavailable as error:
             self.problem = str(error)
 
-    async def _all_streams(self, jetstream: JetStream) -> LogSeen:
-        streams: dict[str, StreamSeen] = {}
-        for name in _STREAMS:
-            if (stream := await jetstream.stream(name)) is not None:
-                streams[name] = stream
-        store_bytes, store_bytes_max = await jetstream.store()
-        return LogSeen(
-            streams=streams,
-            missing=tuple(name for name in _NEEDED if name not in streams),
-            pending_before=self._before,
-            pending_after=await jetstream.pending(subjects.EVENTS_STREAM),
-            store_bytes=store_bytes,
-            store_bytes_max=store_bytes_max,
-        )
-
     def seen(self) -> LogSeen:
         """Return the observations."""
-        return LogSeen(problem=self.problem) if self.problem else self._seen
+        return LogSeen(problem=self.problem, fills=self._fills)

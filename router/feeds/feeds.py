@@ -109,13 +109,7 @@ class RouterFeeds:
     def _tell_pairings(self, model: str) -> None:
         """Log the incompatible pairs among the model's workers, each once for as long as it lasts."""
         registered = [worker.registration for worker in self._fleet.workers()]
-        state = self._routing.state
-        found = set(
-            pairing_findings(
-                [each for each in registered if each.model == model],
-                reads_overlap=state.modes[state.policy.mode].reads_overlap,
-            )
-        )
+        found = set(pairing_findings([each for each in registered if each.model == model]))
         for each in sorted(found - self._logged_pairings.get(model, set()), key=str):
             meaning = CATALOGUE[each.id]
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)

@@ -100,20 +100,15 @@ async def running(part: Part) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def http_of_a_worker(host: str = "127.0.0.1", *, date: str = "", ill: str = "") -> AsyncIterator[str]:
-    """Be where a worker's HTTP answers, and says what date it is, and what is wrong with it."""
+async def http_of_a_worker(*, ill: str = "") -> AsyncIterator[str]:
+    """Be where a worker's HTTP answers, and says what is wrong with it."""
 
     async def health(_: web.Request) -> web.Response:
         return json_response({"status": "failed", "reason": ill} if ill else {"status": "ok"}, 503 if ill else 200)
 
-    async def dated(_: web.Request, answer: web.StreamResponse) -> None:
-        if date:
-            answer.headers["Date"] = date
-
     app = web.Application()
-    app.on_response_prepare.append(dated)
     app.add_routes([web.get("/health", health), web.get("/{worker}/health", health)])
-    server = HttpServer(app, host, 0, drain_s=0.2)
+    server = HttpServer(app, "127.0.0.1", 0, drain_s=0.2)
     await server.start()
     async with running(Part("http", server.run)):
-        yield f"http://{host}:{server.port}"
+        yield f"http://127.0.0.1:{server.port}"

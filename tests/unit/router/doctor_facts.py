@@ -5,8 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
-from router.doctor.clocks import ClockReading
+from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.facts import (
     AddressAnswer,
     Bounds,
@@ -17,31 +16,20 @@ from router.doctor.facts import (
     RouterLook,
     RouterSeen,
     StreamHead,
-    StreamSeen,
     WorkerSeen,
 )
-from router.doctor.log_checks import SNAPSHOT_STREAM
 from tests.unit.router.samples import rank, registered
 
 ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"
-BOUNDS = Bounds(queue_requests_max=100, inflight_requests_max=1000, index_memory_bytes_max=1 << 20)
-STREAM = StreamSeen(
-    bytes=1000, bytes_max=10_000, oldest_s=10.0, newest_s=1.0, age_max_s=3600.0, replicas=3, storage="file", messages=5
-)
+BOUNDS = Bounds(queue_requests_max=100, inflight_requests_max=1000)
 METRICS = {
-    "kvrouter_journal_records_total": 10.0,
-    "kvrouter_index_memory_bytes": 1000.0,
     "kvrouter_index_overfull_ranks": 0.0,
     "kvrouter_index_refused_ranks": 0.0,
     "kvrouter_queued_requests": 0.0,
     "kvrouter_rejected_total": 7.0,
     "kvrouter_rejected_total{queue_full}": 7.0,
 }
-LOG = LogSeen(
-    streams={EVENTS_STREAM: STREAM, FLEET_STREAM: STREAM, SNAPSHOT_STREAM: STREAM},
-    pending_before={"reader": 20_000},
-    pending_after={"reader": 30},
-)
+LOG = LogSeen(fills={EVENTS_STREAM: (1000, 10_000), "the store": (1000, -1)})
 
 
 def told(worker_id: str, **changed: Any) -> WorkerRegistered:
@@ -73,9 +61,9 @@ def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: 
 
 def router(**changed: Any) -> RouterSeen:
     """Return a router in mode kv that knows w0 and w1."""
-    look = RouterLook(ranks=(standing("w0/0"), standing("w1/0")), recoveries={"w0/0": 5}, metrics=METRICS)
+    look = RouterLook(ranks=(standing("w0/0"), standing("w1/0")), metrics=METRICS)
     fields: dict[str, Any] = {
-        "control": AddressAnswer(url=ROUTER, version="0.1.0"), "mode": "kv", "workers": ("w0", "w1"), "before": look,
+        "control": AddressAnswer(url=ROUTER), "mode": "kv", "workers": ("w0", "w1"), "before": look,
         "after": look,
     }  # fmt: skip
     return RouterSeen(**fields | changed)
@@ -91,9 +79,8 @@ def facts(*workers: WorkerRegistered, **changed: Any) -> FleetFacts:
         "heads": tuple(head(str(at), instance=each.instance) for each in every for at in each.ranks),
         "loads": tuple(LoadSeen(at, 100) for each in every for at in each.ranks),
         "routers": (router(workers=tuple(each.worker_id for each in every)),),
-        "planes": (AddressAnswer(url=DATA, version="0.1.0"),),
+        "planes": (AddressAnswer(url=DATA),),
         "log": LOG,
-        "clocks": (ClockReading("10.0.0.1", -0.5, 1.4), ClockReading("10.0.0.2", -0.9, 1.2)),
     }
     return FleetFacts(**fields | changed)
 
@@ -118,9 +105,9 @@ def with_metric(name: str, value: float) -> FleetFacts:
     return with_router(metrics={**METRICS, name: value})
 
 
-def with_events_stream(**changed: Any) -> FleetFacts:
-    """Return the fleet, its `KV_EVENTS` changed."""
-    return facts(log=replace(LOG, streams={**LOG.streams, EVENTS_STREAM: replace(STREAM, **changed)}))
+def with_log(name: str, used: int, most: int) -> FleetFacts:
+    """Return the fleet, so many bytes of its log taken."""
+    return facts(log=LogSeen(fills={**LOG.fills, name: (used, most)}))
 
 
 def lasting(trust: str, reason: str) -> FleetFacts:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
-from router.doctor.pages import Index, PageUnreadable, PolicyPage, Workers, counts, decoded, health, versions
+from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, unhealthy
 from router.doctor.router_probe import reads_overlap
 from tests.unit.router.samples import rank, registered
 
@@ -51,25 +51,14 @@ def test_workers_are_read_with_their_ranks_and_differences() -> None:
     assert workers.broken() == (ParityBroken("w0", "block_size", "16", "32"),)
 
 
-def test_gaps_repairs_and_resyncs_of_a_rank_are_one_figure() -> None:
-    body = (
-        b'{"ranks": [{"worker_id": "w0", "dp_rank": 1, "counts": {"gaps": 1, "repairs": 2, "resyncs": 4, "heals": 9}}]}'
-    )
-    assert decoded(body, Index, "/v1/index").recoveries() == {"w0/1": 7}
-
-
 def test_a_page_that_is_another_says_of_what_and_why() -> None:
     with pytest.raises(PageUnreadable, match=r"/v1/workers: .*workers"):
         decoded(b'{"data": []}', Workers, "/v1/workers")
 
 
 def test_foreign_engines_may_say_anything() -> None:
-    assert health(b"<html>").reason == versions(b"[1]").version == ""
-    assert (health(b'{"status": "failed", "reason": "dead"}').reason, health(b'{"log": "away"}').log) == (
-        "dead",
-        "away",
-    )
-    assert versions(b'{"version": "1.2"}').agent == ""
+    pages = (b"<html>", b"[1]", b'{"status": "failed", "reason": "dead"}')
+    assert [*map(unhealthy, pages)] == ["", "", "dead"]
 
 
 def test_a_mode_of_any_phase_counts_and_a_user_s_is_assumed_to_read_overlap() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerRegistered
-from router.doctor.pairing import pairing_findings, partner_findings
+from router.doctor.pairing import pairing_findings
 from tests.unit.router.doctor_facts import told
 
 LENGTHS = st.integers(0, 6)
@@ -18,8 +18,8 @@ def decode(worker_id: str = "d", **changed: object) -> WorkerRegistered:
     return told(worker_id, role="decode", **changed)
 
 
-def found(*registrations: WorkerRegistered, reads_overlap: bool = True) -> list[tuple[str, str]]:
-    return [(each.id, each.of) for each in pairing_findings(registrations, reads_overlap=reads_overlap)]
+def found(*registrations: WorkerRegistered) -> list[tuple[str, str]]:
+    return [(each.id, each.of) for each in pairing_findings(registrations)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), LENGTHS, LENGTHS), max_size=5))
@@ -30,7 +30,7 @@ def test_a_buffer_is_found_exactly_where_some_prompt_that_is_admitted_does_not_f
         told(f"w{number}", role=role, max_seq_len=length, transfer_buffer_tokens=buffer)
         for number, (role, length, buffer) in enumerate(shapes)
     ]
-    blamed = {of for check, of in found(*every) if check == "pair.buffer"}
+    blamed = {of for check, of in found(*every) if check == "pair.transfer"}
     assert blamed == {worker.worker_id for worker in every if deadlocks(worker, every)}
 
 
@@ -50,7 +50,7 @@ def deadlocks(worker: WorkerRegistered, every: list[WorkerRegistered]) -> bool:
 
 
 def test_values_that_workers_do_not_state_cause_no_finding() -> None:
-    assert found(prefill(block_reuse=None), decode(block_reuse=None)) == []
+    assert found(prefill(), decode()) == []
     assert found() == []
 
 
@@ -60,17 +60,8 @@ def test_an_aggregated_worker_transfers_nothing() -> None:
 
 def test_one_finding_names_all_whose_dtypes_are_apart() -> None:
     every = prefill("p1", kv_cache_dtype="fp8"), prefill("p2", kv_cache_dtype="bf16"), decode(kv_cache_dtype="fp8")
-    (finding,) = pairing_findings(every, reads_overlap=True)
-    assert (finding.id, finding.found) == ("pair.dtype", "prefill fp8: p1; prefill bf16: p2; decode fp8: d")
-
-
-def test_reuse_matters_only_where_overlap_is_read_and_never_for_decode() -> None:
-    every = prefill(block_reuse=False), told("a", block_reuse=False), decode(block_reuse=False)
-    assert found(*every) == [("pair.reuse", "p"), ("pair.reuse", "a")]
-    assert found(*every, reads_overlap=False) == []
-
-
-def test_prefill_beside_aggregated_workers_still_lacks_its_other_half() -> None:
-    (finding,) = partner_findings([prefill(), told("a")])
-    assert (finding.id, finding.found) == ("pair.prefill_alone", "p prefill, no worker decodes: a serve whole requests")
-    assert list(partner_findings([])) == []
+    (finding,) = pairing_findings(every)
+    assert (finding.id, finding.found) == (
+        "pair.transfer",
+        "kv_cache_dtype: prefill fp8: p1; prefill bf16: p2; decode fp8: d",
+    )

@@ -134,12 +134,9 @@ async def test_what_does_not_go_together_is_told_once() -> None:
     assert await pairings(prefill, decode, decode) == [("p", "transfer_buffer_tokens 8192, the longest input has 9000")]
     other = registered("d", role="decode", kv_cache_dtype="bfloat16")
     assert await pairings(registered("p", role="prefill", kv_cache_dtype="fp8"), other) == [
-        (MODEL, "prefill fp8: p; decode bfloat16: d")
+        (MODEL, "kv_cache_dtype: prefill fp8: p; decode bfloat16: d")
     ]
-    assert await pairings(registered(block_reuse=False)) == [
-        ("w0", "block_reuse false, and the mode chooses by what workers hold")
-    ]
-    assert await pairings(registered(block_reuse=True), registered("w1")) == []
+    assert await pairings(registered(), registered("w1")) == []
 
 
 async def test_with_an_empty_fleet_the_start_waits_for_no_heartbeat() -> None:
