@@ -23,10 +23,10 @@ UNREACHABLE_URL = "http://127.0.0.1:1"
 
 
 class Planted(NamedTuple):
-    """A worker, and the heads by which it beats: instance, epoch, dp_rank, why it is stale."""
+    """A worker, and the heads by which it beats: instance, epoch, dp_rank."""
 
     told: WorkerRegistered
-    heads: tuple[tuple[str, int, int, str], ...]
+    heads: tuple[tuple[str, int, int], ...]
     used_blocks: int = 0
 
 
@@ -48,18 +48,18 @@ def told(worker_id: str, url: str, model: str = "planted", **changed: Any) -> Wo
     return WorkerRegistered(**fields | changed)
 
 
-def beating(registration: WorkerRegistered, *, stale: str = "", used_blocks: int = 0) -> Planted:
+def beating(registration: WorkerRegistered, *, used_blocks: int = 0) -> Planted:
     """Return the worker with a heartbeat for each of its ranks."""
-    heads = tuple((registration.instance, 7, dp_rank, stale) for dp_rank in registration.dp_ranks)
+    heads = tuple((registration.instance, 7, dp_rank) for dp_rank in registration.dp_ranks)
     return Planted(registration, heads, used_blocks)
 
 
 async def announce(log: EventLog, planted: Planted) -> None:
     """Every head of the worker beats once, and its engine reports."""
     model = planted.told.model
-    for instance, epoch, dp_rank, stale in planted.heads:
+    for instance, epoch, dp_rank in planted.heads:
         rank = WorkerRank(planted.told.worker_id, dp_rank)
-        beat = Heartbeat(instance=instance, epoch=epoch, last_seq=0, stale=stale)
+        beat = Heartbeat(instance=instance, epoch=epoch, last_seq=0)
         await log.announce(subjects.heartbeat(model, rank), fleet.encode(beat))
         report = LoadReport(
             instance=instance,
