@@ -28,8 +28,6 @@ from worker_agent.events.publisher_config import PublisherSection
 from worker_agent.fleet.endpoint_names import default_endpoint, endpoint_name
 from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 
-HOST = "host"
-"""The source name of a simulated engine's host tier, if it is its own source."""
 SIMULATED = "sim-8b"
 """The simulated engine's default model."""
 _HOST_CHARACTERS_MAX = 48
@@ -175,9 +173,6 @@ class EngineSection(Section):
     default_max_tokens: int = Field(128, ge=1, le=1 << 20, description="tokens generated where none are named")
     dp_ranks: int = Field(1, ge=1, le=64, description="attention-DP ranks, each a KV cache of its own")
     host_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank in host memory; 0: no host tier")
-    host_events: Literal["updated", "source"] = Field(
-        "updated", description="what reports the host tier: the engine (`updated` events), or a second source"
-    )
     window_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), max_length=8, description="attention windows in tokens, one pool each; empty: max_seq_len alone"
     )
@@ -217,7 +212,6 @@ class EngineSection(Section):
     def _parts_fit(self) -> "EngineSection":
         windows, widest = self.window_sizes, max(self.window_sizes, default=self.max_seq_len)
         rules = [
-            (self.host_events == "source" and not self.host_blocks, "host_events is source: host_blocks is 0"),
             (len(set(windows)) < len(windows), f"window_sizes: found {windows}, each allowed once"),
             (widest != self.max_seq_len, f"window_sizes: the widest is {widest}, not max_seq_len, {self.max_seq_len}"),
         ]
@@ -291,12 +285,6 @@ class AgentSettings(Settings):
     def _embeddings_of_an_aggregated_worker(self) -> "AgentSettings":
         if self.engine.embeddings and self.worker.role != "aggregated":
             raise ValueError(f"engine.embeddings: found true, allowed false of role {self.worker.role}")
-        return self
-
-    @model_validator(mode="after")
-    def _host_tiers_apart(self) -> "AgentSettings":
-        if self.engine.host_events == "source" and any(each.source == HOST for each in self.events.sources):
-            raise ValueError(f"events.sources: found source {HOST!r}, allowed another name: that is the engine's tier")
         return self
 
     @property

@@ -205,7 +205,6 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
     )
     layout = CacheLayout(
         host_blocks=engine.host_blocks,
-        host_events=engine.host_events,
         narrow_windows=engine.narrow_windows,
     )
     simulator = Simulator(

@@ -1,6 +1,6 @@
 """Publishes the KV events and heartbeats of an engine in this process.
 
-simulated                                    polled; also a host tier that is its own source
+simulated                                    polled
 trtllm with KV events                        polled
 trtllm that streams KV events by its         subscribed: each rank publishes at its own port
   arguments
@@ -8,7 +8,6 @@ trtllm without KV events; every encoder      no source: the ranks' streams are e
 `events.sources`, of any engine              subscribed: a KV block manager's tiers
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import zmq.asyncio
@@ -18,7 +17,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.api.status import streams_status
 from worker_agent.commands.engine_choice import BuiltEngine, EngineChoice
-from worker_agent.config import HOST, AgentSettings
+from worker_agent.config import AgentSettings
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, new_epoch, origins_of
@@ -45,7 +44,7 @@ class ServedEvents:
         self._description, events = built.engine.describe(), settings.events
         block_size = self._description.block_size
         self.rules = TrtllmRules(block_size)
-        sources = dict(self._sources(settings, chosen, built))
+        sources = self._sources(chosen, built)
         published = [*chosen.publishers, *(each.at for each in events.sources)]
         self.has_sources = bool(sources or published)
         """Whether the worker's caches have any event source."""
@@ -73,21 +72,16 @@ class ServedEvents:
         """Return the streams' positions and the sources' status, for operators."""
         return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
 
-    def _sources(
-        self, settings: AgentSettings, chosen: EngineChoice, built: BuiltEngine
-    ) -> Iterator[tuple[str, Source]]:
+    def _sources(self, chosen: EngineChoice, built: BuiltEngine) -> dict[str, Source]:
         if not chosen.polls_events:
-            return
-        yield (
-            ENGINE,
-            Source(
+            return {}
+        return {
+            ENGINE: Source(
                 built.engine.kv_events,
                 self.rules.translate,
                 buffer_events=chosen.event_buffer * len(self._description.dp_ranks),
                 stale=self.rules.stale,
                 events_lost=self.rules.events_lost,
                 quarantine=self.rules.quarantine,
-            ),
-        )
-        if built.simulated is not None and settings.engine.host_events == "source":
-            yield HOST, Source(built.simulated.host_events)
+            )
+        }

@@ -1,8 +1,7 @@
 """The interface of an engine. TensorRT-LLM sets the shapes; the simulated engine follows them.
 
 `kv_events` and `iteration_stats` block their calling thread until there is something or the time is up, and then drain
-everything; each belongs to one thread of the agent. All other methods run on the event loop. A host tier of another
-owner is not part of an engine: it is its own source, polled the same way (`SimulatedEngine.host_events`).
+everything; each belongs to one thread of the agent. All other methods run on the event loop.
 """
 
 from collections.abc import AsyncGenerator

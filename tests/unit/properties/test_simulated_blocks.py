@@ -1,6 +1,6 @@
 """Whatever sequences come and go: what a pool tells is what it holds, and what it holds is what it reuses.
 
-One machine for every layout: with and without a host tier of either telling, priorities, sliding windows. A fold of
+One machine for every layout: with and without a host tier, priorities, sliding windows. A fold of
 what was told, which knows nothing of the pool, must hold the same blocks on the same tiers with the same priorities,
 foretell what any prompt reuses, and never see a child whose parent is gone.
 """
@@ -30,11 +30,9 @@ from kv_protocol.hashing import lora_id
 from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog, render
-from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
+from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
-from worker_agent.events.engine_events import EngineCleared, EngineStored
-from worker_agent.events.engine_events import EngineEvent as SourceEvent
 from worker_agent.port.types import PRIORITY_DEFAULT
 
 TOTAL_BLOCKS = 10
@@ -50,7 +48,7 @@ priorities = st.sampled_from([PRIORITY_DEFAULT, PRIORITY_DEFAULT, 0, 80])
 
 
 class Mirror:
-    """A fold of one window's events, and of the host tier's own."""
+    """A fold of one window's events."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
@@ -99,19 +97,6 @@ class Mirror:
             assert parent is None or self.priorities[parent] >= self.priorities[block]
 
 
-def fold_host(held: dict[int, EngineStored], event: SourceEvent) -> None:
-    """Fold one event of a host tier that is a source of its own."""
-    if isinstance(event, EngineStored):
-        (block_hash,) = event.block_hashes
-        assert block_hash not in held
-        held[block_hash] = event
-    elif isinstance(event, EngineCleared):
-        held.clear()
-    else:
-        for block_hash in event.block_hashes:
-            del held[block_hash]
-
-
 def chain(prompt: Sequence[int], lora_name: str | None, cache_salt: str | None) -> list[int]:
     """Return the engine hashes of what a prompt can reuse."""
     salt_id = int.from_bytes(sha256(cache_salt.encode()).digest()[:8], "little") if cache_salt else None
@@ -142,19 +127,14 @@ class PoolMachine(RuleBasedStateMachine):
     pool_class: type[BlockPool] = BlockPool
     sequences = Bundle("sequences")
 
-    @initialize(host_blocks=st.sampled_from([0, 1, 4]), is_source=st.booleans(), is_windowed=st.booleans())
-    def build(self, host_blocks: int, is_source: bool, is_windowed: bool) -> None:
+    @initialize(host_blocks=st.sampled_from([0, 1, 4]), is_windowed=st.booleans())
+    def build(self, host_blocks: int, is_windowed: bool) -> None:
         self.events = RankEventLog()
         self.mirrors = {WIDEST: Mirror(), NARROW: Mirror()}
         self.next_id = 0
         widest = self.events.window(WIDEST, TOTAL_BLOCKS)
-        host: HostTier | None = None
-        self.source: SourceHost | None = None
-        if host_blocks and is_source:
-            host = self.source = SourceHost(host_blocks, BLOCK_SIZE, widest)
-        elif host_blocks:
-            host = EngineHost(host_blocks, widest)
-        self.host_blocks, self.host_held = host_blocks, dict[int, EngineStored]()
+        host = HostTier(host_blocks, widest) if host_blocks else None
+        self.host_blocks = host_blocks
         self.narrow: NarrowPool | None = None
         self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host)
         if is_windowed:
@@ -211,7 +191,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Return what a prompt reuses, from what was told alone."""
         self.what_is_told_is_what_is_held()
         widest = self.mirrors[WIDEST]
-        path = list(takewhile(lambda block: widest.is_full(block) or block in self.host_held, chain(prompt, *name)))
+        path = list(takewhile(widest.is_full, chain(prompt, *name)))
         if self.narrow:
             lengths = range(len(path), -1, -1)
             path = next(path[:n] for n in lengths if sees_its_window(path[:n], self.mirrors[NARROW]))
@@ -223,11 +203,9 @@ class PoolMachine(RuleBasedStateMachine):
             assert event["event_id"] == self.next_id
             self.next_id += 1
             self.mirrors[event["window_size"]].apply(event["data"])
-        for told in self.source.take() if self.source else []:
-            fold_host(self.host_held, told)
         widest = self.mirrors[WIDEST]
         assert widest.held(Tier.GPU) == self.pool.held_hashes()
-        assert widest.held(Tier.HOST) | self.host_held.keys() == self.pool.held_hashes(Tier.HOST)
+        assert widest.held(Tier.HOST) == self.pool.held_hashes(Tier.HOST)
         if self.narrow:
             assert self.mirrors[NARROW].held(Tier.GPU) == self.narrow.held_hashes()
             assert not self.mirrors[NARROW].partial
@@ -235,21 +213,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def no_block_outlives_its_parent(self) -> None:
         self.what_is_told_is_what_is_held()
-        widest = self.mirrors[WIDEST]
-        widest.on_gpu_first()
-        for event in self.host_held.values():
-            parent = event.parent_block_hash
-            assert parent is None or parent in self.host_held
-
-    @invariant()
-    def an_account_says_what_the_host_holds_parents_first(self) -> None:
-        self.what_is_told_is_what_is_held()
-        held: dict[int, EngineStored] = {}
-        for event in self.source.account() if self.source else []:
-            parent = event.parent_block_hash if isinstance(event, EngineStored) else None
-            assert parent not in self.host_held.keys() - held.keys()
-            fold_host(held, event)
-        assert held == self.host_held
+        self.mirrors[WIDEST].on_gpu_first()
 
     @invariant()
     def every_block_is_used_cached_or_free(self) -> None:

@@ -15,7 +15,6 @@ from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.statistics import render as render_statistics
-from worker_agent.events.engine_events import EngineStored, RankEvent
 from worker_agent.port.types import EngineDescription, EngineRequest
 
 BLOCK_SIZE = 2
@@ -34,9 +33,8 @@ WINDOW = 3
 LAYOUTS = [
     CacheLayout(),
     CacheLayout(host_blocks=3),
-    CacheLayout(host_blocks=3, host_events="source"),
     CacheLayout(narrow_windows=(WINDOW,)),
-    CacheLayout(narrow_windows=(WINDOW,), host_blocks=3, host_events="source"),
+    CacheLayout(narrow_windows=(WINDOW,), host_blocks=3),
 ]
 
 prompts = st.builds(lambda length, at: tuple(int(i >= at) for i in range(length)), st.integers(1, 9), st.integers(0, 9))
@@ -54,12 +52,11 @@ steps = st.lists(st.one_of(requests, requests, st.just("step"), st.just("step"),
 
 
 class Fold:
-    """What the engine said that it holds: per rank and window, and per rank on the host of another source."""
+    """What the engine said that it holds: per rank and window."""
 
     def __init__(self) -> None:
         self.next_id = {0: 0, 1: 0}
         self.full: dict[tuple[int, int], set[int]] = {(rank, window): set() for rank in (0, 1) for window in (3, 18)}
-        self.host: dict[int, set[int]] = {0: set(), 1: set()}
 
     def apply(self, event: dict[str, Any]) -> None:
         rank, data = event["attention_dp_rank"], event["data"]
@@ -71,16 +68,9 @@ class Fold:
         elif data["type"] == "removed":
             held -= set(data["block_hashes"])
 
-    def apply_host(self, told: RankEvent) -> None:
-        event, held = told.event, self.host[told.dp_rank]
-        if isinstance(event, EngineStored):
-            held |= set(event.block_hashes)
-        else:
-            held -= set(getattr(event, "block_hashes", held))
-
     def cached_tokens(self, request: EngineRequest, *, is_windowed: bool) -> int:
         rank = request.dp_rank or 0
-        held = self.full[rank, ENGINE.max_seq_len] | self.host[rank]
+        held = self.full[rank, ENGINE.max_seq_len]
         path, namespace = [0], EngineNamespace.of(request.lora_name, request.cache_salt)
         for at in range(0, len(request.prompt) - BLOCK_SIZE, BLOCK_SIZE):
             path.append(trtllm_hash(request.prompt[at : at + BLOCK_SIZE], path[-1], namespace))
@@ -148,12 +138,10 @@ class Driver:
     def read(self) -> None:
         for event in self.simulator.drain_events():
             self.fold.apply(render(event))
-        for told in self.simulator.drain_host_events():
-            self.fold.apply_host(told)
         for rank in (0, 1):
             held = self.simulator.held_hashes(rank)
             on_host = self.simulator.held_hashes(rank, Tier.HOST)
-            assert held | on_host == self.fold.full[rank, ENGINE.max_seq_len] | self.fold.host[rank]
+            assert held | on_host == self.fold.full[rank, ENGINE.max_seq_len]
 
 
 def check(layout: CacheLayout, plan: list[Any], simulator_class: type[Simulator] = Simulator) -> None:

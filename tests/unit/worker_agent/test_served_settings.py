@@ -46,10 +46,6 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Engi
             ["events.sources=[{source: a, endpoint: 'ipc://x'}, {source: a, endpoint: 'ipc://y', dp_rank: 0}]"],
             "sources: found source 'a' of dp_ranks [None, 0], allowed each rank once",
         ),
-        (
-            [HOST_SOURCE, "engine.host_blocks=9", "engine.host_events=source"],
-            "events.sources: found source 'host', allowed another name: that is the engine's tier",
-        ),
         ([TRTLLM, "trtllm.transfer_node=256"], "trtllm.transfer_node"),
         ([TRTLLM, "trtllm.transfer_process=3"], "transfer_process: found 3, allowed with transfer_node alone"),
         ([TRTLLM, "trtllm.loras={'': /x}"], "trtllm.loras"),

@@ -1,4 +1,4 @@
-"""The host tier of a pool, told by the engine itself or by a source of its own."""
+"""The host tier of a pool."""
 
 from typing import Any
 
@@ -10,14 +10,12 @@ from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 from worker_agent.port.types import EngineRequest
 
 ENGINE = described(total_kv_blocks=4)
 A0 = trtllm_block_hash(range(4))
 A1 = trtllm_block_hash(range(4, 8), A0)
 UPDATED = CacheLayout(host_blocks=3)
-SOURCE = CacheLayout(host_blocks=3, host_events="source")
 
 
 class Engine:
@@ -59,14 +57,6 @@ def test_of_the_engine_s_full_host_the_oldest_block_is_dropped_for_good() -> Non
     assert engine.held()[1] >= {A1, A0}
 
 
-def test_of_a_source_s_full_host_a_block_without_others_after_it_is_dropped() -> None:
-    engine = Engine(CacheLayout(host_blocks=2, host_events="source"))
-    for prompt in (range(8), range(100, 112), range(200, 204), range(300, 304)):
-        engine.serve(prompt)
-    dropped = [each.event for each in engine.simulator.drain_host_events() if isinstance(each.event, EngineRemoved)]
-    assert dropped == [EngineRemoved(block_hashes=(each,), tier=Tier.HOST) for each in (A1, A0)]
-
-
 @pytest.mark.parametrize(("prompt", "priority"), [(range(6), 35), (range(4), 34)])
 def test_partial_blocks_and_those_of_low_priority_are_not_worth_the_copy(prompt: range, priority: int) -> None:
     engine = Engine(UPDATED)
@@ -75,15 +65,3 @@ def test_partial_blocks_and_those_of_low_priority_are_not_worth_the_copy(prompt:
     engine.serve(range(100, 116), priority=90)
     assert partial_or_low in {block for event in engine.told() for block in event.get("block_hashes", ())}
     assert partial_or_low not in engine.held()[1]
-
-
-def test_untaken_host_events_are_replaced_by_a_description() -> None:
-    engine = Engine(SOURCE, event_buffer_max_size=1)
-    for index in range(8):
-        engine.serve(range(index * 100, index * 100 + 16))
-    events = [each.event for each in engine.simulator.drain_host_events()]
-    assert EngineCleared() in events
-    last = len(events) - events[::-1].index(EngineCleared())
-    held = [event.block_hashes[0] for event in events[last:] if isinstance(event, EngineStored)]
-    assert len(events) <= 1 + 3 + 1
-    assert set(held) == engine.held()[1]

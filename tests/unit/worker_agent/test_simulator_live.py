@@ -3,16 +3,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
-from kv_protocol.events import Tier
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.events.engine_events import EngineStored
 from worker_agent.port.types import EngineRequest, EngineStopped
 
 ENGINE = described()
@@ -112,25 +108,6 @@ async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
             await anext(outputs)
             assert [event["data"]["type"] for event in engine.kv_events(0)] == ["stored"]
             assert len(engine.held_hashes()) == 2
-
-
-async def test_a_host_tier_s_own_events_are_visible_with_the_engine_s() -> None:
-    layout = CacheLayout(host_blocks=8, host_events="source")
-    engine = SimulatedEngine(
-        Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=4), layout=layout), LeapingClock()
-    )
-    async with driven(engine):
-        for first in (0, 100):
-            prompt = tuple(range(first, first + 13))
-            asked = EngineRequest(request_id=str(first), prompt=prompt, max_tokens=1)
-            assert len([output async for output in engine.generate(asked)]) == 1
-        assert [event.event.tier for event in engine.host_events(0) if isinstance(event.event, EngineStored)] == [
-            1,
-            1,
-            1,
-        ]
-        assert len(engine.held_hashes(0, Tier.HOST)) == 3
-        assert engine.host_events(0) == []
 
 
 async def test_requests_are_batched() -> None:

@@ -26,7 +26,6 @@ from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
-from worker_agent.events.engine_events import RankEvent
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
@@ -183,15 +182,6 @@ class SimulatedEngine:
             self._changed.wait_for(lambda: self._simulator.has_events, timeout_s)
             events = self._simulator.drain_events()
         return [render_event(event) for event in events]
-
-    def host_events(self, timeout_s: float) -> list[RankEvent]:
-        """Return all visible events since the last call of a host tier that is its own source.
-
-        Like `kv_events` it blocks its calling thread, and belongs to one.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._simulator.has_host_events, timeout_s)
-            return self._simulator.drain_host_events()
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""

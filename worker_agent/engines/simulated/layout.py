@@ -7,30 +7,24 @@
 The layers are shared out equally among the windows.
 """
 
-from typing import Literal
-
 import msgspec
 
 from worker_agent.engines.simulated.blocks import BlockPool
-from worker_agent.engines.simulated.events import RankEventLog, WindowLog
-from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
+from worker_agent.engines.simulated.events import RankEventLog
+from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.statistics import PoolMemory
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
-from worker_agent.events.engine_events import EngineEvent as SourceEvent
 from worker_agent.port.types import EngineDescription
 
 KV_TOKEN_BYTES = 144 * 1024
 """K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
 
-HostEvents = Literal["updated", "source"]
-
 
 class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Beyond the widest window: the host tier (0 blocks: none), what reports it, and narrower windows, in tokens."""
+    """Beyond the widest window: the host tier (0 blocks: none), and narrower windows, in tokens."""
 
     host_blocks: int = 0
-    host_events: HostEvents = "updated"
     narrow_windows: tuple[int, ...] = ()
     narrow_blocks: int = 0
 
@@ -55,10 +49,8 @@ class RankCache:
         block_hash: BlockHash,
     ) -> None:
         self.events = RankEventLog(attention_dp_rank)
-        self._source: SourceHost | None = None
-        host_level_blocks = layout.host_blocks if layout.host_events == "updated" else 0
-        widest = self.events.window(engine.max_seq_len, engine.total_kv_blocks, host_level_blocks)
-        host = self._host(layout, engine.block_size, widest) if layout.host_blocks else None
+        widest = self.events.window(engine.max_seq_len, engine.total_kv_blocks, layout.host_blocks)
+        host = HostTier(layout.host_blocks, widest) if layout.host_blocks else None
         sizes = (engine.total_kv_blocks, engine.block_size)
         narrow_blocks = layout.narrow_blocks or engine.total_kv_blocks
         narrow = [
@@ -70,17 +62,3 @@ class RankCache:
             if narrow
             else BlockPool(*sizes, widest, block_hash, host)
         )
-
-    def take_host_events(self) -> list[SourceEvent]:
-        """Return the events of the host tier's own source since the last call."""
-        return self._source.take() if self._source else []
-
-    def host_account(self) -> list[SourceEvent]:
-        """Return events that describe all blocks on the host, whatever was reported before."""
-        return self._source.account() if self._source else []
-
-    def _host(self, layout: CacheLayout, block_size: int, widest: WindowLog) -> HostTier:
-        if layout.host_events == "updated":
-            return EngineHost(layout.host_blocks, widest)
-        self._source = SourceHost(layout.host_blocks, block_size, widest)
-        return self._source

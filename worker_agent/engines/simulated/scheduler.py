@@ -40,8 +40,6 @@ from worker_agent.engines.simulated.transfer import (
     state_of,
 )
 from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.events.engine_events import EngineEvent as SourceEvent
-from worker_agent.events.engine_events import RankEvent
 from worker_agent.port.rules import Rule, computed_tokens_max, limits, role_rules, takes_transfer
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, RequestRefused
 
@@ -109,8 +107,6 @@ class Simulator:
         self._before_s = 0.0
         self._counts = TransferCounts()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
-        self._visible_host: dict[int, list[SourceEvent]] = {dp_rank: [] for dp_rank in self._ranks}
-        self._host_events_max = event_buffer_max_size + layout.host_blocks
         self.flush_events()
 
     @property
@@ -127,11 +123,6 @@ class Simulator:
     def has_events(self) -> bool:
         """Whether `drain_events` would return any."""
         return bool(self._visible)
-
-    @property
-    def has_host_events(self) -> bool:
-        """Whether `drain_host_events` would return any."""
-        return any(self._visible_host.values())
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
@@ -266,25 +257,13 @@ class Simulator:
 
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""
-        for dp_rank, rank in self._ranks.items():
+        for rank in self._ranks.values():
             self._visible.extend(rank.cache.events.take())
-            if events := rank.cache.take_host_events():
-                host = self._visible_host[dp_rank]
-                host += events
-                if len(host) > self._host_events_max:
-                    host[:] = rank.cache.host_account()
 
     def drain_events(self) -> list[EngineEvent]:
         """Return all visible events since the last call, in order per rank."""
         drained = list(self._visible)
         self._visible.clear()
-        return drained
-
-    def drain_host_events(self) -> list[RankEvent]:
-        """Return all visible events of the host tier since the last call, if it is its own source."""
-        drained = [RankEvent(dp_rank, event) for dp_rank, host in self._visible_host.items() for event in host]
-        for host in self._visible_host.values():
-            host.clear()
         return drained
 
     def pool_statistics(self, dp_rank: int = 0) -> PoolStatistics:
