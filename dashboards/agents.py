@@ -1,7 +1,5 @@
 """The dashboard "Worker agents": does the engine serve, what does it do, do its events reach the log."""
 
-from dashboards.agents_events import EVENTS, STREAM, UNPUBLISHED
-from dashboards.agents_media import MEDIA
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import WORKER, rate, selected
 
@@ -12,7 +10,7 @@ SERVES = Row(
     "Does the engine serve?",
     (
         Panel(
-            title="Engines",
+            title="Engines down",
             description="kvrouter_engine_dead (in the agent's process: 1 once it is dead) and kvrouter_engine_attached "
             "(1 while an attached engine is healthy), by worker. Dead or not attached: the engine's log says why; "
             "start it again.",
@@ -24,14 +22,7 @@ SERVES = Row(
             unit="none",
         ),
         Panel(
-            title="Engines that routers attach",
-            description="kvrouter_attached_engines of router --worker, by state. waiting for long: GET /v1/workers of "
-            "the router says why; correct the address, or start the engine.",
-            queries=(Query(f"sum by (state) ({selected('attached_engines')})", "{{state}}"),),
-            unit="none",
-        ),
-        Panel(
-            title="Requests at agents",
+            title="Requests at workers, by outcome",
             description="kvrouter_agent_requests_total by worker and outcome, kvrouter_forwarded_requests_total of "
             "attached engines. failed at one worker: its log names the request; drain it.",
             queries=(
@@ -43,16 +34,7 @@ SERVES = Row(
             unit="reqps",
         ),
         Panel(
-            title="In flight at agents",
-            description="kvrouter_agent_inflight_requests, kvrouter_forwarded_inflight_requests, by worker. Far above "
-            "what its engine can batch: the queue's threshold keeps requests at the router instead.",
-            queries=(
-                Query(f"sum by (worker) ({selected('agent_inflight_requests', WORKER)})", "{{worker}}"),
-                Query(f"sum by (worker) ({selected('forwarded_inflight_requests', WORKER)})", "{{worker}} forwarded"),
-            ),
-        ),
-        Panel(
-            title="Failures of engines",
+            title="Engine failures",
             description="kvrouter_engine_failed_requests_total, kvrouter_logits_processor_errors_total by processor, "
             "kvrouter_engine_canaries_total that were not ok. Failed canaries take the worker out of the fleet; "
             "the log's canary_failed says why.",
@@ -68,25 +50,6 @@ SERVES = Row(
             ),
             unit="cps",
         ),
-        Panel(
-            title="Questions to attached engines",
-            description="kvrouter_engine_questions_total by what was asked and outcome. Failures: the engine's address "
-            "or version differs from what docs/ATTACH.md allows.",
-            queries=(Query(rate("engine_questions_total", WORKER, by="what, outcome"), "{{what}} {{outcome}}"),),
-            unit="cps",
-        ),
-        Panel(
-            title="Loading, tool calls, registrations",
-            description="kvrouter_engine_load_seconds by worker; at the right kvrouter_agent_tool_calls_total by "
-            "ending and kvrouter_registration_repairs_total. unclosed: max_tokens is too small; any repair: another "
-            "process uses the worker's id, or forges it.",
-            queries=(
-                Query(f"max by (worker) ({selected('engine_load_seconds', WORKER)})", "{{worker}} loaded in"),
-                Query(rate("agent_tool_calls_total", WORKER, by="ending"), "tool calls, {{ending}}", right=True),
-                Query(rate("registration_repairs_total"), "registered again", right=True),
-            ),
-            unit="s",
-        ),
     ),
 )
 
@@ -94,9 +57,9 @@ LOAD = Row(
     "What does the engine do?",
     (
         Panel(
-            title="Running and waiting in engines",
+            title="Requests running and waiting, by rank",
             description="kvrouter_engine_running_requests, kvrouter_engine_waiting_requests, by rank. Waiting at one "
-            "while others rest: its cache draws everything, see the price of affinity.",
+            'while others rest: its cache draws everything, see "Cache affinity" of Routing decisions.',
             queries=(
                 Query(f"max by ({_RANK}) ({selected('engine_running_requests', WORKER)})", f"{_AT} running"),
                 Query(f"max by ({_RANK}) ({selected('engine_waiting_requests', WORKER)})", f"{_AT} waiting"),
@@ -116,14 +79,7 @@ LOAD = Row(
             unit="percentunit",
         ),
         Panel(
-            title="Duration of an iteration",
-            description="kvrouter_engine_iteration_seconds of the newest, by rank. It is the time between tokens: it "
-            "rises with the batch, and with prefill between decodes.",
-            queries=(Query(f"max by ({_RANK}) ({selected('engine_iteration_seconds', WORKER)})", _AT),),
-            unit="s",
-        ),
-        Panel(
-            title="Statistics that were not read",
+            title="Engine statistics not read",
             description="kvrouter_engine_stats_skipped_total by problem, kvrouter_engine_stats_poll_failures_total. A "
             "rank without reports for 5 s is routed to by leases alone: does the engine have another version?",
             queries=(
@@ -132,19 +88,83 @@ LOAD = Row(
             ),
             unit="cps",
         ),
+    ),
+)
+
+EVENTS = Row(
+    "Are all KV events of the engine heard?",
+    (
         Panel(
-            title="Metrics of attached engines",
-            description="kvrouter_engine_metrics_age_seconds; kvrouter_engine_metrics_not_shown by reason, 1 while the "
-            "agent does not show the engine's own metrics. stale: the engine does not answer; oversize, unreadable: "
-            "scrape the engine itself.",
+            title="KV events lost",
+            description="kvrouter_engine_events_lost_total, kvrouter_event_id_gaps_total (jumps of ids), "
+            "kvrouter_event_ids_back_total (the engine restarted). Any: the rank was cleared; raise "
+            "engine.event_buffer_max_size. kvrouter_zmq_lost_total: give the publisher a replay_endpoint, or raise its "
+            "ring.",
             queries=(
-                Query(f"max by (worker) ({selected('engine_metrics_age_seconds', WORKER)})", "{{worker}} age in s"),
-                Query(
-                    f"max by (worker, reason) ({selected('engine_metrics_not_shown', WORKER)})",
-                    "{{worker}} {{reason}}",
-                    right=True,
-                ),
+                Query(rate("engine_events_lost_total", WORKER, by="worker"), "{{worker}} lost"),
+                Query(rate("event_id_gaps_total", WORKER, by="worker"), "{{worker}} jumps"),
+                Query(rate("event_ids_back_total", WORKER, by="worker"), "{{worker}} jumps back"),
+                Query(rate("zmq_lost_total", WORKER, by="worker"), "{{worker}} lost by its publisher"),
             ),
+            unit="cps",
+        ),
+        Panel(
+            title="KV events that could not be read",
+            description="kvrouter_quarantined_events_total by reason. docs/RUNBOOKS.md has a table of the reasons; "
+            "the agent's /status shows the newest 16.",
+            queries=(Query(rate("quarantined_events_total", WORKER, by="worker, reason"), "{{worker}} {{reason}}"),),
+            unit="cps",
+        ),
+    ),
+)
+
+STREAM = Row(
+    "Do events reach the log?",
+    (
+        Panel(
+            title="Events waiting to be published",
+            description="kvrouter_stream_seq minus kvrouter_stream_published_seq by rank; at the right "
+            "kvrouter_outbox_bytes. Growing: NATS is away, slow or full; publish_failed in the log says which.",
+            queries=(
+                Query(
+                    f"max by ({_RANK}) ({selected('stream_seq', WORKER)} - {selected('stream_published_seq', WORKER)})",
+                    _AT,
+                ),
+                Query(f"max by ({_RANK}) ({selected('outbox_bytes', WORKER)})", f"{_AT} bytes", right=True),
+            ),
+        ),
+        Panel(
+            title="Events dropped or not confirmed",
+            description="kvrouter_outbox_dropped_total (no room), kvrouter_publish_failures_total (not confirmed). "
+            "Dropped: indexes ask for a dump; raise events.outbox_bytes_max, or look at NATS.",
+            queries=(
+                Query(rate("outbox_dropped_total", WORKER, by="worker"), "{{worker}} dropped"),
+                Query(rate("publish_failures_total", WORKER, by="worker"), "{{worker}} not confirmed"),
+            ),
+            unit="cps",
+        ),
+    ),
+)
+
+MEDIA = Row(
+    "Are media loaded and encoded?",
+    (
+        Panel(
+            title="Media refused",
+            description="kvrouter_media_refused_total by reason. address_*, path_*: a client tries what it may not; "
+            "text_only: the model takes no media, or --modality multimodal is missing.",
+            queries=(Query(rate("media_refused_total", WORKER, by="reason"), "{{reason}}"),),
+            unit="cps",
+        ),
+        Panel(
+            title="Encode requests",
+            description="kvrouter_encode_requests_total by outcome; at the right kvrouter_encode_inflight_requests. "
+            "failed: the worker's log says why; many in flight: add encode workers.",
+            queries=(
+                Query(rate("encode_requests_total", WORKER, by="outcome"), "{{outcome}}"),
+                Query(f"sum by (worker) ({selected('encode_inflight_requests', WORKER)})", "{{worker}}", right=True),
+            ),
+            unit="reqps",
         ),
     ),
 )
@@ -152,7 +172,7 @@ LOAD = Row(
 AGENTS = Board(
     uid="kv-router-agents",
     title="KV router: worker agents",
-    description="Does the engine serve, and what does it do; are all of its KV events heard, and what of them is not "
-    "published; do they reach the log; how do media go.",
-    rows=(SERVES, LOAD, EVENTS, UNPUBLISHED, STREAM, MEDIA),
+    description="Does the engine serve, and what does it do; are all of its KV events heard; do they "
+    "reach the log; how do media go.",
+    rows=(SERVES, LOAD, EVENTS, STREAM, MEDIA),
 )

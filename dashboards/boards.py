@@ -9,6 +9,7 @@ from dashboards.decisions import DECISIONS
 from dashboards.engines import ENGINES
 from dashboards.fleet import FLEET
 from dashboards.index import INDEX
+from dashboards.overview import OVERVIEW
 from dashboards.panels import Annotation, Board, Variable
 from dashboards.phases import PHASES_BOARD
 from dashboards.pools import POOLS
@@ -17,6 +18,7 @@ from dashboards.router import ROUTER
 from dashboards.tenants import TENANTS_AND_COST
 
 BOARDS: dict[str, Board] = {
+    "overview": OVERVIEW,
     "fleet": FLEET,
     "decisions": DECISIONS,
     "index": INDEX,

@@ -1,25 +1,117 @@
-"""The dashboard "Routing decisions": prediction accuracy, spills, deciding rules and decision costs."""
+"""The dashboard "Routing decisions": right predictions, trust, what was given up for load, shadows, time to decide."""
 
-from dashboards.belief import PREDICTION, TRUST
 from dashboards.links import DECISIONS_PAGE
 from dashboards.panels import Board, Panel, Query, Row
-from dashboards.promql import buckets, mean, quantile, rate, selected, share
-from dashboards.shadows import SHADOWS
+from dashboards.promql import WORKER, increase, mean, quantile, rate, selected, share
 
-GIVEN_UP = Row(
-    "What did a decision give up, and for what?",
+_PREDICTED, _ACTUAL = "predicted_cached_tokens_total", "actual_cached_tokens_total"
+_ERRORS, _ERRORS_COUNT = "prediction_error_tokens_bucket", "prediction_error_tokens_count"
+_NOT_EXACT = 'trust!="EXACT"'
+_BELOW_0, _UP_TO_0 = 'le="-1.0"', 'le="0.0"'
+
+PREDICTION = Row(
+    "Are predictions right, and is every rank trusted?",
     (
         Panel(
-            title="Regret",
-            description="kvrouter_regret_blocks: the longest overlap among the eligible minus the winner's. Most at "
-            "0: the longest prefix wins. A band far above: load outweighs caches; the next panel says "
-            "which load.",
-            queries=(Query(buckets("regret_blocks"), "{{le}}"),),
-            kind="heatmap",
-            links=(DECISIONS_PAGE,),
+            title="Predictions that were right, by worker",
+            description="kvrouter_prediction_error_tokens: the share whose error is 0, by worker. A few percent off "
+            "is events in flight; a fall is a rank that is believed wrongly.",
+            queries=(
+                Query(
+                    share(
+                        f"({rate(_ERRORS, WORKER, _UP_TO_0, by='worker')}"
+                        f" - {rate(_ERRORS, WORKER, _BELOW_0, by='worker')})",
+                        rate(_ERRORS_COUNT, WORKER, by="worker"),
+                    ),
+                    "{{worker}}",
+                ),
+            ),
+            unit="percentunit",
         ),
         Panel(
-            title="Regret by the term that it was for",
+            title="Ranks that are not trusted",
+            description="kvrouter_rank_trust: 1 while a rank is DEGRADED or FALLBACK. /v1/workers says why, the log "
+            "since when.",
+            queries=(
+                Query(
+                    f"max by (worker, dp_rank, trust) ({selected('rank_trust', WORKER, _NOT_EXACT)}) == 1",
+                    "{{worker}}/{{dp_rank}} {{trust}}",
+                ),
+            ),
+            kind="timeline",
+            unit="none",
+        ),
+        Panel(
+            title="Workers whose configuration differs",
+            description="kvrouter_worker_parity: fields in which a worker differs from what prompts are hashed with. "
+            "Above 0: give router and worker the same model directory and block size.",
+            queries=(
+                Query(
+                    f"sum by (field) (1 - min by (worker, field) ({selected('worker_parity', WORKER)}))", "{{field}}"
+                ),
+            ),
+            unit="none",
+        ),
+        Panel(
+            title="Ranks predicted wrongly",
+            description="kvrouter_predictions_doubted_total: overpredicted (a rank reuses less than the index says), "
+            "underpredicted (it reuses what was not predicted). The log's predictions_doubted names rank and decision.",
+            queries=(Query(increase("predictions_doubted_total", by="doubt"), "{{doubt}}"),),
+            unit="none",
+        ),
+    ),
+)
+
+
+def _difference(metric: str, by: str = "shadow") -> str:
+    """Return the mean at the shadows' choices minus that at the live ones."""
+    shadow, live = (mean(metric, f'choice="{choice}"', by=by) for choice in ("shadow", "live"))
+    return f"{shadow} - {live}"
+
+
+SHADOWS = Row(
+    "What would another policy have chosen?",
+    (
+        Panel(
+            title="Shadow policies: share of other choices",
+            description="kvrouter_shadow_decisions_total by shadow: the share for which the shadow policy chose "
+            "another rank than the live one. Near 0: it would change nothing. shadow.policies and "
+            "PUT /v1/shadows set them.",
+            queries=(
+                Query(
+                    share(
+                        rate("shadow_decisions_total", 'verdict="differ"', by="shadow"),
+                        rate("shadow_decisions_total", by="shadow"),
+                    ),
+                    "{{shadow}}",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            title="Shadow policies: predicted time to first token",
+            description="kvrouter_shadow_predicted_ttft_seconds, the shadow's choice minus the live one, mean of "
+            "the requests that both decided. Below 0 the shadow is predicted to be faster. What its own choices would "
+            "have cached later is not in it.",
+            queries=(Query(_difference("shadow_predicted_ttft_seconds"), "{{shadow}}"),),
+            unit="s",
+        ),
+        Panel(
+            title="Shadow policies: decisions skipped",
+            description="kvrouter_shadow_skipped_total by reason: budget (shadow.budget_us is spent), full (too many "
+            "wait), unreadable (the live policy does not read what the shadow needs), no_choice (no rank), failed (a "
+            "user's mode raised an error, see shadow_failed in the log).",
+            queries=(Query(rate("shadow_skipped_total", by="shadow, reason"), "{{shadow}} {{reason}}"),),
+            unit="cps",
+        ),
+    ),
+)
+
+GIVEN_UP = Row(
+    "Why did the winner win, and what was given up?",
+    (
+        Panel(
+            title="Cached blocks given up, by cause",
             description="kvrouter_regret_term_blocks_total, of sampled decisions: the term by which the rank with the "
             "longest prefix cost most more than the winner. Its weight is in GET /v1/policy; not_cost: a "
             "session, a draw or a newcomer's share decided.",
@@ -28,24 +120,7 @@ GIVEN_UP = Row(
             unit="cps",
         ),
         Panel(
-            title="The winner's cost, by term",
-            description="kvrouter_cost_term_seconds, the mean of each term of sampled decisions of mode kv: what all "
-            "requests wait longer because of one. wait, prefill and lateness count policy.ttft_weight times. Much wait:"
-            " the fleet is too small for its prompts; much slowdown: for its answers. Mode kv-blocks has "
-            "kvrouter_cost_term_blocks.",
-            queries=(Query(mean("cost_term_seconds", by="term"), "{{term}}"),),
-            unit="s",
-        ),
-        Panel(
-            title="Margin",
-            description="kvrouter_decision_margin_seconds: the runner-up's cost minus the winner's, of mode kv. Near 0 "
-            "the choice hardly matters, and small errors of the index decide it. Mode kv-blocks has "
-            "kvrouter_decision_margin_blocks.",
-            queries=tuple(Query(quantile(q, "decision_margin_seconds"), f"p{q * 100:g}") for q in (0.1, 0.5, 0.9)),
-            unit="s",
-        ),
-        Panel(
-            title="Learnt time of each rank's work",
+            title="Slowness of each rank",
             description="kvrouter_rate_factor: how many times as long as a reference engine (H200, 8B parameters) the "
             "rank needs for prompts (prefill) and for each token (decode). Ranks of one model that differ are machines "
             "that differ, or one of them is ill.",
@@ -54,33 +129,13 @@ GIVEN_UP = Row(
             ),
         ),
         Panel(
-            title="Learnt length of answers",
-            description="kvrouter_expected_output_tokens, by model: mode kv expects so many tokens of each answer.",
-            queries=(Query(f"max by (model) ({selected('expected_output_tokens')})", "{{model}}"),),
-        ),
-        Panel(
-            title="Blocks counted on that were on their way",
-            description="kvrouter_predicted_on_route_blocks_total. 0 in a burst of siblings: policy.predict_on_route "
-            "is off.",
-            queries=(Query(rate("predicted_on_route_blocks_total"), "blocks"),),
-            unit="cps",
-            width=12,
-        ),
-        Panel(
-            title="Mean regret of a decision",
+            title="Cached blocks given up per request",
             description="kvrouter_regret_blocks: blocks that are computed again because the longest prefix did not "
             "win. Times block size it is prefill; compare with the time it saves in the queue.",
             queries=(Query(mean("regret_blocks"), "blocks"),),
-            width=12,
         ),
-    ),
-)
-
-AFFINITY = Row(
-    "What is the price of affinity?",
-    (
         Panel(
-            title="Affinity against imbalance",
+            title="Cache affinity, and load imbalance",
             description="kvrouter_decisions_total, the share decided by overlap or by a session, and at the right the "
             "busiest worker's kvrouter_ledger_active_requests over the mean, or over 1 where that is less. Both high: "
             "caches concentrate load; lower overlap_credit; in mode kv-blocks also raise history_weight, or lower "
@@ -97,37 +152,9 @@ AFFINITY = Row(
                     right=True,
                 ),
             ),
-            width=12,
         ),
         Panel(
-            title="Uncached tokens, the busiest worker over the mean",
-            description="kvrouter_ledger_prefill_tokens_queued; 0 while nothing waits. Above 2 for "
-            "long while time to first token rises: as in the panel before.",
-            queries=(
-                Query(
-                    f"max(sum by (worker) ({selected('ledger_prefill_tokens_queued')}))"
-                    f" / clamp_min(avg(sum by (worker) ({selected('ledger_prefill_tokens_queued')})), 1)",
-                    "busiest worker over the mean",
-                ),
-            ),
-            width=12,
-        ),
-    ),
-)
-
-DECIDED = Row(
-    "Which policy decides, and why did the winner win?",
-    (
-        Panel(
-            title="Decisions by policy",
-            description="kvrouter_decisions_total. Two policies at a time: replicas differ, or PATCH /v1/policy "
-            "changed it.",
-            queries=(Query(rate("decisions_total", by="policy") + " > 0", "{{policy}}"),),
-            kind="stacked",
-            unit="cps",
-        ),
-        Panel(
-            title="Decisions by reason",
+            title="Why the winner won",
             description="kvrouter_decisions_total: overlap, load, turn, draw (a tie, or by temperature), pinned, "
             "affinity (a session), newcomer (its share is spent), only (no other rank is eligible), predicted_ttft, "
             "user. Many by only: the others are unfit, GET /v1/workers says why.",
@@ -137,41 +164,19 @@ DECIDED = Row(
             links=(DECISIONS_PAGE,),
         ),
         Panel(
-            title="Not done as configured",
+            title="Fallbacks",
             description="kvrouter_fallback_total by reason. approximate: the winner's events are not heard, so what "
             "was routed to it stands in; not_encoded: the prompt could not be encoded; the others name "
             "what was given up.",
             queries=(Query(rate("fallback_total", by="reason"), "{{reason}}"),),
             unit="cps",
         ),
-    ),
-)
-
-
-COST = Row(
-    "What does a decision cost?",
-    (
         Panel(
-            title="Stages, p50",
-            description="kvrouter_decision_duration_seconds by stage: parse, tokenize, hash, match (the index), "
-            "choose, total. tokenize rises with prompts that were not seen before; match with ranks and "
-            "blocks.",
-            queries=(Query(quantile(0.5, "decision_duration_seconds", by="stage"), "{{stage}}"),),
-            unit="s",
-        ),
-        Panel(
-            title="Stages, p99",
+            title="Time to decide, p99",
             description="kvrouter_decision_duration_seconds. p99 of everything at once: the process is short of CPU, "
             "see kvrouter_event_loop_lag_seconds on the dashboard Fleet.",
             queries=(Query(quantile(0.99, "decision_duration_seconds", by="stage"), "{{stage}}"),),
             unit="s",
-        ),
-        Panel(
-            title="Decisions a second",
-            description="kvrouter_decision_duration_seconds, stage total: retries and POST /v1/route decide too, and "
-            "are in it.",
-            queries=(Query(rate("decision_duration_seconds_count", 'stage="total"'), "decisions"),),
-            unit="cps",
         ),
     ),
 )
@@ -181,5 +186,5 @@ DECISIONS = Board(
     title="KV router: routing decisions",
     description="Is what was predicted true, what was given up for load, which policy decided, what would another have "
     "chosen, and what did it cost.",
-    rows=(PREDICTION, GIVEN_UP, AFFINITY, DECIDED, SHADOWS, TRUST, COST),
+    rows=(PREDICTION, GIVEN_UP, SHADOWS),
 )

@@ -27,7 +27,7 @@ LATENCY = Row(
             title="Time to first token at engines",
             description="The 95th percentile by worker: vllm:time_to_first_token_seconds, "
             "sglang:time_to_first_token_seconds, trtllm_time_to_first_token_seconds. Far below that of the router: the "
-            "time is lost before the engine, see the dashboard Routers.",
+            "time is lost before the engine, see the dashboard Fleet.",
             queries=(
                 _p95("vLLM {{worker}}", "vllm:time_to_first_token_seconds"),
                 _p95("SGLang {{worker}}", "sglang:time_to_first_token_seconds"),
@@ -48,9 +48,9 @@ LATENCY = Row(
             unit="s",
         ),
         Panel(
-            title="Wait in the engines' queues",
+            title="Time in the engine's queue",
             description="The 95th percentile by worker: vllm:request_queue_time_seconds, sglang:queue_time_seconds, "
-            "trtllm_request_queue_time_seconds. Long at one worker: the dashboard Decisions says why it gets so much; "
+            "trtllm_request_queue_time_seconds. Long at one worker: Routing decisions says why it gets so much; "
             "long at all: add workers.",
             queries=(
                 _p95("vLLM {{worker}}", "vllm:request_queue_time_seconds"),
@@ -66,9 +66,9 @@ CACHE = Row(
     "What do their caches save, and do they suffice?",
     (
         Panel(
-            title="Hit rate by the engines",
+            title="Hit rate, by the engines' measure",
             description="vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total, sglang:cache_hit_rate, "
-            "trtllm_kv_cache_hit_rate by worker. Far from the router's hit rate (dashboard Decisions): requests reach "
+            "trtllm_kv_cache_hit_rate by worker. Far from the router's hit rate (the first dashboard): requests reach "
             "the engine past the router, or its predictions are wrong.",
             queries=(
                 Query(
@@ -79,7 +79,6 @@ CACHE = Row(
                 Query(f"max by (worker) (trtllm_kv_cache_hit_rate{_SELECTED})", "TensorRT-LLM {{worker}}"),
             ),
             unit="percentunit",
-            width=12,
         ),
         Panel(
             title="Preempted requests",
@@ -91,7 +90,6 @@ CACHE = Row(
                 Query(_rate("sglang:num_retracted_requests_total"), "SGLang {{worker}}"),
             ),
             unit="cps",
-            width=12,
         ),
     ),
 )

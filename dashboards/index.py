@@ -1,6 +1,5 @@
-"""The dashboard "Index and event log": is the index current, how is it healed, does it fit, are snapshots kept."""
+"""The dashboard "Index and event log": is the index current, healed, large enough; NATS and snapshots."""
 
-from dashboards.index_log import LOG, SNAPSHOTS
 from dashboards.links import EVENT_TRACES
 from dashboards.panels import Board, Panel, Query, Row
 from dashboards.promql import WORKER, rate, selected
@@ -12,7 +11,7 @@ CURRENT = Row(
     "Is the index current?",
     (
         Panel(
-            title="Age of events when applied",
+            title="Event lag, by rank",
             description="kvrouter_freshness_seconds: from the engine's flush to the index, of each rank's newest "
             "batch. Above 2 s: NATS or the router is overloaded, or clocks differ.",
             queries=(Query(f"max by ({_RANK}) ({selected('freshness_seconds', WORKER)})", _AT),),
@@ -21,17 +20,9 @@ CURRENT = Row(
             links=(EVENT_TRACES,),
         ),
         Panel(
-            title="Ranks that are not known to be current",
-            description="kvrouter_stream_stale: 1 while a rank gets half credit. For more than seconds: GET /v1/index "
-            "has the reason, docs/RUNBOOKS.md what to do.",
-            queries=(Query(f"max by ({_RANK}) ({selected('stream_stale', WORKER)})", _AT),),
-            kind="timeline",
-            unit="none",
-        ),
-        Panel(
-            title="Batches applied",
+            title="KV event batches applied, by worker",
             description="kvrouter_events_applied_total, by worker. 0 while the worker answers requests: its agent or "
-            "its engine's event settings are wrong, look at the dashboard of agents.",
+            "its engine's event settings are wrong, look at the dashboard Worker agents.",
             queries=(Query(rate("events_applied_total", WORKER, by="worker"), "{{worker}}"),),
             unit="cps",
         ),
@@ -42,7 +33,7 @@ HEALING = Row(
     "What was lost, and how was it healed?",
     (
         Panel(
-            title="Gaps, and what closed them",
+            title="Gaps in event streams, and repairs",
             description="kvrouter_stream_gaps_total; closed by later batches (kvrouter_stream_holes_closed_total), a "
             "replay (kvrouter_stream_replays_total), differing buckets (kvrouter_stream_repairs_total) or a whole "
             "dump (kvrouter_stream_resyncs_total). Dumps that go on: outboxes overflow, or the log is too small.",
@@ -53,43 +44,18 @@ HEALING = Row(
             unit="cps",
         ),
         Panel(
-            title="Duration of recoveries",
-            description="kvrouter_stream_last_healing_seconds by rank; at the right kvrouter_stream_heals_total and "
-            "kvrouter_stream_healing_seconds_total a second. More than a few seconds: the agent does not answer, or "
-            "NATS is slow.",
-            queries=(
-                Query(f"max by ({_RANK}) ({selected('stream_last_healing_seconds', WORKER)})", _AT),
-                Query(rate("stream_heals_total", WORKER), "recoveries a second", right=True),
-                Query(rate("stream_healing_seconds_total", WORKER), "seconds of recovery a second", right=True),
-            ),
-            unit="s",
-        ),
-        Panel(
-            title="Differences from the agent's mirror",
+            title="Index errors found, by rank",
             description="kvrouter_stream_digest_mismatches_total, by rank: the index differed at the same place. It is "
             "healed at once; any is a defect, run indexer verify and report it.",
             queries=(Query(rate("stream_digest_mismatches_total", WORKER, by=_RANK), _AT),),
             unit="cps",
         ),
         Panel(
-            title="Batches that changed nothing",
-            description="kvrouter_stream_duplicates_total, kvrouter_stream_other_epoch_total, "
-            "kvrouter_stream_implausible_total, kvrouter_stream_kept_lost_total (no room during a recovery). Many of "
-            "other epochs, or any implausible: two processes publish one worker's stream.",
-            queries=tuple(
-                Query(rate(f"stream_{name}_total", WORKER), name.replace("_", " "))
-                for name in ("duplicates", "other_epoch", "implausible", "kept_lost")
-            ),
-            unit="cps",
-            width=12,
-        ),
-        Panel(
-            title="Streams that began anew",
+            title="Event streams restarted, by worker",
             description="kvrouter_stream_restarts_total, by worker. Without restarted agents: two processes publish "
             "the streams of one worker; give each an id of its own.",
             queries=(Query(rate("stream_restarts_total", WORKER, by="worker"), "{{worker}}"),),
             unit="cps",
-            width=12,
         ),
     ),
 )
@@ -98,37 +64,14 @@ ROOM = Row(
     "Does the index fit?",
     (
         Panel(
-            title="Blocks by worker",
-            description="kvrouter_index_blocks: what each worker holds, by medium. A fall to 0: the worker was "
-            "cleared, or left; the log says which.",
-            queries=(
-                Query(
-                    f"sum by (worker, medium) (max by ({_RANK}, medium) ({selected('index_blocks', WORKER)}))",
-                    "{{worker}} {{medium}}",
-                ),
-            ),
-        ),
-        Panel(
-            title="Memory of the index",
+            title="Index memory",
             description="kvrouter_index_memory_bytes by part; index.memory_bytes_max bounds the sum. Near it: raise "
             "it, or new blocks are refused.",
             queries=(Query(f"max by (part) ({selected('index_memory_bytes')})", "{{part}}"),),
             kind="stacked",
         ),
         Panel(
-            title="What the index is made of",
-            description="kvrouter_index_nodes (distinct prefixes), kvrouter_index_ranks, kvrouter_index_parked_blocks "
-            "(their parent is not known), at the right kvrouter_index_structure by thing. Parked blocks that stay: "
-            "a repair of the rank brings what they wait for.",
-            queries=(
-                Query(f"max({selected('index_nodes')})", "prefixes"),
-                Query(f"max({selected('index_ranks')})", "ranks"),
-                Query(f"max({selected('index_parked_blocks')})", "parked"),
-                Query(f"max by (thing) ({selected('index_structure')})", "{{thing}}", right=True),
-            ),
-        ),
-        Panel(
-            title="What had no room",
+            title="Blocks refused for lack of memory",
             description="kvrouter_index_refused_blocks_total, kvrouter_index_refused_rank_facts_total, "
             "kvrouter_index_parked_lost_blocks_total; at the right kvrouter_index_overfull_ranks and "
             "kvrouter_index_refused_ranks now. Any: raise index.memory_bytes_max.",
@@ -141,27 +84,58 @@ ROOM = Row(
             ),
             unit="cps",
         ),
+    ),
+)
+
+LOG = Row(
+    "Is NATS reached?",
+    (
         Panel(
-            title="Events that do not fit what is known",
-            description="kvrouter_index_duplicate_blocks_total, kvrouter_index_unknown_removals_total, "
-            "kvrouter_index_parent_conflicts_total. Conflicts: agents hash differently, look for worker_differs in "
-            "the log.",
+            title="Connected to NATS",
+            description="kvrouter_log_connected of every process: 1 while NATS is reached. 0: routing goes on from "
+            "memory; log_lost in the log says since when. Bring NATS back.",
+            queries=(Query(f"min by (job, instance) ({selected('log_connected')})", "{{job}} {{instance}}"),),
+            kind="timeline",
+            unit="none",
+        ),
+        Panel(
+            title="NATS errors",
+            description="kvrouter_log_publish_failures_total, kvrouter_log_reconnects_total, "
+            "kvrouter_log_dropped_messages_total (65,536 waited), kvrouter_log_read_anew_total (a stream was "
+            "replaced), kvrouter_nats_server_restarts_total (of the embedded nats-server; at the right "
+            "kvrouter_nats_server_up). Failures while connected: the disk was full, or a stream has no leader.",
             queries=(
-                Query(rate("index_duplicate_blocks_total"), "stored twice"),
-                Query(rate("index_unknown_removals_total"), "removed and not held"),
-                Query(rate("index_parent_conflicts_total"), "another parent"),
+                Query(rate("log_publish_failures_total"), "not confirmed"),
+                Query(rate("log_reconnects_total"), "reconnected"),
+                Query(rate("log_dropped_messages_total"), "dropped"),
+                Query(rate("log_read_anew_total"), "read anew"),
+                Query(rate("nats_server_restarts_total"), "nats-server restarted"),
+                Query(f"min({selected('nats_server_up')})", "nats-server up", right=True),
             ),
             unit="cps",
         ),
+    ),
+)
+
+SNAPSHOTS = Row(
+    "Are snapshots kept?",
+    (
         Panel(
-            title="Messages that the index refused",
-            description="kvrouter_index_refused_messages_total (unreadable) and kvrouter_index_fleet_refused_total by "
-            "reason. Any: the log has subject and reason; signature: a key is missing, or an intruder.",
+            title="Age of the newest snapshot",
+            description="kvrouter_snapshot_age_seconds of any index. Older than nats.snapshot_period_s while the log "
+            "grows: snapshot_failed in the log says why, mostly nats.snapshots_bytes_max.",
+            queries=(Query(f"min({selected('snapshot_age_seconds')})", "age"),),
+            unit="s",
+            bad_from=900,
+        ),
+        Panel(
+            title="Size of event log and snapshot",
+            description="kvrouter_log_bytes of the stream KV_EVENTS, kvrouter_snapshot_bytes. The log above three "
+            "quarters of nats.events_max_bytes for long: no snapshot could be verified.",
             queries=(
-                Query(rate("index_refused_messages_total"), "unreadable"),
-                Query(rate("index_fleet_refused_total", by="reason"), "fleet event: {{reason}}"),
+                Query(f"max({selected('log_bytes')})", "log"),
+                Query(f"max({selected('snapshot_bytes')})", "snapshot"),
             ),
-            unit="cps",
         ),
     ),
 )

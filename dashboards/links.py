@@ -22,6 +22,11 @@ def _explored(query: str) -> str:
     return f"/explore?schemaVersion=1&panes={panes}"
 
 
+def to_board(name: str) -> Link:
+    """Return a link to another dashboard, over the time that is shown."""
+    return Link(f"Dashboard {name.capitalize()}", f"/d/kv-router-{name}?${{__url_time_range}}")
+
+
 DECISIONS_PAGE = Link("Decisions", f"${{{ROUTER}}}/ui/#/decisions")
 REQUEST_TRACES = Link("Traces of requests", _explored('{ resource.service.name = "kv-router" && kind = server }'))
 EVENT_TRACES = Link("Traces of KV events", _explored('{ name = "kv_events" }'))

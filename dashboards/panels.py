@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["lines", "stacked", "heatmap", "stat", "bars", "timeline"]
-"""Lines; areas that add up; a histogram's buckets over time; one figure; one bar a series; states over time."""
+Kind = Literal["lines", "stacked", "stat", "timeline"]
+"""Lines; areas that add up; one figure; states over time."""
 Unit = Literal["reqps", "s", "percentunit", "short", "cps", "none"]
 """As Grafana names them: requests/s, seconds, a ratio shown in percent, a count, counts/s, as it is."""
 WIDTH = 24
@@ -36,15 +36,13 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `width` is in columns; `bad_from`: the figure that is worth a look, drawn as a threshold."""
+    """One answer. `bad_from`: the figure that is worth a look, drawn as a threshold."""
 
     title: str
     description: str
     queries: tuple[Query, ...]
     kind: Kind = "lines"
     unit: Unit = "short"
-    width: int = 8
-    height: int = 8
     bad_from: float | None = None
     links: tuple[Link, ...] = ()
 

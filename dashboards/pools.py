@@ -7,9 +7,9 @@ SHARES = Row(
     "Which pool serves, and what chose it?",
     (
         Panel(
-            title="Requests by outcome, at the pools' router",
+            title="Requests of pools, by outcome",
             description="kvrouter_pools_requests_total; at the right kvrouter_pools_inflight_requests. failed: the "
-            "attempts below say at which pool.",
+            "state of the pools says at which.",
             queries=(
                 Query(rate("pools_requests_total", by="outcome"), "{{outcome}}"),
                 Query(f"sum({selected('pools_inflight_requests')})", "in flight", right=True),
@@ -17,18 +17,11 @@ SHARES = Row(
             unit="reqps",
         ),
         Panel(
-            title="Chosen first, by pool",
+            title="Requests by pool and rule",
             description="kvrouter_pool_selections_total by pool and by what chose it. Another share than intended: "
             "look at the rules of docs/POOLS.md in their order.",
             queries=(Query(rate("pool_selections_total", by="pool, by"), "{{pool}} by {{by}}"),),
             kind="stacked",
-            unit="reqps",
-        ),
-        Panel(
-            title="Attempts by outcome",
-            description="kvrouter_pool_attempts_total by pool and outcome. A pool whose attempts fail: its routers' "
-            "own dashboard says which workers.",
-            queries=(Query(rate("pool_attempts_total", by="pool, outcome"), "{{pool}} {{outcome}}"),),
             unit="reqps",
         ),
     ),
@@ -53,29 +46,13 @@ FITNESS = Row(
             unit="percentunit",
         ),
         Panel(
-            title="Waiting in pools",
+            title="Requests queued, by pool",
             description="kvrouter_pool_queued_requests: in routers and engines, where known; at the right "
             "kvrouter_pool_routers_up. A queue that does not empty: add workers to the pool.",
             queries=(
                 Query(f"max by (pool) ({selected('pool_queued_requests')})", "{{pool}}"),
                 Query(f"min by (pool) ({selected('pool_routers_up')})", "{{pool}} routers up", right=True),
             ),
-        ),
-        Panel(
-            title="Passed over",
-            description="kvrouter_pool_passed_over_total by pool and cause: requests that another pool took because "
-            "this one was not fit. A steady rate: the cause is the pool's, see its state.",
-            queries=(Query(rate("pool_passed_over_total", by="pool, cause"), "{{pool}} {{cause}}"),),
-            unit="reqps",
-            width=12,
-        ),
-        Panel(
-            title="Looks at routers",
-            description="kvrouter_pool_looks_total by pool and outcome. Looks that fail: the address or the token of "
-            "the pool's control planes is wrong, or a router is down.",
-            queries=(Query(rate("pool_looks_total", by="pool, outcome"), "{{pool}} {{outcome}}"),),
-            unit="cps",
-            width=12,
         ),
     ),
 )

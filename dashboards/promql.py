@@ -31,11 +31,6 @@ def quantile(share: float, metric: str, *matchers: str, by: str = "") -> str:
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', *matchers, by=labels)})"
 
 
-def buckets(metric: str, *matchers: str) -> str:
-    """Return what was observed within each bucket of a histogram, for a heatmap."""
-    return f"sum by (le) (increase({selected(f'{metric}_bucket', *matchers)}[{INTERVAL}]))"
-
-
 def mean(metric: str, *matchers: str, by: str = "") -> str:
     """Return the mean of what a histogram or a summary observed."""
     return share(rate(f"{metric}_sum", *matchers, by=by), rate(f"{metric}_count", *matchers, by=by))

@@ -7,14 +7,11 @@ order of a panel's queries go by them.
 import json
 from collections.abc import Callable, Iterator
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, stat, statetimeline, text, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, stat, statetimeline, timeseries
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as grid
-from grafana_foundation_sdk.models import heatmap as heat
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from grafana_foundation_sdk.models.text import TextMode
 
 from dashboards.links import ROUTER, ROUTER_DEFAULT
 from dashboards.panels import WIDTH, Annotation, Board, Kind, Panel, Query, Variable
@@ -22,10 +19,13 @@ from dashboards.panels import WIDTH, Annotation, Board, Kind, Panel, Query, Vari
 TAG = "kv-router"
 _DATASOURCE = look.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _REF_IDS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_ROW_HEIGHT, _QUESTIONS_HEIGHT = 1, 3
+_ROW_HEIGHT, _PANEL_HEIGHT, _LINE = 1, 8, 3
+"""Of a line: so many panels at most."""
 _GOOD, _BAD = "green", "red"
+TRUST_COLORS = {"EXACT": "green", "DEGRADED": "orange", "FALLBACK": "purple"}
+"""As on the web page (`router/web/assets/style.css`)."""
 
-AnyPanel = text.Panel | timeseries.Panel | heatmap.Panel | stat.Panel | bargauge.Panel | statetimeline.Panel
+AnyPanel = timeseries.Panel | stat.Panel | statetimeline.Panel
 
 
 def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[Annotation, ...]) -> bytes:
@@ -48,30 +48,23 @@ def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[A
     return json.dumps(built.build(), cls=JSONEncoder, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _questions(board: Board) -> text.Panel:
-    """Return the panel at the top: what the dashboard answers, in the order of its rows."""
-    questions = " ".join(f"**{row.question}**" for row in board.rows)
-    built = text.Panel().title("What this dashboard answers").transparent(transparent=True)
-    return built.mode(TextMode.MARKDOWN).content(questions)
-
-
 def _placed(board: Board) -> Iterator[dashboard.Row | AnyPanel]:
-    """Yield rows and panels in their order, each with its id and its place; a row's widths fill lines from the left."""
-    top, panel_id = _QUESTIONS_HEIGHT, 1
-    yield _questions(board).id(panel_id).grid_pos(grid.GridPos(h=top, w=WIDTH, x=0, y=0))
+    """Yield rows and panels in their order, each with its id and its place; lines of a row have equal panels."""
+    top, panel_id = 0, 0
     for row in board.rows:
         panel_id += 1
         here = grid.GridPos(h=_ROW_HEIGHT, w=WIDTH, x=0, y=top)
         yield dashboard.Row(row.question).id(panel_id).grid_pos(here)
-        top, left, line_height = top + _ROW_HEIGHT, 0, 0
-        for panel in row.panels:
-            if left + panel.width > WIDTH:
-                top, left, line_height = top + line_height, 0, 0
-            panel_id += 1
-            here = grid.GridPos(h=panel.height, w=panel.width, x=left, y=top)
-            yield _panel(panel).id(panel_id).grid_pos(here)
-            left, line_height = left + panel.width, max(line_height, panel.height)
-        top += line_height
+        top += _ROW_HEIGHT
+        lines = -(-len(row.panels) // _LINE)
+        for at in range(lines):
+            panels = row.panels[len(row.panels) * at // lines : len(row.panels) * (at + 1) // lines]
+            width = WIDTH // len(panels)
+            for place, panel in enumerate(panels):
+                panel_id += 1
+                here = grid.GridPos(h=_PANEL_HEIGHT, w=width, x=place * width, y=top)
+                yield _panel(panel).id(panel_id).grid_pos(here)
+            top += _PANEL_HEIGHT
 
 
 def _panel(panel: Panel) -> AnyPanel:
@@ -83,17 +76,19 @@ def _panel(panel: Panel) -> AnyPanel:
     if panel.links:
         built.data_links([dashboard.DashboardLink(each.title).url(each.url) for each in panel.links])
     for ref_id, query in zip(_REF_IDS, panel.queries, strict=False):
-        built.with_target(_target(query, ref_id, panel.kind))
+        if "{{trust}}" in query.legend:
+            for trust, color in TRUST_COLORS.items():
+                fixed = {"mode": "fixed", "fixedColor": color}
+                built.override_by_regexp(f"/{trust}$/", [grid.DynamicConfigValue(id_val="color", value=fixed)])
+        built.with_target(_target(query, ref_id))
     return built
 
 
-def _target(query: Query, ref_id: str, kind: Kind) -> Dataquery:
+def _target(query: Query, ref_id: str) -> Dataquery:
     target = Dataquery().expr(query.expr).ref_id(ref_id).legend_format(query.legend).datasource(_DATASOURCE)
     if query.exemplars:
         target = target.exemplar(exemplar=True)
-    if kind == "heatmap":
-        return target.range().format(PromQueryFormat.HEATMAP)
-    return target.instant() if kind == "bars" else target.range()
+    return target.range()
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
@@ -111,18 +106,8 @@ def _stacked(panel: Panel) -> timeseries.Panel:
     return _lines(panel).fill_opacity(60).stacking(common.StackingConfig().mode(look.StackingMode.NORMAL).group("A"))
 
 
-def _heatmap(panel: Panel) -> heatmap.Panel:
-    color = heatmap.HeatmapColorOptions().mode(heat.HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
-    axis = heatmap.YAxisConfig().unit(panel.unit)
-    return heatmap.Panel().calculate(calculate=False).color(color).y_axis(axis).show_legend()
-
-
 def _stat(_: Panel) -> stat.Panel:
     return stat.Panel().reduce_options(_last()).graph_mode(look.BigValueGraphMode.AREA)
-
-
-def _bars(_: Panel) -> bargauge.Panel:
-    return bargauge.Panel().reduce_options(_last()).orientation(look.VizOrientation.HORIZONTAL)
 
 
 def _timeline(_: Panel) -> statetimeline.Panel:
@@ -132,9 +117,7 @@ def _timeline(_: Panel) -> statetimeline.Panel:
 _BY_KIND: dict[Kind, Callable[[Panel], AnyPanel]] = {
     "lines": _lines,
     "stacked": _stacked,
-    "heatmap": _heatmap,
     "stat": _stat,
-    "bars": _bars,
     "timeline": _timeline,
 }
 

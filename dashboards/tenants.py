@@ -21,7 +21,7 @@ SAVED = Row(
     "What did the reuse of prompts save, and what of it is due to routing?",
     (
         Panel(
-            title="Prompt tokens, by where they came from",
+            title="Prompt tokens computed and reused",
             description="kvrouter_savings_prompt_tokens_total, kvrouter_savings_reused_tokens_total, "
             "kvrouter_savings_baseline_tokens_total: computed; reused at any rank (a candidate drawn evenly); reused "
             "because of routing. Little due to routing: every rank has the same prefixes, or none has any.",
@@ -33,26 +33,6 @@ SAVED = Row(
             kind="stacked",
             unit="cps",
         ),
-        Panel(
-            title="Hit rate with and without routing",
-            description="kvrouter_savings_reused_tokens_total and kvrouter_savings_baseline_tokens_total of "
-            "kvrouter_savings_prompt_tokens_total. Both fall: caches are too small for the prefixes in use.",
-            queries=(
-                Query(share(rate(_REUSED, _ALL), rate(_PROMPT, _ALL)), "as routed"),
-                Query(share(rate(_BASELINE, _ALL), rate(_PROMPT, _ALL)), "drawn evenly"),
-            ),
-            unit="percentunit",
-        ),
-        Panel(
-            title="Prefill seconds saved a second",
-            description="kvrouter_savings_prefill_seconds_total, by learnt rates or by the reference engine's; "
-            "kvrouter_savings_baseline_prefill_seconds_total: what a candidate drawn evenly would have saved. 1 is a "
-            "rank that computes prompts all the time.",
-            queries=(
-                Query(rate(_SECONDS, _ALL, by="rate"), "by {{rate}} rate"),
-                Query(rate(_BASELINE_S, _ALL), "drawn evenly"),
-            ),
-        ),
     ),
 )
 
@@ -60,36 +40,25 @@ TENANTS = Row(
     "Which tenants cost, and which save?",
     (
         Panel(
-            title="Computed prompt tokens by tenant",
+            title="Prompt tokens computed, by tenant",
             description="kvrouter_savings_prompt_tokens_total minus kvrouter_savings_reused_tokens_total: what the "
             f"tenant's prompts cost. {_NAMELESS} The 20 most requested tenants have a series.",
             queries=(Query(f"{_by_name(_PROMPT, _TENANT)} - {_by_name(_REUSED, _TENANT)}", "{{name}}"),),
             kind="stacked",
             unit="cps",
-            width=6,
         ),
         Panel(
-            title="Hit rate by tenant",
+            title="Hit rate, by tenant",
             description="kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. Low for one "
             "tenant: its prompts begin differently each time (a date, a name at the top), or it comes too rarely.",
             queries=(Query(share(_by_name(_REUSED, _TENANT), _by_name(_PROMPT, _TENANT)), "{{name}}"),),
             unit="percentunit",
-            width=6,
         ),
         Panel(
             title="Prefill seconds saved by routing, by tenant",
             description="kvrouter_savings_prefill_seconds_total minus kvrouter_savings_baseline_prefill_seconds_total, "
             "a second. Below 0: its requests go where less of their prompts is held than elsewhere, because of load.",
             queries=(Query(f"{_by_name(_SECONDS, _TENANT)} - {_by_name(_BASELINE_S, _TENANT)}", "{{name}}"),),
-            width=6,
-        ),
-        Panel(
-            title="Foregone tokens by tenant",
-            description="kvrouter_savings_foregone_tokens_total: prompt tokens that another candidate held. Much: load "
-            "outweighs caches; router explain --worst N shows such decisions.",
-            queries=(Query(_by_name("savings_foregone_tokens_total", _TENANT), "{{name}}"),),
-            unit="cps",
-            width=6,
         ),
     ),
 )
@@ -98,41 +67,19 @@ PREFIXES = Row(
     "Which prefixes, models and adapters?",
     (
         Panel(
-            title="Reused tokens by prefix family",
-            description="kvrouter_savings_reused_tokens_total by the hash of the prompts' first blocks "
-            "(report.family_blocks); report.families gives titles in router report. The 20 most requested families.",
-            queries=(Query(_by_name(_REUSED, _PREFIX), "{{name}}"),),
-            kind="stacked",
-            unit="cps",
-            width=6,
-        ),
-        Panel(
-            title="Hit rate by prefix family",
+            title="Hit rate, by prefix family",
             description="kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. A large family "
             "with a low rate: its prefix is evicted between requests, or its prompts differ soon after it.",
             queries=(Query(share(_by_name(_REUSED, _PREFIX), _by_name(_PROMPT, _PREFIX)), "{{name}}"),),
             unit="percentunit",
-            width=6,
         ),
         Panel(
-            title="Requests by model and adapter",
-            description="kvrouter_savings_requests_total of models and of LoRA adapters; an adapter without a name is "
-            "the base model.",
-            queries=(
-                Query(rate("savings_requests_total", 'by="model"', by="name"), "model {{name}}"),
-                Query(rate("savings_requests_total", 'by="lora"', by="name"), "adapter {{name}}"),
-            ),
-            unit="reqps",
-            width=6,
-        ),
-        Panel(
-            title="Decisions in none of these sums",
+            title="Requests not counted",
             description="kvrouter_savings_not_counted_total by reason: not_answered (after some, another decision "
             "answered the request), unseen (the prompt was not encoded: set tokens.always), dropped (too many requests "
             "without an outcome).",
             queries=(Query(increase("savings_not_counted_total", by="reason"), "{{reason}}"),),
             unit="none",
-            width=6,
         ),
     ),
 )

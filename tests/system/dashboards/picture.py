@@ -7,7 +7,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -18,8 +17,8 @@ from PIL import Image
 
 from dashboards.panels import WIDTH
 
-COLUMN_PX, ROW_PX, DPI = 52, 27, 72
-"""The size of a cell of the grid."""
+COLUMN_PX, ROW_PX, DPI = 1600 / WIDTH, 32, 72
+"""The size of a cell of the grid: a picture is 1,600 pixels wide."""
 LEGENDS_MAX = 6
 """Series in a legend; all are drawn."""
 NO_DATA = "no data"
@@ -29,6 +28,7 @@ _LINES = (
     *("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#fade2a"),
     *("#96d98d", "#ffb357", "#ff7383", "#ca95e5"),
 )
+_NAMED = {"green": "#73bf69", "orange": "#ff9830", "purple": "#b877d9"}
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BELOW_1 = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 _SIGNS = {"s": "s", "reqps": "/s", "cps": "/s"}
@@ -53,37 +53,34 @@ class _Line(NamedTuple):
 def picture(board: Mapping[str, Any], answers: Answers) -> tuple[bytes, list[str]]:
     """Return the PNG, and the titles of the panels that show no data."""
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"]) + 2
-    with mpl.rc_context({"font.size": 7.5, "text.color": _TEXT, "axes.labelcolor": _DIM, "font.family": "DejaVu Sans"}):
+    with mpl.rc_context({"font.size": 10, "text.color": _TEXT, "axes.labelcolor": _DIM, "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(WIDTH * COLUMN_PX / DPI, rows * ROW_PX / DPI), dpi=DPI, facecolor=_PAGE)
-        figure.text(0.008, 1 - 1.2 / rows, board["title"], fontsize=13, va="center")
+        figure.text(0.008, 1 - 1.2 / rows, board["title"], fontsize=17, va="center")
         empty = [panel["title"] for panel in board["panels"] if not _drawn(figure, panel, answers, rows)]
         drawn = io.BytesIO()
         figure.savefig(drawn, format="png", facecolor=_PAGE)
-    return _small(drawn), empty
+    return small(drawn), empty
 
 
-def _small(drawn: io.BytesIO) -> bytes:
+def small(drawn: io.BytesIO) -> bytes:
     """Return the picture with few colours, which takes a quarter of the bytes."""
-    small = io.BytesIO()
-    Image.open(drawn).convert("RGB").quantize(_COLORS_OF_PNG).save(small, format="png", optimize=True)
-    return small.getvalue()
+    made = io.BytesIO()
+    few_colours = Image.open(drawn).convert("RGB").quantize(_COLORS_OF_PNG, Image.Quantize.MAXCOVERAGE)
+    few_colours.save(made, format="png", optimize=True)
+    return made.getvalue()
 
 
 def _drawn(figure: Figure, panel: Mapping[str, Any], answers: Answers, rows: int) -> bool:
-    """Draw one panel; return whether it has data, as rows and texts always have."""
+    """Draw one panel; return whether it has data, as rows always have."""
     at = panel["gridPos"]
     left, top = at["x"] / WIDTH, 1 - (at["y"] + 2) / rows
     if panel["type"] == "row":
-        figure.text(left + 0.008, top - 0.6 / rows, panel["title"], fontsize=10, va="center", weight="bold")
+        figure.text(left + 0.008, top - 0.6 / rows, panel["title"], fontsize=13, va="center", weight="bold")
         return True
     box = figure.add_axes((left + 0.002, top - (at["h"] - 0.2) / rows, at["w"] / WIDTH - 0.004, (at["h"] - 0.3) / rows))
     box.set_facecolor(_PANEL)
     _bare(box)
-    if panel["type"] == "text":
-        text = re.sub(r"\*\*|^\s*[-*] ", "", panel["options"]["content"], flags=re.MULTILINE)
-        figure.text(left + 0.008, top - 0.4 / rows, text, va="top", color=_DIM, wrap=True)
-        return True
-    figure.text(left + 0.008, top - 0.75 / rows, panel["title"], fontsize=8.5, va="center")
+    figure.text(left + 0.008, top - 0.75 / rows, panel["title"], fontsize=11.5, va="center")
     lines = [_Line(_legend(target, each), each.points) for target, each in _of(panel, answers) if each.points]
     wide = 0.045 if at["w"] < WIDTH else 0.03
     inner = (left + wide, top - (at["h"] - 2.2) / rows, at["w"] / WIDTH - wide - 0.012, (at["h"] - 3.6) / rows)
@@ -142,16 +139,26 @@ def _timed(axes: Axes, panel: Mapping[str, Any]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, _unit(panel))))
 
 
-def _color(number: int) -> str:
-    return _LINES[number % len(_LINES)]
+def _colors(panel: Mapping[str, Any], lines: Sequence[_Line]) -> list[str]:
+    """Return the colour of each line: that of an override of its name, or the next of all."""
+    fixed = {
+        each["matcher"]["options"].strip("/"): _NAMED[each["properties"][0]["value"]["fixedColor"]]
+        for each in panel["fieldConfig"]["overrides"]
+        if each["matcher"]["id"] == "byRegexp"
+    }
+    return [
+        next((color for name, color in fixed.items() if re.search(name, line.legend)), _LINES[number % len(_LINES)])
+        for number, line in enumerate(lines)
+    ]
 
 
-def _draw_legend(axes: Axes, legends: Sequence[str]) -> None:
+def _draw_legend(axes: Axes, legends: Sequence[str], colors: Sequence[str]) -> None:
     more = len(legends) - LEGENDS_MAX
     names = [*legends[:LEGENDS_MAX], *([f"and {more} more"] if more > 0 else [])]
-    handles = [mpl.lines.Line2D([], [], color=_color(number), linewidth=2) for number in range(len(names))]
+    shown_colors = [*colors[:LEGENDS_MAX], _DIM][: len(names)]
+    handles = [mpl.lines.Line2D([], [], color=color, linewidth=2) for color in shown_colors]
     axes.legend(
-        handles, names, loc="upper left", bbox_to_anchor=(-0.08, -0.13), ncols=3, frameon=False, fontsize=6.5,
+        handles, names, loc="upper left", bbox_to_anchor=(-0.08, -0.13), ncols=3, frameon=False, fontsize=9,
         labelcolor=_TEXT, handlelength=1, columnspacing=1, borderpad=0, labelspacing=0.2,
     )  # fmt: skip
 
@@ -160,33 +167,21 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) ->
     custom = panel["fieldConfig"]["defaults"].get("custom", {})
     is_stacked = custom.get("stacking", {}).get("mode") == "normal"
     sums: dict[float, float] = {}
+    colors = _colors(panel, lines)
     for number, line in enumerate(lines):
         times = [at_s for at_s, _ in line.points]
         below = [sums.get(at_s, 0.0) if is_stacked else 0.0 for at_s in times]
         above = [bottom + value for bottom, (_, value) in zip(below, line.points, strict=True)]
         if is_stacked:
             sums |= dict(zip(times, above, strict=True))
-            axes.fill_between(times, below, above, color=_color(number), alpha=0.55, linewidth=0)
+            axes.fill_between(times, below, above, color=colors[number], alpha=0.55, linewidth=0)
         marker = "." if len(times) == 1 else ""
-        axes.plot(times, above, color=_color(number), linewidth=1.1, marker=marker, clip_on=False, zorder=3)
+        axes.plot(times, above, color=colors[number], linewidth=1.6, marker=marker, clip_on=False, zorder=3)
     _timed(axes, panel)
     values = [value for line in lines for _, value in line.points]
     if min(values) >= 0:
         axes.set_ylim(0, 1.08 * max([*values, *sums.values()]) or 1)
-    _draw_legend(axes, [line.legend for line in lines])
-
-
-def _draw_heatmap(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) -> None:
-    """Draw how many observations lie between one bound and the next: the answers count those up to a bound."""
-    counts = {float(line.legend): dict(line.points) for line in lines}
-    bounds, times = sorted(counts), sorted({at_s for line in lines for at_s, _ in line.points})
-    upto = [[counts[bound].get(at_s, 0.0) for at_s in times] for bound in bounds]
-    pairs = pairwise([[0.0] * len(times), *upto])
-    within = [[b - a if b > a else math.nan for a, b in zip(low, high, strict=True)] for low, high in pairs]
-    axes.pcolormesh([*times, times[-1] + 1], range(len(bounds) + 1), within, cmap="YlOrBr_r", shading="flat")
-    _timed(axes, panel)
-    axes.grid(visible=False)
-    axes.set_yticks(range(1, len(bounds) + 1, 3), [shown(bound, _unit(panel)) for bound in bounds[::3]])
+    _draw_legend(axes, [line.legend for line in lines], colors)
 
 
 def _draw_stat(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) -> None:
@@ -194,33 +189,26 @@ def _draw_stat(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) -> 
     for number, line in enumerate(lines[:3]):
         x = (number + 0.5) / min(3, len(lines))
         value = shown(line.points[-1][1], _unit(panel))
-        axes.text(x, 0.6, value, ha="center", va="center", fontsize=19, color=_LINES[0], transform=axes.transAxes)
+        axes.text(x, 0.6, value, ha="center", va="center", fontsize=26, color=_LINES[0], transform=axes.transAxes)
         axes.text(x, 0.1, line.legend, ha="center", va="center", color=_DIM, transform=axes.transAxes)
 
 
-def _draw_bars(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) -> None:
-    values = [line.points[-1][1] for line in lines[::-1]]
-    axes.barh(range(len(lines)), values, color=_LINES[0], height=0.7)
-    _timed(axes, panel)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, _unit(panel))))
-    axes.set_yticks(range(len(lines)), [line.legend for line in lines[::-1]])
-
-
 def _draw_timeline(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) -> None:
+    colors = _colors(panel, lines)
     for number, line in enumerate(lines):
         ends = [at_s for at_s, _ in line.points[1:]] + [line.points[-1][0] + 1]
         for (at_s, value), end_s in zip(line.points, ends, strict=True):
-            axes.barh(-number, end_s - at_s, left=at_s, height=0.8, color=_color(round(value)), linewidth=0)
+            axes.barh(
+                -number, end_s - at_s, left=at_s, height=0.8, color=colors[number] if value else _GRID, linewidth=0
+            )
     _timed(axes, panel)
     axes.set_yticks([])
     for number, line in enumerate(lines):
-        axes.text(line.points[0][0], -number, f" {line.legend}", va="center", color=_PAGE, fontsize=7)
+        axes.text(line.points[0][0], -number, f" {line.legend}", va="center", color=_PAGE, fontsize=9)
 
 
 _DRAW: dict[str, Callable[[Axes, Mapping[str, Any], Sequence[_Line]], None]] = {
     "timeseries": _draw_lines,
-    "heatmap": _draw_heatmap,
     "stat": _draw_stat,
-    "bargauge": _draw_bars,
     "state-timeline": _draw_timeline,
 }

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-BOARD_NAMES = ("agents", "decisions", "engines", "fleet", "index", "phases", "pools", "router", "tenants")
-_INSTANTS = ("stat", "bargauge")
+from dashboards.boards import BOARDS
+
+BOARD_NAMES = tuple(BOARDS)
 
 
 class Shown(NamedTuple):
@@ -31,8 +32,8 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """Return the panels that show figures: neither rows nor texts."""
-    return [panel for panel in board(name)["panels"] if panel["type"] not in {"row", "text"}]
+    """Return the panels that show figures."""
+    return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
 
 
 def panel_queries() -> list[Shown]:

@@ -15,7 +15,7 @@ from dashboards.command import dashboards
 from dashboards.files import RULES
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import OF_ENGINES, every_sample
+from tests.system.dashboards.registry import every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     Shown,
@@ -26,14 +26,6 @@ from tests.system.dashboards.shipped import (
     selectors,
     variables,
 )
-
-ON_NO_PANEL: dict[str, str] = {
-    "kvrouter_cost_term_blocks": "of mode kv-blocks: kvrouter_cost_term_seconds is that of mode kv",
-    "kvrouter_decision_margin_blocks": "of mode kv-blocks: kvrouter_decision_margin_seconds is that of mode kv",
-    "kvrouter_rates_refused": "0 unless a clock jumps",
-    "kvrouter_queued_tokens": "kvrouter_queued_requests says whether work waits, kvrouter_queue_wait_seconds how long",
-}
-"""Families that no panel shows, and why."""
 
 METRIC = r"(?:kvrouter_|vllm:|sglang:|trtllm_)[a-z_]+"
 OF_EVERY_SCRAPE = {"job", "instance"}
@@ -110,11 +102,12 @@ def data_links(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", BOARD_NAMES)
-def test_a_data_link_is_an_address_at_the_router_or_a_query_of_the_provisioned_tempo(name: str) -> None:
+def test_a_data_link_leads_to_the_router_another_dashboard_or_the_provisioned_tempo(name: str) -> None:
     sources = yaml.safe_load((ROOT / "dashboards" / "provisioning" / "datasources" / "prometheus.yaml").read_text())
     (tempo,) = [each["uid"] for each in sources["datasources"] if each["type"] == "tempo"]
+    boards = {f"/d/{board(each)['uid']}?${{__url_time_range}}" for each in BOARD_NAMES}
     for _, url in data_links(name):
-        if url.startswith("${router}/ui/"):
+        if url.startswith("${router}/ui/") or url in boards:
             continue
         address, panes = url.split("?schemaVersion=1&panes=")
         (pane,) = json.loads(unquote(panes)).values()
@@ -166,10 +159,21 @@ def test_legends_name_labels_that_the_query_keeps(name: str) -> None:
                 assert any(label in each.split(", ") for each in kept), f"{panel['title']}: {label}"
 
 
-def test_every_family_that_a_process_counts_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
-    shown = {family_of(name) for query in panel_queries() for name in metric_names(query.expr)}
-    counted = {family_of(sample) for sample in every_sample() if sample not in OF_ENGINES}
-    assert counted - shown == ON_NO_PANEL.keys()
+def test_the_overview_is_first_and_has_eight_panels_that_lead_on() -> None:
+    titles = [board(name)["title"] for name in BOARD_NAMES]
+    assert (BOARD_NAMES[0], titles[0]) == ("overview", min(titles))
+    assert (len(panels("overview")), len(data_links("overview"))) == (8, 9)
+
+
+def test_trust_has_the_colours_of_the_web_page_wherever_it_is_shown() -> None:
+    shown = [panel for name in BOARD_NAMES for panel in panels(name) if "{{trust}}" in json.dumps(panel["targets"])]
+    assert len(shown) == 2
+    for panel in shown:
+        colors = {
+            each["matcher"]["options"]: each["properties"][0]["value"]["fixedColor"]
+            for each in panel["fieldConfig"]["overrides"]
+        }
+        assert colors == {"/EXACT$/": "green", "/DEGRADED$/": "orange", "/FALLBACK$/": "purple"}
 
 
 @pytest.mark.parametrize("planted", ["rate(kvrouter_requests_total)", "sum by (le (up)", "kvrouter_x{a=}"])
