@@ -15,7 +15,7 @@ from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankV
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
-from indexer.index.outline import PassedRequest
+from indexer.index.outline import OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native.block_hashes import hash_blocks
@@ -23,7 +23,7 @@ from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress
-from indexer.service.prefix_explorer import HeatSource, PrefixExplorer
+from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
 from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
@@ -47,9 +47,12 @@ __all__ = [
     "FoldStatistics",
     "HeatSource",
     "MomentProgress",
+    "NodeUse",
+    "OutlineNode",
     "OverlapColumns",
     "PassedRequest",
     "RankView",
+    "UsesSource",
     "ensure_streams",
     "hash_blocks",
     "is_blind",
@@ -206,9 +209,9 @@ class EmbeddedIndex:
         """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
         return self._fold.prefix(sequence_hash, limit)
 
-    def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:
-        """Return pages of the prefix tree, with the heat of these requests."""
-        return PrefixExplorer(self._fold, self._clock, heat=heat)
+    def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
+        """Return pages of the prefix tree, with the heat of these requests, and how requests used its nodes."""
+        return PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses)
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""
@@ -217,6 +220,10 @@ class EmbeddedIndex:
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return how many complete dumps each rank's stream took."""
         return self._fold.resyncs()
+
+    def event_lag_s(self) -> float | None:
+        """Return the largest age that a rank's newest batch had when it was applied; None: none was applied yet."""
+        return max(self._feed.freshness_s.values(), default=None)
 
     def health(self) -> LogHealth:
         """Return how the log is read, and the state of its snapshots."""

@@ -31,6 +31,8 @@ PATH_MAX = 64
 
 HeatSource = Callable[[], Awaitable[Sequence[PassedRequest]]]
 """Returns the requests of late, the newest by what they weigh."""
+UsesSource = Callable[[Sequence[OutlineNode]], Sequence["NodeUse"]]
+"""Returns how requests of late used each of the nodes."""
 _Depths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _Holders = tuple[int, list[tuple[int, list[int]]]]
 """How many ranks hold a node's first block; slot and depths of the deepest of them."""
@@ -55,6 +57,17 @@ class NodeHolder(msgspec.Struct, frozen=True):
     blocks: dict[str, int]
 
 
+class NodeUse(msgspec.Struct):
+    """Of the requests of late through a node: their models and tenants, and the beginning of the node's text.
+
+    `text` is None where it is not kept.
+    """
+
+    models: list[str]
+    tenants: list[str]
+    text: str | None = None
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the page. Hashes are decimal text: JavaScript's numbers do not have 64 bits."""
 
@@ -69,6 +82,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     stored_ago_s: float | None
     holders: int
     ranks: list[NodeHolder]
+    use: NodeUse | None
 
 
 class TreePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +112,7 @@ class _Found(NamedTuple):
 
 
 class PrefixExplorer:
-    """Pages of one index's tree. Without `heat` no request counts."""
+    """Pages of one index's tree. Without `heat` no request counts; without `uses` none is known of a node."""
 
     def __init__(
         self,
@@ -106,10 +120,11 @@ class PrefixExplorer:
         clock: Clock,
         *,
         heat: HeatSource | None = None,
+        uses: UsesSource | None = None,
         is_past: bool = False,
     ) -> None:
         """`is_past`: the index does not change, and does not know when its blocks were stored."""
-        self._fold, self._clock, self._heat = fold, clock, heat
+        self._fold, self._clock, self._heat, self._uses = fold, clock, heat, uses
         self._is_past = is_past
         self._made: _Made | None = None
         self._making = asyncio.Lock()
@@ -143,6 +158,7 @@ class PrefixExplorer:
 
     def _shown(self, made: _Made, query: TreeQuery, found: _Found) -> TreePage:
         now_s, outline = self._clock.now(), made.outline
+        uses = [None] * len(found.nodes) if self._uses is None else self._uses([node for node, _ in found.nodes])
         return TreePage(
             outline={
                 "age_s": round(now_s - made.at_s, 3),
@@ -156,10 +172,15 @@ class PrefixExplorer:
             path=[{"last": str(node.last), "blocks": node.blocks} for node in reversed(found.path)],
             total=found.total,
             offset=query.offset,
-            nodes=[self._node(*each, now_s, is_warm=made.requests is not None) for each in found.nodes],
+            nodes=[
+                self._node(*each, use, now_s, is_warm=made.requests is not None)
+                for each, use in zip(found.nodes, uses, strict=True)
+            ],
         )
 
-    def _node(self, node: OutlineNode, holders: _Holders, now_s: float, *, is_warm: bool) -> NodeView:
+    def _node(
+        self, node: OutlineNode, holders: _Holders, use: NodeUse | None, now_s: float, *, is_warm: bool
+    ) -> NodeView:
         ranks = [(self._fold.rank_at(slot), depths) for slot, depths in holders[1]]
         return NodeView(
             first=str(node.first),
@@ -173,6 +194,7 @@ class PrefixExplorer:
             stored_ago_s=None if self._is_past else round(max(0.0, now_s - node.stored_s), 3),
             holders=holders[0],
             ranks=[_holder(rank, depths) for rank, depths in ranks if rank is not None],
+            use=use,
         )
 
 

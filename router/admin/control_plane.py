@@ -15,7 +15,7 @@ GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each r
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
-GET    /v1/fleet?at=, /v1/history, /v1/live     the fleet now, before, and as events (`router/live/`)
+GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
 POST   /v1/moments                restore the index of a past moment (`router/live/moments.py`)
 GET    /metrics, /health, /live, /ready, /version
 GET    /ui/                       the web page (`router/web/page.py`), and its files
@@ -34,7 +34,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import BadParameter, EmbeddedIndex, PassedRequest, rank_routes, tree_routes
+from indexer.embedded import BadParameter, EmbeddedIndex, NodeUse, OutlineNode, PassedRequest, rank_routes, tree_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
@@ -61,7 +61,7 @@ from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
 from router.live.moments import Moments
-from router.live.passed_requests import warmth
+from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
 from router.planner.service import Planner
 from router.shadows.service import Shadows
@@ -182,7 +182,7 @@ class ControlPlane:
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
             *rank_routes(index),
-            *tree_routes(index.explorer(self._heat), None if self._moments is None else self._moments.tree),
+            *tree_routes(index.explorer(self._heat, self._uses), None if self._moments is None else self._moments.tree),
             *([] if self._moments is None else self._moments.routes()),
         ]
 
@@ -338,6 +338,9 @@ class ControlPlane:
 
     async def _heat(self) -> list[PassedRequest]:
         return warmth(self._routing.state.core.ends(), self._routing.clock.now())
+
+    def _uses(self, nodes: Sequence[OutlineNode]) -> list[NodeUse]:
+        return uses(nodes, self._routing.decisions.newest(USED_MAX), self._kept)
 
     async def _policy(self, _: web.Request) -> web.Response:
         return json_response(fields_of(self._routing.policy))

@@ -27,6 +27,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
+from router.attribution.attribution import Sums
 from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
@@ -52,6 +53,7 @@ from router.live.evidence import event_log_routes
 from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
+from router.live.trends import Gauges, Trends
 from router.metrics import (
     RequestMetrics,
     build_families,
@@ -161,6 +163,9 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
+        saved = self._savings.attribution.total
+        arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
+        self._trends = Trends(self._clock, arrived, lambda: Sums(*saved()), self._gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         data = settings.data
         self.data = HttpPlane(replies, data.limits(), sites=data.sites(), credentials=data.credentials(self._clock))
@@ -247,7 +252,12 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._journal is None or self._place else self._journal.statistics
-        return [*LiveRoutes(self._live, self._clock).routes(), *event_log_routes(self._index, journal)]
+        live = LiveRoutes(self._live, self._clock).routes()
+        return [*live, *self._trends.routes(), *event_log_routes(self._index, journal)]
+
+    def _gauges(self) -> Gauges:
+        in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
+        return Gauges(in_flight, self._index.event_lag_s())
 
     def _sharing(self, name: str) -> Replicas:
         return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
@@ -348,6 +358,7 @@ class RouterParts:
             *([] if self.picker is None else [Part("picker", self.picker.run, 0, self.picker.in_progress)]),
             Part("handover", self._handover.run, 0),
             Part("live", self._live.run, 0),
+            Part("trends", self._trends.run, 0),
             Part("moments", self._moments.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),

@@ -65,10 +65,20 @@ class KeptPrompts:
 
     def text(self, request_id: str, hashes: bytes) -> PromptText | None:
         """Return the text of a decision's prompt, by the decision's hashes; None if it is not kept."""
-        kept = self._kept.get(request_id)
-        if kept is None or not kept.is_certain or not hashes.startswith(kept.hashes):
+        kept = self._certain(request_id, hashes)
+        if kept is None:
             return None
         return PromptText(self._text_of(kept.head), self._text_of(kept.tail), kept.omitted_tokens)
+
+    def excerpt(self, request_id: str, hashes: bytes, start: int, tokens: int) -> str | None:
+        """Return the text of so many tokens of a decision's prompt from `start` on; None: they are not kept."""
+        kept = self._certain(request_id, hashes)
+        ids = b"" if kept is None else kept.head[start * _TOKEN_BYTES : (start + tokens) * _TOKEN_BYTES]
+        return self._text_of(ids) if ids else None
+
+    def _certain(self, request_id: str, hashes: bytes) -> _Kept | None:
+        kept = self._kept.get(request_id)
+        return kept if kept is not None and kept.is_certain and hashes.startswith(kept.hashes) else None
 
     def _drop(self, request_id: str) -> _Kept | None:
         kept = self._kept.pop(request_id, None)

@@ -43,6 +43,8 @@ class _ByMode(dict[str, Distribution]):
 class RequestMetrics:
     """Counters and distributions of requests; each call costs a fraction of a microsecond."""
 
+    ttft_bounds_s = _SECONDS
+
     def __init__(self, registry: CollectorRegistry, routing: Routing, modes: tuple[str, ...] = tuple(MODES)) -> None:
         self._fleet = routing.state.fleet
         self._modes = modes
@@ -78,6 +80,10 @@ class RequestMetrics:
         if self._parsed % _WAITING_MAX == 0:
             for each in self._distributions():
                 each.settle()
+
+    def arrived(self) -> tuple[int, list[int]]:
+        """Return how many requests were read, and how many first tokens came, by bucket of `ttft_bounds_s`."""
+        return self._parsed, [sum(each) for each in zip(*(seen.counts for seen in self._ttft.values()), strict=True)]
 
     def _distributions(self) -> Iterator[Distribution]:
         for by_mode in (self._duration, self._ttft, self._itl, self._ttft_of_model):

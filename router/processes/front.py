@@ -8,7 +8,7 @@
 | GET /v1/workers/{id}/drain | draining until all have handed over |
 | GET, PUT, DELETE /v1/shadows | pooled; changed in all |
 | GET /v1/workers | of the first process, with the doubts of all, each of which judges by its own requests |
-| GET /v1/report, /v1/predictions | the sums of all |
+| GET /v1/report, /v1/predictions, /v1/trends | the sums of all |
 | GET /v1/live | the stream of the first process, with the decisions of all |
 | GET /v1/processes | their names, ids and restarts |
 | GET /health, /live | this process lives |
@@ -40,6 +40,7 @@ from router.attribution.attribution import ROWS_MAX
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.live.routes import list_limit
+from router.live.trends import Shown, merged_trends
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import ProcessState, process_families
@@ -47,6 +48,7 @@ from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_trends = msgspec.json.Decoder(Shown).decode
 _decode_report = msgspec.json.Decoder(SavingsReport).decode
 _TOKENS = "handover_tokens"
 _DECISIONS = b"\nevent: decisions\n"
@@ -87,6 +89,7 @@ class Front:
             web.get("/v1/workers", self._workers),
             web.get("/v1/report", self._report),
             web.get("/v1/predictions", self._predictions),
+            web.get("/v1/trends", self._trends),
             web.get("/v1/live", self._live),
             web.get("/v1/processes", self._processes),
             web.get("/health", _health),
@@ -178,6 +181,11 @@ class Front:
         answers = await self._links.all("GET", request.rel_url.raw_path_qs)
         found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
         return _passed_on(found)
+
+    async def _trends(self, _: web.Request) -> web.Response:
+        answers = await self._links.all("GET", "/v1/trends")
+        shown = [_decode_trends(answer.body) for answer in answers.values() if answer.is_ok]
+        return json_response(merged_trends(shown)) if shown else _no_process_answers()
 
     async def _predictions(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", request.rel_url.raw_path_qs)

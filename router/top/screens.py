@@ -19,7 +19,7 @@ _HELP = {
     "worker": "up/down scroll  esc back  d decisions  q quit",
     "decision": "up/down scroll  esc back  w workers  q quit",
 }
-_WORKERS_HEAD = "WORKER         ROLE       STATE    TRUST     REQ  QUEUED BLOCKS HIT% PREFx  DECx"
+_WORKERS_HEAD = "WORKER         ROLE       STATE    TRUST     REQ QTOKENS BLOCKS HIT% PREFx  DECx"
 _DECISIONS_HEAD = "   AGE DECISION     WORKER           TOKENS  HELD   MARGIN     TTFT OUTCOME"
 _WORST_FIRST = ("FALLBACK", "DEGRADED", "EXACT")
 _WRAPPED_MIN = 20

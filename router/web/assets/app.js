@@ -12,6 +12,7 @@ import { message } from "./parts.js";
 import { PrefixesView } from "./prefixes.js";
 import { SavingsView } from "./savings.js";
 import { Timeline } from "./timeline.js";
+import { Trends } from "./trends.js";
 import { WorkerView } from "./worker.js";
 
 const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
@@ -21,6 +22,7 @@ class App {
   constructor() {
     this.live = new Live(() => this.redraw());
     this.timeline = new Timeline(this);
+    this.trends = new Trends(this);
     this.views = {
       fleet: new FleetView(this), prefixes: new PrefixesView(this), decisions: new DecisionsView(this), accuracy: new AccuracyView(this),
       savings: new SavingsView(this), log: new EventLogView(this), workers: new WorkerView(this), decision: new DecisionView(this),
@@ -41,12 +43,14 @@ class App {
   }
 
   arrive({ isFirst = false } = {}) {
-    const [place = "", ...names] = placeOf(location.hash);
+    const { path: [place = "", ...names], at } = placeOf(location.hash);
     const key = place === "decisions" && names.length ? "decision" : place || "fleet";
     this.view?.close?.();
     this.key = key;
     this.view = Object.hasOwn(this.views, key) ? this.views[key] : null;
     this.problem = "";
+    if (at !== null) this.live.show(at);
+    this.address();
     this.view?.open?.(names);
     document.title = this.view ? `${this.view.title} · kv-router` : "kv-router";
     this.drawNow();
@@ -73,7 +77,14 @@ class App {
   /** Show the fleet of a time; null: of now. */
   showTime(at) {
     this.live.show(at);
+    this.address();
     this.view?.moved?.();
+  }
+
+  /** Let the address name the time that is shown, too: a link to it. */
+  address() {
+    const place = location.hash.split("?")[0], { past } = this.live;
+    history.replaceState(null, "", past ? `${place || "#/fleet"}?at=${past.at}` : place || location.pathname);
   }
 
   /** Draw at the next frame, once for all changes until then. */
@@ -143,11 +154,13 @@ class App {
   }
 }
 
+/** The parts of `#/decisions/ID?at=TIME`; `at` is null without a time. */
 function placeOf(hash) {
+  const [place, query] = hash.replace(/^#\/?/, "").split("?"), at = Number(new URLSearchParams(query).get("at"));
   try {
-    return hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent).filter(Boolean);
+    return { path: place.split("/").map(decodeURIComponent).filter(Boolean), at: at > 0 ? at : null };
   } catch {
-    return ["?"];
+    return { path: ["?"], at: null };
   }
 }
 

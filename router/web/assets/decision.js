@@ -101,7 +101,7 @@ function columnsOf(decision, terms, largest) {
     ...(isWeighed ? weighed : []),
     { name: "Held", width: "64px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
     { name: "Expected", width: "76px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
-    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too much is queued there")], sort: (row) => row.trust },
+    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there")], sort: (row) => row.trust },
   ];
 }
 

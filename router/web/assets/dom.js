@@ -5,6 +5,7 @@
 // that comes from the network is ever parsed as HTML.
 
 const DESCRIBED = Symbol("described");
+const DRAWN = new Set(["svg", "path", "line"]);
 
 /** Describe an element. `properties`: attributes; `class`; `on...`: listeners; `style`: an object; `value`, `checked`: properties;
  *  `key`: what the element is among its siblings; `own`: its children are not compared; `ref`: called with the element after
@@ -51,7 +52,8 @@ function reusable(wanted, keyed, next) {
 }
 
 function created(wanted) {
-  return typeof wanted === "object" ? document.createElement(wanted.tag) : document.createTextNode("");
+  if (typeof wanted !== "object") return document.createTextNode("");
+  return DRAWN.has(wanted.tag) ? document.createElementNS("http://www.w3.org/2000/svg", wanted.tag) : document.createElement(wanted.tag);
 }
 
 function update(node, wanted) {

@@ -1,7 +1,7 @@
 // The fleet: figures of all, a map of its ranks, and each rank in a table.
 
 import { h } from "./dom.js";
-import { count, factor, percent, quantile, seconds, short, UNKNOWN } from "./format.js";
+import { count, factor, percent, seconds, short } from "./format.js";
 import { natural, stateOf } from "./fleet_rows.js";
 import { badge, figures, legend, link, message, name, tiers, trust } from "./parts.js";
 import { MEASURES, RankMap } from "./rank_map.js";
@@ -26,13 +26,21 @@ export class FleetView {
     });
   }
 
+  open() {
+    this.app.trends.open();
+  }
+
+  close() {
+    this.app.trends.close();
+  }
+
   draw() {
-    const { live } = this.app;
+    const { live, trends } = this.app;
     if (!live.fleet) return null;
     if (!live.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
     const words = this.words.trim().toLowerCase();
     const ranks = words ? live.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.ranks;
-    return [summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), this.filter(ranks), this.table.with(ranks)];
+    return [headline(live, trends), trends.figures(), summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), this.filter(ranks), this.table.with(ranks)];
   }
 
   mapped(ranks) {
@@ -42,7 +50,7 @@ export class FleetView {
         h("select", { id: "measure", value: this.measure, onchange: (event) => this.showMeasure(event.target.value) },
           Object.entries(MEASURES).map(([key, { name: text }]) => h("option", { key, value: key, selected: key === this.measure }, text))),
         h("span", { class: "muted pointed" }, this.pointed ? described(this.pointed, this.measure) : scaleOf(ranks, this.measure)),
-        legend(["accent", "more"], ["warn", "degraded"], ["bad", "fallback"], ["cross", "takes no work"])),
+        legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
       this.map.with(ranks, this.measure, (rank) => {
         this.pointed = rank;
         this.app.redraw();
@@ -71,9 +79,9 @@ const COLUMNS = [
   { name: "Role", width: "92px", cell: (rank) => rank.role, sort: (rank) => rank.role },
   { name: "State", width: "88px", cell: (rank) => badge(stateOf(rank), { fit: "", draining: "warn", unfit: "bad" }[stateOf(rank)], rank.unfit), sort: (rank) => stateOf(rank) },
   { name: "Trust", width: "96px", phone: "80px", cell: trust, sort: (rank) => RANKED[rank.trust], hint: "How far the index of this rank is trusted" },
-  { name: "Requests", width: "76px", phone: "52px", align: "end", cell: (rank) => count(rank.requests), sort: (rank) => rank.requests, hint: "Requests that were sent there and have not ended" },
-  { name: "Queued", width: "72px", align: "end", cell: (rank) => short(rank.queuedTokens), sort: (rank) => rank.queuedTokens, hint: "Prompt tokens that wait for their computation" },
-  { name: "Cache", width: "minmax(96px, 1fr)", phone: "74px", cell: tiers, sort: (rank) => rank.fill, hint: "Blocks on the GPU, of all its blocks; + on other tiers" },
+  { name: "Requests", width: "76px", phone: "60px", align: "end", cell: (rank) => count(rank.requests), sort: (rank) => rank.requests, hint: "Requests that were sent there and have not ended" },
+  { name: "Queued tokens", width: "98px", align: "end", cell: (rank) => short(rank.queuedTokens), sort: (rank) => rank.queuedTokens, hint: "Prompt tokens that wait for their computation" },
+  { name: "Cache", width: "minmax(96px, 1fr)", phone: "66px", cell: tiers, sort: (rank) => rank.fill, hint: "Blocks on the GPU, of all its blocks; + on other tiers" },
   { name: "Hit", width: "56px", align: "end", cell: (rank) => percent(rank.hit), sort: (rank) => rank.hit, hint: "Share of prompt tokens reused, of the newest decisions" },
   { name: "TTFT", width: "72px", phone: "52px", align: "end", cell: (rank) => seconds(rank.ttft), sort: (rank) => rank.ttft, hint: "Median time to the first token, of the newest decisions" },
   { name: "ITL", width: "72px", align: "end", cell: (rank) => seconds(rank.itl), sort: (rank) => rank.itl, hint: "Median time between tokens, of the newest decisions" },
@@ -83,18 +91,15 @@ const COLUMNS = [
 /** The same columns, for the ranks of one worker. */
 export const RANK_COLUMNS = COLUMNS;
 
+function headline({ fleet, version }, trends) {
+  return h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, fleet.policy), version && ` · version ${version}`, ` · ${trends.saved()}`);
+}
+
 function summary(live) {
-  const { fleet, ranks, decisions } = live;
-  const ttfts = decisions.map((each) => each.outcome?.ttft_s).filter((each) => each != null).sort((left, right) => left - right);
+  const { fleet, ranks } = live;
   const unfit = ranks.filter((rank) => stateOf(rank) !== "fit").length, doubted = ranks.filter((rank) => rank.trust !== "EXACT").length;
-  const known = ranks.filter((rank) => rank.hit !== null), hit = known.length ? known.reduce((sum, rank) => sum + rank.hit, 0) / known.length : null;
   return figures(
-    ["Requests", live.rate === null ? UNKNOWN : `${live.rate.toFixed(1)}/s`, "Decisions per second"],
-    ["In flight", count(fleet.requests.in_flight)],
     ["Queued", count(fleet.requests.queued), "Requests that wait for room", fleet.requests.queued ? "warn" : ""],
-    ["TTFT p50", seconds(quantile(ttfts, 0.5)), `Of the newest ${ttfts.length} decisions with a first token`],
-    ["TTFT p90", seconds(quantile(ttfts, 0.9))],
-    ["Hit rate", percent(hit), "Share of prompt tokens reused, mean of ranks"],
     ["Ranks", `${count(ranks.length)}`, `${fleet.workers.worker_id.length} workers`],
     ["Take no work", count(unfit), "", unfit ? "bad" : ""],
     ["Not exact", count(doubted), "Ranks of which the index is not sure", doubted ? "warn" : ""]);

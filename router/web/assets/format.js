@@ -69,10 +69,6 @@ export function clock(unixSeconds) {
   return new Date(1e3 * unixSeconds).toLocaleTimeString("en-GB");
 }
 
-function pad(value, width) {
-  return String(value).padStart(width, "0");
-}
-
 /** The value below which the share `quantile` of the sorted values lies; null without any. */
 export function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;

@@ -15,8 +15,8 @@ export class Live {
     this.changed = changed;
     this.state = "connecting"; // connecting, live, away, token
     this.problem = "";
+    this.version = ""; // of the router
     this.now = null; // the newest fleet
-    this.before = null; // the one before, for rates
     this.decisionsNow = [];
     this.history = null;
     this.past = null; // {at, fleet, ranks, decisions, problem}
@@ -43,13 +43,6 @@ export class Live {
 
   get isPast() {
     return this.past !== null;
-  }
-
-  /** Decisions per second; null if that is not known. */
-  get rate() {
-    if (this.past) return rateAt(this.past.decisions, this.past.at);
-    if (!this.now || !this.before || this.now.at_s <= this.before.at_s) return null;
-    return Math.max(0, this.now.requests.decided_total - this.before.requests.decided_total) / (this.now.at_s - this.before.at_s);
   }
 
   /** Follow the control plane until the page ends. */
@@ -96,14 +89,14 @@ export class Live {
   take(event, data) {
     this.state = "live";
     this.problem = "";
-    if (event === "fleet") this.takeFleet(data);
+    if (event === "hello") this.version = data.version;
+    else if (event === "fleet") this.takeFleet(data);
     else if (event === "decisions") this.merge(data.decisions);
     else if (event === "mark" && this.history) this.history.marks = [...this.history.marks, data].slice(-MARKS_MAX);
     this.changed();
   }
 
   takeFleet(fleet) {
-    this.before = this.now;
     this.now = fleet;
     this.ranksNow = ranksOf(fleet);
   }
@@ -146,13 +139,4 @@ export class Live {
     }
     this.changed();
   }
-}
-
-const WINDOW_S = 10;
-
-/** Decisions per second in the seconds before a time; null where decisions of them may have been forgotten. */
-function rateAt(decisions, at) {
-  const oldest = decisions.at(-1);
-  if (!oldest || oldest.at_s > at - WINDOW_S) return null;
-  return decisions.filter((each) => each.at_s > at - WINDOW_S && each.at_s <= at).length / WINDOW_S;
 }

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { UNKNOWN, count, short } from "./format.js";
 
-const TRUST_CLASS = { EXACT: "good", DEGRADED: "warn", FALLBACK: "bad" };
+const TRUST_CLASS = { EXACT: "exact", DEGRADED: "degraded", FALLBACK: "fallback" };
 
 /** Figures in a row: [name, value, hint, class]. */
 export function figures(...found) {

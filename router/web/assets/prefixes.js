@@ -207,7 +207,10 @@ export class PrefixesView {
     const isPartial = node.holders > node.ranks.length;
     return h("aside", { class: "panel detail", "aria-label": "Selected prefix" },
       h("h2", null, "Prefix ", h("span", { class: "mono" }, hashTail(node.last))),
+      node.use?.text && h("pre", { class: "text" }, node.use.text),
       facts([
+        ["Models", node.use?.models.join(", ") || UNKNOWN],
+        ["Tenants", node.use?.tenants.join(", ") || UNKNOWN],
         ["Last block", h("span", { class: "mono wrap" }, node.last)],
         ["First block", h("span", { class: "mono wrap" }, node.first)],
         ["Length", `${count(node.blocks)} blocks, ${count(node.depth_blocks)} from the root`],
@@ -241,13 +244,19 @@ function prefix(row) {
   if (!row.node) return h("span", { class: "muted", style: indent }, row.text);
   const { node } = row;
   return h("span", { class: "prefix", style: indent, title: node.last },
-    h("span", { class: `twisty ${node.children ? "has" : ""}`, "aria-hidden": "true" }, node.children ? "▸" : ""), h("span", { class: "mono" }, hashTail(node.last)), node.children > 0 && h("span", { class: "muted" }, ` ${short(node.children)}`));
+    h("span", { class: `twisty ${node.children ? "has" : ""}`, "aria-hidden": "true" }, node.children ? "▸" : ""), node.use?.text ? name(node.use.text) : h("span", { class: "mono" }, hashTail(node.last)), node.children > 0 && h("span", { class: "muted" }, ` ${short(node.children)}`));
+}
+
+/** Tenants of the newest requests; without tenants their models. */
+function users(use) {
+  return use?.tenants.length ? use.tenants : (use?.models ?? []);
 }
 
 const heatShare = (node) => Math.min(1, Math.log2(1 + (node.heat ?? 0)) / 6);
 const inNode = (cell) => (row) => (row.node ? cell(row.node, row) : "");
 const COLUMNS = [
-  { name: "Prefix", width: "minmax(140px, 2fr)", phone: "minmax(128px, 2fr)", cell: prefix, hint: "End of the hash of its last block, and how many prefixes are behind it" },
+  { name: "Prefix", width: "minmax(140px, 2fr)", phone: "minmax(128px, 2fr)", cell: prefix, hint: "Its text where prompts are kept, or the end of the hash of its last block; how many prefixes are behind it" },
+  { name: "Used by", width: "minmax(90px, 1fr)", cell: inNode(({ use }) => name(users(use).join(", ") || UNKNOWN)), hint: "Tenants, or without them models, of the newest requests through it" },
   { name: "Length", width: "64px", align: "end", cell: inNode((node) => count(node.blocks)), hint: "Blocks of the chain, to the next fork" },
   { name: "Depth", width: "64px", align: "end", cell: inNode((node) => short(node.depth_blocks)), hint: "Blocks from the root" },
   { name: "Size", width: "minmax(86px, 1fr)", phone: "80px", align: "end", cell: inNode((node, row) => [bar([[node.subtree_blocks, "accent"]], row.largest, `${count(node.subtree_blocks)} blocks with all behind`), h("span", { class: "number" }, short(node.subtree_blocks))]), hint: "Blocks with all behind it" },

@@ -80,7 +80,7 @@ export class RankMap {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
     const paint = canvas.getContext("2d"), colours = getComputedStyle(canvas), { value, isScaled } = MEASURES[this.measure];
-    const [accent, track, bad, warn] = ["--accent", "--track", "--bad", "--warn"].map((name) => colours.getPropertyValue(name));
+    const [accent, track, bad, degraded, fallback] = ["--accent", "--track", "--bad", "--degraded", "--fallback"].map((name) => colours.getPropertyValue(name));
     const largest = isScaled ? Math.max(1e-9, ...this.ranks.map((rank) => value(rank) ?? 0)) : 1;
     paint.scale(ratio, ratio);
     this.ranks.forEach((rank, at) => {
@@ -95,7 +95,7 @@ export class RankMap {
       }
       paint.globalAlpha = 1;
       if (stateOf(rank) !== "fit") cross(paint, x, y, cell, bad);
-      else if (rank.trust !== "EXACT") corner(paint, x, y, cell, rank.trust === "FALLBACK" ? bad : warn);
+      else if (rank.trust !== "EXACT") corner(paint, x, y, cell, rank.trust === "FALLBACK" ? fallback : degraded);
     });
   }
 }

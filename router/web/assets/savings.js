@@ -26,10 +26,12 @@ export class SavingsView {
   }
 
   open() {
+    this.app.trends.open();
     this.poll.open("/v1/report");
   }
 
   close() {
+    this.app.trends.close();
     this.poll.close();
   }
 
@@ -42,6 +44,7 @@ export class SavingsView {
       problem && message("warn", "These figures are not current.", problem),
       h("p", { key: "period", class: "muted" }, `Of the requests that were answered since ${when(found.since)}. Seconds are those of one rank's prefill.`),
       summary(found.total),
+      this.app.trends.chart(),
       h("section", { key: "rows", class: "panel" },
         h("div", { class: "tools" }, h("label", { for: "savings-by" }, "By "),
           h("select", { id: "savings-by", value: this.by, onchange: (event) => this.show(event.target.value) },
@@ -93,13 +96,13 @@ const summed = (text, field, shown, hint, phone) => ({ name: text, width: "minma
 function columnsOf(by) {
   const [text, nameless] = DIMENSIONS[by];
   return [
-    { name: text, width: "minmax(140px, 2fr)", phone: "minmax(90px, 1fr)", cell: (row) => (row.isOther ? h("em", null, "all others") : row.name ? name([row.title, row.name].filter(Boolean).join(" ")) : h("em", null, nameless)), sort: (row) => row.title || row.name },
+    { name: text, width: "minmax(140px, 2fr)", phone: "minmax(64px, 1fr)", cell: (row) => (row.isOther ? h("em", null, "all others") : row.name ? name([row.title, row.name].filter(Boolean).join(" ")) : h("em", null, nameless)), sort: (row) => row.title || row.name },
     summed("Requests", "requests", count, "Answered requests", "66px"),
     summed("Prompt", "prompt_tokens", short, "Tokens of their prompts"),
-    { ...summed("Reused", "reused_tokens", short, "Of the prompts' tokens", "56px"), cell: (row) => share(row.reused_tokens, row.prompt_tokens), sort: (row) => (row.prompt_tokens ? row.reused_tokens / row.prompt_tokens : null) },
-    summed("Routing", "routing_tokens", (value) => signed(value, short), "Tokens beyond what a worker drawn evenly would have reused", "66px"),
+    { ...summed("Reused", "reused_tokens", short, "Of the prompts' tokens", "54px"), cell: (row) => share(row.reused_tokens, row.prompt_tokens), sort: (row) => (row.prompt_tokens ? row.reused_tokens / row.prompt_tokens : null) },
+    summed("Routing", "routing_tokens", (value) => signed(value, short), "Tokens beyond what a worker drawn evenly would have reused", "58px"),
     summed("Foregone", "foregone_tokens", short, "Tokens that another worker held and the chosen one did not"),
-    summed("Saved", "saved_s", secondsOf, "Seconds of a rank's prefill", "66px"),
+    summed("Saved", "saved_s", secondsOf, "Seconds of a rank's prefill", "58px"),
     summed("By routing", "routing_s", secondsOf, "The part of them that is due to routing"),
   ];
 }

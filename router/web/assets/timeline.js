@@ -5,15 +5,18 @@ import { clock } from "./format.js";
 
 const KINDS = { worker_left: "--bad", worker_silent: "--bad", log_lost: "--bad", trust: "--warn", resync: "--warn", worker_draining: "--warn" };
 
+const RANGES = { 900: "15 min", 3600: "1 h", 43200: "12 h" };
+
 export class Timeline {
   constructor(app) {
     this.app = app;
+    this.range = 3600;
   }
 
   /** Times of the two ends; null while nothing is kept. */
   get span() {
-    const { live } = this.app, from = live.history?.ring.from_s ?? null, to = live.now?.at_s ?? live.history?.now_s ?? null;
-    return from === null || to === null || to <= from ? null : [from, to];
+    const { live } = this.app, kept = live.history?.ring.from_s ?? null, to = live.now?.at_s ?? live.history?.now_s ?? null;
+    return kept === null || to === null || to <= kept ? null : [Math.max(kept, Math.min(to - this.range, live.past?.at ?? to)), to];
   }
 
   draw() {
@@ -29,7 +32,10 @@ export class Timeline {
           "aria-valuetext": live.isPast ? clock(at) : "now", oninput: (event) => this.moved(event.target, from),
         })),
       h("output", { class: "time" }, live.isPast ? h("strong", null, clock(at)) : clock(at)),
-      h("span", { class: "muted from" }, `since ${clock(from)}`));
+      h("select", { "aria-label": "Time range", value: String(this.range), onchange: (event) => {
+        this.range = Number(event.target.value);
+        this.app.redraw();
+      } }, Object.entries(RANGES).map(([key, text]) => h("option", { key, value: key, selected: key === String(this.range) }, text))));
   }
 
   /** The end of the slider is the present. */

@@ -208,8 +208,13 @@ async def test_each_process_serves_from_one_port_and_knows_what_workers_hold() -
             assert await made.metric('requests_total{.*outcome="ok".*}') == before_ok + 20
             return await told() == before + 20
 
+        async def all_are_in_the_trends() -> bool:
+            rows = (await made.control("/v1/trends"))["rows"]
+            return await made.metric("requests_total{.*}") == sum(int(row["requests"]) for row in rows)
+
         await made.until(both_know)
         await made.until(all_are_told)
+        await made.until(all_are_in_the_trends)
         tree = await made.control("/v1/prefix-tree?order_by=heat")
         assert tree["outline"]["heat_requests"] == await told(), "the requests of both processes make prefixes warm"
         assert (tree["nodes"][0]["heat"] > 0, tree["nodes"][0]["ranks"][0]["worker_id"]) == (True, "w0")

@@ -18,6 +18,7 @@ MODEL = "sim-8b"
 BLOCK_TOKENS = 16
 TENANTS = 3
 _SYSTEMS = 6
+_WORDS = ("the prompt", "a cache", "each block", "holds tokens", "the router", "keeps it", "for the next", "worker")
 _ANSWER_TOKENS = 20
 _ANSWER_S = 10.0
 """A client that waited longer has gone."""
@@ -116,7 +117,8 @@ def prompts(shape: TrafficShape, seed: int) -> Iterator[list[int]]:
 
 
 def _tokens(draw: Random, blocks: int) -> list[int]:
-    return [draw.randrange(256) for _ in range(blocks * BLOCK_TOKENS)]
+    text = f"{draw.randrange(1 << 40)} " + " ".join(draw.choices(_WORDS, k=blocks * BLOCK_TOKENS))
+    return list(text.encode()[: blocks * BLOCK_TOKENS])
 
 
 @asynccontextmanager

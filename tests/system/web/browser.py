@@ -1,5 +1,6 @@
 """A headless Chromium on the page: what it shows, what its console says, and what axe finds in it."""
 
+import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
@@ -7,10 +8,13 @@ from typing import Any, Literal, NamedTuple
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from tests.support.paths import ROOT
+from tests.system.dashboards.picture import small
 
 AXE = ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 """The checker, which `make browser` installs."""
 WAIT_MS = 30_000
+_BELOW_PX = 70
+"""The time slider, and the space above it."""
 _AXE_RULES = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
   .filter(each => ["serious", "critical"].includes(each.impact))
   .map(each => `${each.id}: ${each.nodes.map(node => node.target.join(" ")).slice(0, 3).join(", ")}`)"""
@@ -25,7 +29,7 @@ class Size(NamedTuple):
     scale: float
 
 
-PHONE, DESKTOP = Size("phone", 390, 844, 2), Size("desktop", 1440, 900, 1)
+PHONE, DESKTOP = Size("phone", 390, 844, 2), Size("desktop", 1600, 1000, 1)
 
 
 class Screen:
@@ -67,6 +71,14 @@ class Screen:
                 return
             await self.page.keyboard.press("Tab")
         raise AssertionError(f"{selector} has no focus after {presses_max} presses of Tab")
+
+    async def picture(self) -> bytes:
+        """Return a picture that ends where the page does."""
+        end = await self.page.evaluate("document.querySelector('main').lastElementChild.getBoundingClientRect().bottom")
+        size = self.page.viewport_size
+        assert size is not None
+        await self.page.set_viewport_size({"width": size["width"], "height": min(size["height"], int(end) + _BELOW_PX)})
+        return small(io.BytesIO(await self.page.screenshot(animations="disabled")))
 
     async def faults(self) -> list[str]:
         """Return what axe calls serious or critical."""

@@ -46,7 +46,7 @@ _SHAPE = Shape(
     requests=TrafficShape(requests_per_s=8.0, system_blocks=24, question_blocks=(3, 40)),
     router_settings=(
         *("tracing.link=https://traces.example/{request_id}", "journal.decisions_max=50000"),
-        "control.keep_text=true",
+        *("control.keep_text=true", "queue.fair_share_by=x-tenant-id"),
     ),
 )
 
@@ -147,10 +147,12 @@ async def test_by_keyboard_the_tree_is_explored_and_the_slider_moved(watched: Wa
         await expect(page.locator('[role=row][aria-expanded="false"]').first).to_be_visible()
         await shown.tab_to("[role=treegrid]")
         await shown.press("Home", "ArrowRight")
-        await expect(page.locator('[role=row][aria-level="2"]').first).to_contain_text("…")  # it is no longer read
+        await expect(page.locator('[role=row][aria-level="2"]').first).not_to_contain_text("Reading")
         await shown.press("ArrowDown")
         await expect(page.locator('[role=row][aria-level="2"][aria-selected="true"]')).to_be_visible()
         await expect(page.locator("aside [role=row]").nth(1)).to_contain_text("/")
+        await expect(page.locator("aside")).to_contain_text("tenant-")
+        await expect(page.locator("aside pre")).to_contain_text("the router")
         await shown.press("ArrowLeft", "ArrowLeft")
         await expect(page.locator('[role=row][aria-level="2"]')).to_have_count(0)
         await page.goto(f"{watched.url}/ui/#/fleet")
@@ -170,6 +172,26 @@ async def test_by_keyboard_the_tree_is_explored_and_the_slider_moved(watched: Wa
         await shown.tab_to(".timeline button")
         await shown.press("Enter")
         await shown.is_live()
+
+
+async def test_the_last_15_minutes_are_drawn_and_an_address_leads_to_a_moment(watched: Watched) -> None:
+    async with screen(watched.browser, watched.url) as shown:
+        await shown.open()
+        await shown.is_live()
+        await expect(shown.page.locator(".trends svg path[d^=M]")).to_have_count(6)
+        await expect(shown.page.locator(".headline")).to_contain_text("of it by routing")
+        await shown.tab_to("input[type=range]")
+        await shown.press(*["ArrowLeft"] * 6)
+        await expect(shown.page.locator(".status.past")).to_be_visible()
+        place = shown.page.url.split("#/")[1]
+    async with screen(watched.browser, watched.url) as shown:
+        await shown.open(place)
+        await expect(shown.page.locator(".status.past")).to_be_visible()
+        await expect(shown.page.locator(".trends .moment")).to_have_count(5)
+        await shown.tab_to(".timeline button")
+        await shown.press("Enter")
+        await shown.is_live()
+        assert shown.page.url.endswith("#/fleet")
 
 
 @SIZES
@@ -194,20 +216,24 @@ async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_eve
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "size"),
+    ("name", "place", "size", "scheme"),
     [
-        ("web_fleet", "fleet", DESKTOP),
-        ("web_decision", "decisions/{decision}", DESKTOP),
-        ("web_prefixes", "prefixes", DESKTOP),
-        ("web_accuracy", "accuracy", DESKTOP),
-        ("web_savings", "savings", DESKTOP),
-        ("web_phone_fleet", "fleet", PHONE),
-        ("web_phone_decision", "decisions/{decision}", PHONE),
+        ("web_fleet", "fleet", DESKTOP, "light"),
+        ("web_worker", "workers/w0", DESKTOP, "light"),
+        ("web_prefixes", "prefixes", DESKTOP, "light"),
+        ("web_decisions", "decisions", DESKTOP, "dark"),
+        ("web_decision", "decisions/{decision}", DESKTOP, "light"),
+        ("web_accuracy", "accuracy", DESKTOP, "light"),
+        ("web_savings", "savings", DESKTOP, "light"),
+        ("web_log", "log", DESKTOP, "light"),
+        ("web_phone_fleet", "fleet", PHONE, "dark"),
     ],
 )
-async def test_every_picture_is_drawn(watched: Watched, name: str, place: str, size: Size, tmp_path: Path) -> None:
+async def test_every_picture_is_drawn(
+    watched: Watched, name: str, place: str, size: Size, scheme: Literal["light", "dark"], tmp_path: Path
+) -> None:
     directory = Path(os.environ.get("KVROUTER_FIGURES", tmp_path))
-    async with screen(watched.browser, watched.url, size) as shown:
+    async with screen(watched.browser, watched.url, size, scheme) as shown:
         await shown.open(place.format(decision=await newest_decision(watched.fleet)))
         await shown.is_live()
         await expect(shown.page.get_by_text("Reading")).to_have_count(0)
@@ -215,8 +241,7 @@ async def test_every_picture_is_drawn(watched: Watched, name: str, place: str, s
             await shown.page.get_by_role("treegrid").focus()
             await shown.press("Home", "ArrowRight", "ArrowDown")
         await watched.sent.more(5)
-        drawn = await shown.page.screenshot(path=directory / f"{name}.png", animations="disabled")
-    assert drawn.startswith(b"\x89PNG")
+        (directory / f"{name}.png").write_bytes(await shown.picture())
     assert (ROOT / "docs" / "figures" / f"{name}.png").exists()
 
 
@@ -239,7 +264,7 @@ async def test_hostile_names_are_text(watched: Watched) -> None:
         ):
             await shown.open(place)
             await shown.shows(text)
-            assert await shown.page.locator("#page :is(img, svg, script)").count() == 0
+            assert await shown.page.locator("#page :is(img, script, [onload], [onerror])").count() == 0
             assert "executed" not in await shown.page.title()
         await shown.open(f"decisions/{given}")
         await shown.page.locator("summary", has_text="Prompt").click()

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import HeatSource
+from indexer.embedded import HeatSource, UsesSource
 from indexer.follow.fold import FoldStatistics, IndexFold
 from indexer.follow.inputs import HeartbeatArrived
 from indexer.service.prefix_explorer import PrefixExplorer
@@ -54,9 +54,9 @@ class NeverThere:
         """Return no ranks."""
         return {}
 
-    def explorer(self, heat: HeatSource | None = None) -> PrefixExplorer:
+    def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
         """Return pages of nothing."""
-        return PrefixExplorer(self._fold, ManualClock(), heat=heat)
+        return PrefixExplorer(self._fold, ManualClock(), heat=heat, uses=uses)
 
     async def wait_for(self, _rank: WorkerRank, _epoch: int, _seq: int) -> None:
         """Wait."""
