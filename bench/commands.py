@@ -14,7 +14,6 @@ from bench.fidelity.live_command import live
 from bench.fleet_views import fleet_views
 from bench.index.command import index
 from bench.memory.command import memory
-from bench.oracle.command import oracle
 from bench.placement.command import placement
 from bench.request.command import request
 from bench.routing.command import trace
@@ -45,7 +44,6 @@ for command in (
     index,
     live,
     memory,
-    oracle,
     placement,
     replay,
     report,

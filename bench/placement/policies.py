@@ -4,16 +4,13 @@ kv                  mode kv as it is by default
 kv-blocks           mode kv-blocks as it is by default
 kv-blocks-P-H       the same with prefill_scale P and history_weight H
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
-dynamo              NVIDIA Dynamo's cost formula with its defaults. `router bench oracle` compares our formula with the
-peer itself; here its tie-breaks are ours
+dynamo              NVIDIA Dynamo's cost formula with its defaults and our tie-breaks
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bench.oracle.grid import Weights
-from bench.oracle.ours import policy_of
 from bench.placement.llmd import EngineMetrics, WeightedScorers
 from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CacheAware
@@ -69,7 +66,15 @@ PLACEMENTS: dict[str, Placement] = {
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
     },
-    "dynamo": Placement(policy_of(Weights("default"))),
+    "dynamo": Placement(
+        Policy(
+            mode="kv-blocks",
+            parameters=CostParameters(prefill_scale=1.0, history_weight=0.0),
+            predict_on_route=False,
+            spill_tokens=0,
+            newcomers=False,
+        )
+    ),
     "sglang": _foreign("sglang", _cache_aware),
     "session-hash": _foreign("session-hash", _session_hash),
     "llm-d": _foreign("llm-d", _scorers),

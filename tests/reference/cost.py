@@ -18,7 +18,7 @@ scaled already.
 Spill gate (off when spill_tokens is 0): a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has
 less than half of that.
 
-N and overlap_credit 0 are as in NVIDIA Dynamo (`router bench oracle`). Every number results from additions, products
+N and overlap_credit 0 are as in NVIDIA Dynamo. Every number results from additions, products
 and comparisons in a fixed order, so that all machines agree on each bit.
 """
 

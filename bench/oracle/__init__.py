@@ -1,1 +1,0 @@
-"""`router bench oracle`: our choice beside the peer's real one."""
