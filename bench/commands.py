@@ -8,7 +8,6 @@ from bench.decision.command import decision
 from bench.decision.replayed import replay
 from bench.decision.shadowed import shadows
 from bench.disagg.command import disagg
-from bench.drain import drain
 from bench.events.command import events
 from bench.fidelity.live_command import live
 from bench.fleet_views import fleet_views
@@ -37,7 +36,6 @@ for command in (
     dataplane,
     decision,
     disagg,
-    drain,
     events,
     fleet_views,
     hot_spots,
