@@ -12,7 +12,6 @@ from bench.events.command import events
 from bench.fidelity.live_command import live
 from bench.fleet_views import fleet_views
 from bench.index.command import index
-from bench.memory.command import memory
 from bench.placement.command import placement
 from bench.request.command import request
 from bench.routing.command import trace
@@ -41,7 +40,6 @@ for command in (
     hot_spots,
     index,
     live,
-    memory,
     placement,
     replay,
     report,
