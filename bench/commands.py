@@ -16,7 +16,6 @@ from bench.placement.command import placement
 from bench.request.command import request
 from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
-from bench.scrape import scrape
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
@@ -44,7 +43,6 @@ for command in (
     replay,
     report,
     request,
-    scrape,
     shadows,
     soak,
     sweep,
