@@ -10,7 +10,6 @@ from bench.decision.shadowed import shadows
 from bench.disagg.command import disagg
 from bench.events.command import events
 from bench.fidelity.live_command import live
-from bench.fleet_views import fleet_views
 from bench.index.command import index
 from bench.placement.command import placement
 from bench.request.command import request
@@ -19,7 +18,6 @@ from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
-from bench.web_page import web_page
 from bench.what_if.agreement import command as agreement
 
 
@@ -35,7 +33,6 @@ for command in (
     decision,
     disagg,
     events,
-    fleet_views,
     hot_spots,
     index,
     live,
@@ -47,6 +44,5 @@ for command in (
     soak,
     sweep,
     trace,
-    web_page,
 ):
     bench.add_command(command)

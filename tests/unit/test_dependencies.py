@@ -32,7 +32,6 @@ ELSEWHERE = {
     "router/endpoint_picker/schema.py": {"protobuf"},  # imported, like the next two, where the picker is on
     "router/endpoint_picker/wire.py": {"protobuf"},
     "router/endpoint_picker/service.py": {"grpcio"},
-    "bench/browser.py": {"playwright"},  # imported by the bench of the web page
 }
 """Modules that use something else, in functions alone or in a module that nothing imports when it starts."""
 NAMESPACES = {"opentelemetry": ["opentelemetry-sdk"], "google": ["protobuf"]}
@@ -97,7 +96,7 @@ def test_the_list_of_exceptions_is_not_longer_than_needed() -> None:
 
 def test_exceptions_are_imported_when_a_function_runs() -> None:
     for path, excepted in ELSEWHERE.items():
-        if path in ("bench/browser.py", "dashboards/render.py", "kv_runtime/tracing/otlp.py", "router/top/terminal.py"):
+        if path in ("dashboards/render.py", "kv_runtime/tracing/otlp.py", "router/top/terminal.py"):
             continue  # a function imports the module
         if path.startswith("router/endpoint_picker/"):
             continue  # likewise

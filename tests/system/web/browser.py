@@ -5,11 +5,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
 
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import small
 
+CHROMIUM = "/usr/bin/chromium"
+"""Debian's package; `make browser` installs it."""
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 AXE = ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 """The checker, which `make browser` installs."""
 WAIT_MS = 30_000
@@ -85,6 +97,17 @@ class Screen:
         await self.page.evaluate(AXE.read_text())
         found: Sequence[Any] = await self.page.evaluate(_AXE_RULES)
         return [str(each) for each in found]
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """Yield a browser with a profile of its own."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        try:
+            yield browser
+        finally:
+            await browser.close()
 
 
 @asynccontextmanager

@@ -15,13 +15,12 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from bench.browser import chromium
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import Fleet, Shape, fleet_on_one_server
 from tests.system.faults.traffic import MODEL, Traffic, TrafficShape
-from tests.system.web.browser import DESKTOP, PHONE, WAIT_MS, Size, screen
+from tests.system.web.browser import DESKTOP, PHONE, WAIT_MS, Size, chromium, screen
 from tests.unit.router.samples import registered
 
 expect.set_options(timeout=WAIT_MS)
