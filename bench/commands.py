@@ -2,7 +2,6 @@
 
 import click
 
-from bench.bodies.command import bodies
 from bench.dataplane.command import dataplane
 from bench.decision.command import decision
 from bench.decision.replayed import replay
@@ -28,7 +27,6 @@ def bench() -> None:
 
 for command in (
     agreement,
-    bodies,
     dataplane,
     decision,
     disagg,

@@ -1,17 +1,14 @@
 """The search for bad bodies, at real processes: it finds a planted quadratic parser, and nothing like it in ours.
 
-Scores are CPU time of the process under test, so that what else the machine does is not seen. The figures that matter
-are `router bench bodies`'s.
+Scores are CPU time of the process under test, so that what else the machine does is not seen.
 """
 
 import asyncio
 
 import pytest
 
-from bench.bodies.command import fleet_shape, searched, targets_of
-from bench.bodies.probe import probe
-from bench.bodies.shapes import FILLERS, Search
-from bench.processes import FleetProcesses
+from bench.processes import FleetProcesses, FleetShape
+from tests.system.faults.bodies import FILLERS, Search, cost_s, searched
 
 SEED = 7
 SIZES = (4 << 10, 60 << 10, 250 << 10)
@@ -25,12 +22,19 @@ OBJECTS = {name for name, filler in FILLERS.items() if filler(2000).count(b"{") 
 
 async def search(module: str, at: int, sizes: tuple[int, ...] = SIZES) -> Search:
     """Return what a search finds at a process of a fleet whose router is `module`: 0 the router, 1 the agent."""
-    async with FleetProcesses(fleet_shape("byte", "auto", router_module=module)) as fleet:
-        target = targets_of(fleet)[at]
-        found = await asyncio.to_thread(searched, target, SEED, DRAWS, sizes, by_cpu=True)
-        for shape in found.worst(AGAIN):
-            again = [await asyncio.to_thread(probe, target, shape.path, shape.body()) for _ in range(REPEATS)]
-            found.scores[shape] = min(found.scores[shape], *(each.cpu_s for each in again))
+    shape = FleetShape(
+        workers=1,
+        worker_settings=("telemetry.log_level=error", "engine.speed=1000"),
+        router_settings=("telemetry.log_level=error",),
+        router_module=module,
+    )
+    async with FleetProcesses(shape) as fleet:
+        (name, agent_url), *_ = fleet.worker_urls.items()
+        url, pid = ((fleet.data_url, fleet.router.pid), (agent_url, fleet.workers[name].pid))[at]
+        found = await asyncio.to_thread(searched, url, pid, SEED, DRAWS, sizes)
+        for shape_found in found.worst(AGAIN):
+            again = [await asyncio.to_thread(cost_s, url, pid, shape_found) for _ in range(REPEATS)]
+            found.scores[shape_found] = min(found.scores[shape_found], *again)
         return found
 
 

@@ -1,12 +1,18 @@
-"""Request bodies by shape: where something stands, what it is made of, and how many bytes of it there are.
+"""Request bodies by shape, what CPU time one costs a process, and a search for the worst.
 
-A search over them (`worst_shapes`) only gets a score from the server: it draws shapes, and changes the worst ones
-that it has found. Equal seeds draw equal shapes as long as scores are equal.
+The search only gets a score: it draws shapes, and changes the worst ones that it has found. Equal seeds draw equal
+shapes as long as scores are equal.
 """
 
+import http.client
 import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+_TIMEOUT_S = 120.0
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _MODEL = b"sim-8b"
@@ -116,7 +122,7 @@ class Search:
     """Draws shapes of given sizes, and changes the worst that were found."""
 
     def __init__(self, seed: int, sizes: tuple[int, ...]) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - shapes, no secrets
+        self._random = random.Random(seed)
         self._sizes = sizes
         self._known: set[BodyShape] = set()
         self.scores: dict[BodyShape, float] = {}
@@ -141,3 +147,27 @@ class Search:
                 shape = draw.choice(self.worst(_KEEP))._replace(**{field: getattr(shape, field)})
             if shape not in self._known:
                 return shape
+
+
+def cost_s(url: str, pid: int, shape: BodyShape) -> float:
+    """Return the CPU seconds that the process at `url` takes until it has answered the body."""
+    process = psutil.Process(pid)
+    before = process.cpu_times()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", shape.path, shape.body(), {"content-type": "application/json"})
+        connection.getresponse().read()
+    except OSError:
+        pass  # it was refused before all of it was sent
+    finally:
+        connection.close()
+    after = process.cpu_times()
+    return float(after.user + after.system - before.user - before.system)
+
+
+def searched(url: str, pid: int, seed: int, draws: int, sizes: tuple[int, ...]) -> Search:
+    """Return a search that has sent `draws` bodies to a process."""
+    search = Search(seed, sizes)
+    for shape in search.shapes(draws):
+        search.scores[shape] = cost_s(url, pid, shape)
+    return search

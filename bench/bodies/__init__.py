@@ -1,1 +1,0 @@
-"""`router bench bodies`: what large or odd request bodies cost a router and a worker."""
