@@ -3,9 +3,6 @@
 import click
 
 from bench.dataplane.command import dataplane
-from bench.decision.command import decision
-from bench.decision.replayed import replay
-from bench.decision.shadowed import shadows
 from bench.disagg.command import disagg
 from bench.events.command import events
 from bench.fidelity.live_command import live
@@ -28,17 +25,14 @@ def bench() -> None:
 for command in (
     agreement,
     dataplane,
-    decision,
     disagg,
     events,
     hot_spots,
     index,
     live,
     placement,
-    replay,
     report,
     request,
-    shadows,
     soak,
     sweep,
     trace,
