@@ -10,7 +10,6 @@ from bench.index.command import index
 from bench.placement.command import placement
 from bench.request.command import request
 from bench.routing.command import trace
-from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
@@ -27,7 +26,6 @@ for command in (
     dataplane,
     disagg,
     events,
-    hot_spots,
     index,
     live,
     placement,
