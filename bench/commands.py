@@ -3,7 +3,6 @@
 import click
 
 from bench.dataplane.command import dataplane
-from bench.disagg.command import disagg
 from bench.events.command import events
 from bench.fidelity.live_command import live
 from bench.index.command import index
@@ -24,7 +23,6 @@ def bench() -> None:
 for command in (
     agreement,
     dataplane,
-    disagg,
     events,
     index,
     live,

@@ -9,10 +9,8 @@ from typing import Any
 import click
 from yarl import URL
 
-from bench.disagg.layouts import layout_of
 from bench.processes import ProcessFailed
-from bench.routing.trace import TraceInvalid
-from bench.sweep.endpoint import EndpointNotReady
+from bench.sweep.endpoint import EndpointNotReady, workers_of
 from bench.sweep.plan import RunInputs, SweepAxes, runs_of
 from bench.sweep.results import ResultInvalid
 from bench.sweep.run import NothingAnswered, Sweep
@@ -41,19 +39,6 @@ def _listed(kind: Callable[[str], Any], allowed: str, is_allowed: Callable[[Any]
     return callback
 
 
-def _layouts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[tuple[str, int], ...]:
-    found = []
-    for each in text.split(","):
-        try:
-            layout = layout_of(each)
-        except TraceInvalid:
-            layout = None
-        if layout is None or layout.name not in (f"{layout.aggregated}a", f"{layout.prefill}p{layout.decode}d"):
-            raise click.BadParameter(f"found {each!r}, allowed 4a or 1p3d with 1..99 of each, between commas")
-        found.append((layout.name, layout.gpus))
-    return tuple(dict.fromkeys(found))
-
-
 def _url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     if text and (URL(text).scheme not in ("http", "https") or not URL(text).host):
         raise click.BadParameter(f"found {text!r}, allowed http://host:port")
@@ -64,6 +49,7 @@ _tokens = _listed(int, f"tokens, whole numbers of 1..{_TOKENS_MAX}", lambda each
 _users = _listed(int, f"users, whole numbers of 1..{_CONCURRENCY_MAX}", lambda each: 1 <= each <= _CONCURRENCY_MAX)
 _rates = _listed(float, "requests a second, above 0", lambda each: 0 < each < math.inf)
 _shares = _listed(float, "shares of 0..1", lambda each: 0 <= each <= 1)
+_layouts = _listed(lambda each: (each, sum(workers_of(each))), "4a or 1p3d with 1..99 of each", bool)
 _modes = _listed(str, "a mode: " + ", ".join(MODES), lambda each: each in MODES)
 
 

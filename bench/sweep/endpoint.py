@@ -1,5 +1,6 @@
 """The endpoint of a run: one that exists, or a fleet that is started for the run. Both are ready when they are used."""
 
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,7 +8,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-from bench.disagg.layouts import layout_of
 from bench.processes import FleetProcesses, FleetShape, roles_of, settings_of
 from bench.sweep.plan import RunInputs
 from kv_runtime.clock import SystemClock
@@ -16,6 +16,7 @@ _POLL_S = 0.5
 _ANSWER_S = 10.0
 _OK, _NOT_FOUND = 200, 404
 _QUIET = "telemetry.log_level=warning"
+_LAYOUT = re.compile(r"(?:([1-9]\d?)a|([1-9]\d?)p([1-9]\d?)d)")
 
 
 class EndpointNotReady(Exception):
@@ -42,10 +43,23 @@ async def endpoint_of(inputs: RunInputs, *, wait_s: float) -> AsyncIterator[tupl
         yield fleet.data_url, fleet.lags
 
 
+def workers_of(layout: str) -> tuple[int, int, int]:
+    """Return the aggregated, prefill and decode workers of a layout such as `4a` or `1p3d`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _LAYOUT.fullmatch(layout)
+    if found is None:
+        raise ValueError(layout)
+    aggregated, prefill, decode = (int(each or 0) for each in found.groups())
+    return aggregated, prefill, decode
+
+
 def shape_of(inputs: RunInputs) -> FleetShape:
     """Return the fleet of a run."""
-    layout = layout_of(inputs.layout)
-    roles = roles_of(aggregated=layout.aggregated, prefill=layout.prefill, decode=layout.decode)
+    aggregated, prefill, decode = workers_of(inputs.layout)
+    roles = roles_of(aggregated=aggregated, prefill=prefill, decode=decode)
     return FleetShape(
         workers=0,
         ids=tuple(roles),

@@ -1,1 +1,0 @@
-"""`router bench disagg`: the same GPUs aggregated, and divided into prefill and decode workers, in virtual time."""
