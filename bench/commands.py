@@ -8,7 +8,6 @@ from bench.fidelity.live_command import live
 from bench.index.command import index
 from bench.placement.command import placement
 from bench.request.command import request
-from bench.routing.command import trace
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
@@ -31,6 +30,5 @@ for command in (
     request,
     soak,
     sweep,
-    trace,
 ):
     bench.add_command(command)

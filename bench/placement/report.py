@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.placement.grid import SLO, Place, PlacementGrid, PlacementResult, PlacementRuns, medians
+from bench.placement.grid import SLO_ITL_S, SLO_TTFT_S, Place, PlacementGrid, PlacementResult, PlacementRuns, medians
 from bench.placement.regret import (
     COMPARED,
     SURPASSED_BY,
@@ -51,7 +51,7 @@ def as_json(grid: PlacementGrid, runs: PlacementRuns, held_out_seed: int | None)
     return msgspec.json.encode(
         {
             "machine": machine_line(),
-            "shape": grid._replace(trace=None)._asdict() | {"slo": SLO._asdict()},
+            "shape": grid._replace(trace=None)._asdict() | {"slo": {"ttft_s": SLO_TTFT_S, "itl_s": SLO_ITL_S}},
             "cells": [
                 place._asdict()
                 | {"policy": name}

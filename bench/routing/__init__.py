@@ -1,1 +1,1 @@
-"""`router bench trace` and `hot-spots`: routing quality in virtual time, and the virtual fleet."""
+"""A fleet of simulated engines and the real router core, in virtual time."""

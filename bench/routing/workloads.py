@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.virtual_fleet import FollowUp, FollowUps
 
@@ -42,11 +41,6 @@ class Workload(NamedTuple):
     def size(self) -> int:
         """How many requests there are."""
         return len(self.requests) + sum(map(len, self.follow_ups.values()))
-
-
-def hot_prompt(shape: SyntheticShape, seed: int) -> Workload:
-    """Return the same conversations for the same seed."""
-    return Workload(synthetic_trace(shape, seed), {})
 
 
 def agents(shape: Agents, seed: int) -> Workload:
