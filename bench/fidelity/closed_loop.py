@@ -6,17 +6,15 @@
     answer ends  the session's next turn is sent at that moment, unless the recording's clients had stopped sending
     events       what an iteration changed in a cache is shown to the placement at the iteration's end
 
-No token appears twice but in the system prompts and in answers, so two prompts share what their sessions share. Nothing
+No token of a prompt appears twice but in the system prompts, so two prompts share what their sessions share. Nothing
 else takes time: neither the client nor the network. Engines of one GPU slow each other down: an iteration lasts as long
 as the number of them that have work when it begins makes it (`EngineTiming.iteration_s`). A run is a function of its
 arguments.
 """
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from random import Random
 from typing import NamedTuple
 
 from bench.fidelity.recording import Answered, Recording
@@ -64,58 +62,6 @@ class RoundRobin(Placer):
         return next(self._sent) % len(sent.in_flight)
 
 
-class Sticky(Placer):
-    """The worker that had the fewest running requests when the session started, for all its turns."""
-
-    def __init__(self) -> None:
-        self._worker_of: dict[int, int] = {}
-
-    def choose(self, sent: Sent) -> int:
-        """Return the session's worker; of equals, the first."""
-        idlest = min(range(len(sent.in_flight)), key=sent.in_flight.__getitem__)
-        return self._worker_of.setdefault(sent.session, idlest)
-
-
-class Uniform(Placer):
-    """Any worker, drawn from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = Random(seed)  # noqa: S311 - a placement, not a secret
-
-    def choose(self, sent: Sent) -> int:
-        """Return a worker, each with equal probability."""
-        return self._draw.randrange(len(sent.in_flight))
-
-
-class AsDrawn(Placer):
-    """The workers that a recording's own draws fell on, so that chance is the same on both sides.
-
-    Turns of equal length and number are indistinguishable: they get the workers in the order of the rows. A turn
-    without a row goes to the first worker.
-    """
-
-    def __init__(self, recording: Recording, rows: Sequence[Answered]) -> None:
-        workers: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for row in reversed(rows):
-            workers[row.isl_tokens, row.turn].append(row.worker)
-        turns = [enumerate(each.prompts_tokens(recording.system_tokens)) for each in recording.sessions]
-        self._workers = [iter([(workers[tokens, turn] or [0]).pop() for turn, tokens in session]) for session in turns]
-
-    def choose(self, sent: Sent) -> int:
-        """Return the worker of the session's next turn."""
-        return next(self._workers[sent.session])
-
-
-PLACEMENTS: dict[str, Callable[[int], Placer]] = {
-    "rr": lambda _: RoundRobin(),
-    "sticky": lambda _: Sticky(),
-    "random": Uniform,
-}
-"""By the recordings' names; each is made from a seed."""
-DRAWN = "random"
-"""The random placement."""
-
-
 class EngineModel(NamedTuple):
     """Engine settings that a recording does not have."""
 
@@ -140,12 +86,12 @@ class _InFlight:
         self.session, self.turn, self.worker = session, turn, worker
         self.isl_tokens, self.sent_s = isl_tokens, sent_s
         self.first_s: float | None = None
-        self.answer: list[int] = []
+        self.answer_tokens = 0
 
     def answered(self, cached_tokens: int, now_s: float) -> Answered:
         """Return the row of the request, which ends now."""
         assert self.first_s is not None, "a request ended without a token"
-        after_first = len(self.answer) - 1
+        after_first = self.answer_tokens - 1
         return Answered(
             isl_tokens=self.isl_tokens,
             cached_tokens=cached_tokens,
@@ -182,8 +128,8 @@ class ClosedLoop:
         self._order = count()
         self._now_s = 0.0
 
-    def play(self, on_request: Callable[[], None] = lambda: None) -> Played:
-        """Return how all requests fared; `on_request` is called at each end.
+    def play(self) -> Played:
+        """Return how all requests fared.
 
         Raises:
             RequestRefused: a prompt does not fit an engine's blocks.
@@ -192,10 +138,7 @@ class ClosedLoop:
             self._begin_session()
         while self._agenda:
             self._now_s, _, act = heapq.heappop(self._agenda)
-            ended = len(self._answered)
             act()
-            for _ in range(len(self._answered) - ended):
-                on_request()
         return Played(tuple(self._answered), self._now_s)
 
     def _at(self, at_s: float, act: Callable[[], None]) -> None:
@@ -246,15 +189,13 @@ class ClosedLoop:
         request = self._requests[request_id]
         if request.first_s is None:
             request.first_s = self._now_s
-        request.answer += output.token_ids
-        self._placement.on_output(request_id, output, self._now_s, len(request.answer))
+        request.answer_tokens += len(output.token_ids)
+        self._placement.on_output(request_id, output, self._now_s, request.answer_tokens)
         if output.finish_reason is None:
             return
         del self._requests[request_id]
         self._in_flight[request.worker] -= 1
         self._answered.append(request.answered(output.cached_tokens, self._now_s))
-        if self._recording.keeps_answers:
-            self._histories[request.session] += tuple(request.answer)
         self._send(request.session, request.turn + 1)
 
 

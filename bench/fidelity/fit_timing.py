@@ -1,13 +1,11 @@
-"""Fit the simulated engine's timing to measured latencies: print every row, the residuals and the constants.
+"""Fit the simulated engine's timing to measured latencies, for `router what-if --calibration`.
 
 Minimises the sum of squared relative errors by coordinate descent; constants stay positive because steps multiply.
 Rows of kind `ttft` have `isl`, `cached` and `ms`; of kind `itl`, `batch`, `isl` and `ms`.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
 import msgspec
@@ -95,33 +93,3 @@ def fit(rows: Sequence[LatencyRow], start: EngineTiming = START) -> EngineTiming
         if least > before * (1 - 1e-6):
             step /= 2
     return best
-
-
-def report(capture: CalibrationCapture, timing: EngineTiming) -> str:
-    """Return a table of the rows, their errors, and the constants."""
-    lines = [
-        f"{capture.engine}, {capture.gpu}, {capture.model}",
-        "kind     isl  cached  batch  measured  modelled   error",
-    ]
-    lines += [
-        f"{row.kind:4} {row.isl:7} {row.cached:7} {row.batch:6} {row.ms:9.3f} {row.modelled_ms(timing):9.3f}"
-        f" {row.relative_error(timing):+7.1%}"
-        for row in capture.rows
-    ]
-    for kind in ("ttft", "itl"):
-        errors = [abs(row.relative_error(timing)) for row in capture.rows if row.kind == kind]
-        lines.append(f"{kind}: median {median(errors):.1%}, worst {max(errors):.1%} of {len(errors)} rows")
-    lines += [f"{name} = {getattr(timing, name):.4g}" for name in FITTED]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Fit and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--capture", type=Path, required=True, help="calibration JSON")
-    capture = load_capture(parser.parse_args().capture)
-    print(report(capture, fit(capture.rows)))
-
-
-if __name__ == "__main__":
-    main()

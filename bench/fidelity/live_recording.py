@@ -140,7 +140,6 @@ def live_workload(runs: Sequence[LiveRun], blocks: int) -> Recording:
         sessions.append(Session(session.system, added, session.answers_tokens))
     return Recording(
         engine="vllm 0.24.0",
-        gpu="NVIDIA H200",
         model="4B-parameter shape",
         blocks_per_worker=blocks,
         block_size=BLOCK_TOKENS,
@@ -148,8 +147,6 @@ def live_workload(runs: Sequence[LiveRun], blocks: int) -> Recording:
         concurrency=USERS,
         system_tokens=shared,
         sessions=tuple(sessions),
-        runs=(),
-        keeps_answers=False,
         sending_s=SENDING_S,
     )
 

@@ -65,7 +65,7 @@ def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -
     assert workload.system_tokens == (SYSTEM_TOKENS,) * 4
     assert {session.added_tokens for session in workload.sessions} == {(300,) * TURNS}
     assert workload.sessions[0].output_tokens == drawn_sessions()[0].answers_tokens
-    assert (workload.keeps_answers, workload.blocks_per_worker) == (False, 9)
+    assert workload.blocks_per_worker == 9
 
 
 def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_path: Path) -> None:
