@@ -11,7 +11,6 @@ from bench.request.command import request
 from bench.soak.command import soak
 from bench.sweep.command import sweep
 from bench.sweep.report_command import report
-from bench.what_if.agreement import command as agreement
 
 
 @click.group()
@@ -20,7 +19,6 @@ def bench() -> None:
 
 
 for command in (
-    agreement,
     dataplane,
     events,
     index,

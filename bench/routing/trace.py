@@ -120,17 +120,6 @@ def _check(row: _TraceLine, before_ms: float, where: str) -> None:
         raise TraceInvalid(where, "hash_ids", f"{len(row.hash_ids)} ids", allowed)
 
 
-def without_sharing(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Return the same requests with prompts of which no two share a block: the control, where no cache can help."""
-    disjoint: list[TraceRequest] = []
-    first = 0
-    for request in requests:
-        ids = tuple(range(first, first + len(request.block_ids)))
-        disjoint.append(request._replace(block_ids=ids))
-        first += len(ids)
-    return disjoint
-
-
 def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]:
     """Return the same requests, arriving `rate` times as fast."""
     return [request._replace(arrival_s=request.arrival_s / rate) for request in requests]
