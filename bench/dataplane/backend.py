@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from bench.child import Answer, Commands, serve
 from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
-from bench.events.child import Answer, Commands, serve
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary

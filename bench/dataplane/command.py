@@ -1,23 +1,18 @@
 """`router bench dataplane`: what passing a request on costs, beside other routers."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.dataplane.report import DataplaneFacts, as_json, tables, verdict_table
+from bench.child import BenchFailed
+from bench.dataplane.report import facts, tables, verdicts
 from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
 from bench.dataplane.systems import DIRECT, DYNAMO, NGINX, PEERS, SystemPlan, found, on_core
-from bench.events.run import BenchFailed
-from bench.index.report import commit, machine, markdown_table, rich_table
+from bench.tables import progress, report, report_options, verdict_table
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
-_WIDTH = 200
-"""Columns of a table that is not printed on a terminal."""
 _OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
 _QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}
 _QUICK_ONLY = {"held_chunks": 2, "left_times": 5}
@@ -60,8 +55,7 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 )
 @click.option("--tracing", is_flag=True, help="ours in mode kv with tracing on, too: no request sampled, and all")
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="write all rounds")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
+@report_options
 def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the data plane: CPU of a request and a chunk, latency, memory, streams; beside nginx and other routers.
 
@@ -78,7 +72,6 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     plans, absent = found(flags["peers"], traced=flags["tracing"], text=flags["text"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
-    facts = DataplaneFacts(machine(), commit(), shape, flags["quick"])
     found_all: list[DataplaneResults] = []
     try:
         with on_core(shape.cores[1]):
@@ -89,33 +82,13 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         raise click.Abort
     results = found_all[0]
     results.absent[:0] = absent
-    _write(flags, facts, results)
+    made = [*tables(results), verdict_table(verdicts(results))]
+    measured = {"shape": shape._asdict(), "cells": results.plain()}
+    report(facts(shape, results), made, measured, flags["json_file"], flags["markdown"])
 
 
 async def _measure(shape: MeasuredShape, plans: list[SystemPlan], found_all: list[DataplaneResults]) -> None:
-    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with Bench(shape) as bench:
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-            task = progress.add_task("starting", total=None)
-            await bench.begin(plans)
-            progress.update(task, total=bench.steps)
-            results = await bench.run(lambda name: progress.update(task, advance=1, description=name))
-    found_all.append(results)
-
-
-def _write(flags: dict[str, Any], facts: DataplaneFacts, results: DataplaneResults) -> None:
-    made = [*tables(results), verdict_table(results)]
-    if flags["markdown"] is not None:
-        lines = [f"* {line}" for line in facts.lines(results)]
-        flags["markdown"].write_text("\n".join([*lines, "", *map(markdown_table, made)]))
-    if flags["json_file"] is not None:
-        flags["json_file"].write_bytes(as_json(facts, results))
-    for line in facts.lines(results):
-        click.echo(line)
-    console = Console() if Console().is_terminal else Console(width=_WIDTH)
-    for table in made:
-        console.print(rich_table(table))
-
-
-if __name__ == "__main__":
-    dataplane()
+        await bench.begin(plans)
+        with progress(bench.steps) as on_progress:
+            found_all.append(await bench.run(on_progress))

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from bench.child import Answer, Commands, serve
 from bench.dataplane.wire import END_EVENTS, AnswerInvalid, AnswerReader, Requests, requests
-from bench.events.child import Answer, Commands, serve
 from kv_runtime.supervise import Part
 
 _OK = 200

@@ -10,7 +10,6 @@ not count in a figure; they are reported as errors.
 
 import asyncio
 import resource
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,9 +17,10 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
+from bench.child import Child
 from bench.dataplane.systems import Backend, RunningSystem, SystemAbsent, SystemPlan, on_core, start
-from bench.events.run import Child
 from bench.report import percentile
+from bench.rounds import Rounds
 
 SMALL_BYTES, LARGE_BYTES = 300, 40_000
 SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE = "small", "40 KB", "paced", "stream", "burst", "high rate"
@@ -50,24 +50,18 @@ class MeasuredShape(NamedTuple):
     left_times: int = 20
 
 
-class DataplaneResults:
+class DataplaneResults(Rounds):
     """All rounds of every cell, by system."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.systems: list[SystemPlan] = []
         self.absent: list[str] = []
-        self.rounds: defaultdict[tuple[str, str], list[Found]] = defaultdict(list)
-        """By the system's name, and cell."""
-
-    def figure(self, system: str, cell: str, name: str) -> float | None:
-        """Return the median of all rounds; None: not measured."""
-        found = [each[name] for each in self.rounds.get((system, cell), ()) if name in each]
-        return percentile(found, 0.5) if found else None
 
     def errors(self, system: str) -> int:
         """Return how many requests failed in all rounds, without those that were cut off on purpose."""
         cells = (SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE)
-        return int(sum(each["errors"] for cell in cells for each in self.rounds.get((system, cell), ())))
+        return int(sum(sum(self.of(system, cell, "errors")) for cell in cells))
 
 
 class Bench:
@@ -148,7 +142,7 @@ class Bench:
                 ),
             }
         for cell, figures in found.items():
-            self.results.rounds[running.plan.name, cell].append(figures)
+            self.results.add(running.plan.name, cell, figures)
 
     async def _once(self, running: RunningSystem) -> None:
         for cell, measure in (
@@ -157,7 +151,7 @@ class Bench:
             (LEFT, self._left),
             (IDLE, self._idle),
         ):
-            self.results.rounds[running.plan.name, cell].append(await measure(running))
+            self.results.add(running.plan.name, cell, await measure(running))
 
     async def _saturated(
         self,

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import aiohttp
 import psutil
 
+from bench.child import Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS
 from bench.dataplane.wire import MODEL, PATH, requests
-from bench.events.run import Child
 from bench.processes import ChildProcess, ProcessFailed
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"

@@ -1,23 +1,21 @@
 """A process of the event bench: what the log alone costs, with only its client around it.
 
-The first 8 bytes of a message are the time at which it was sent. Messages go to a separate stream, or are announced.
+The first 8 bytes of a message are the time at which it was sent. Messages go to a separate stream.
 """
 
 import asyncio
 import time
 from math import ceil
 
-from bench.events.child import Answer, Commands, cpu, serve
+from bench.child import Answer, Commands, serve
 from bench.events.run import BARE_STREAM, BARE_SUBJECT
 from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import Part
 
-_ANNOUNCED = "bare.announced"
 _STAMP_BYTES = 8
 _POLL_S = 0.001
-_PAUSE_MESSAGES = 64
 
 
 class BareRole:
@@ -35,14 +33,11 @@ class BareRole:
         """The commands of this role, by name."""
         return {
             "follow": self._follow,
-            "listen": self._listen,
             "lags": self._lags,
             "send": self._send,
-            "announce": self._announce,
             "copy": self._copy,
             "publish": self._publish,
             "get": self._get,
-            "cpu": cpu,
         }
 
     async def begin(self) -> Answer:
@@ -60,21 +55,14 @@ class BareRole:
         await self._log.follow(BARE_STREAM, BARE_SUBJECT, self._take, after_seq=now.last_seq, created=now.created)
         return {}
 
-    async def _listen(self) -> Answer:
-        """Receive announcements from now on."""
-        await self._log.listen(_ANNOUNCED, self._take)
-        return {}
-
     async def _take(self, message: LogMessage) -> None:
         self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
     async def _lags(self, messages: int) -> Answer:
-        """Wait for so many messages; return the delay of each and of all together, and forget them."""
+        """Wait for so many messages; return the delay of each."""
         while len(self._received) < messages:
             await self._clock.sleep(_POLL_S)
-        received, self._received = self._received, []
-        lags_s = [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in received]
-        return {"lags_s": lags_s, "took_s": (received[-1][1] - received[0][0]) / 1e9}
+        return {"lags_s": [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in self._received]}
 
     async def _send(self, messages: int, size: int, every_s: float) -> Answer:
         """Send so many messages, one each `every_s`, and wait for their confirmations."""
@@ -83,14 +71,6 @@ class BareRole:
             await self._clock.sleep(began_s + number * every_s - self._clock.now())
             confirmed.append(await self._log.send(BARE_SUBJECT, _stamped(size)))
         await asyncio.gather(*confirmed)
-        return {}
-
-    async def _announce(self, messages: int, size: int) -> Answer:
-        """Announce so many messages as fast as possible."""
-        for number in range(messages):
-            await self._log.announce(_ANNOUNCED, _stamped(size))
-            if number % _PAUSE_MESSAGES == 0:
-                await self._clock.sleep(0)
         return {}
 
     async def _copy(self, after_seq: int, last_seq: int) -> Answer:
@@ -111,20 +91,19 @@ class BareRole:
         return {"seconds": self._clock.now() - began_s, "messages": len(copied), "bytes": sum(map(len, copied))}
 
     async def _publish(self, window: int, messages_min: int) -> Answer:
-        """Publish the copied messages, at most `window` unconfirmed, and return the time and the CPU.
+        """Publish the copied messages, at most `window` unconfirmed, and return the time.
 
         They are published repeatedly until `messages_min` messages were sent.
         """
         window_slots, repetitions = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
-        began_s, began_ns = self._clock.now(), time.process_time_ns()
+        began_s = self._clock.now()
         for _ in range(repetitions):
             for data in self._copied:
                 await window_slots.acquire()
                 (await self._log.send(BARE_SUBJECT, data)).add_done_callback(lambda _: window_slots.release())
         for _ in range(window):
             await window_slots.acquire()
-        seconds, cpu_ns = self._clock.now() - began_s, time.process_time_ns() - began_ns
-        return {"repetitions": repetitions, "seconds": seconds, "cpu_ns": cpu_ns}
+        return {"repetitions": repetitions, "seconds": self._clock.now() - began_s}
 
     async def _get(self, bucket: str) -> Answer:
         """Return how long it took to read the newest object of a bucket."""

@@ -1,60 +1,43 @@
-"""`router bench events`: the path of KV events from an engine's flush into an index."""
+"""`router bench events`: the path of KV events from an engine's flush into an index.
+
+freshness   engine's flush to applied: p50 <= 5 ms, p99 <= 50 ms, at every rate, and while requests flow
+cold start  of a million held blocks from a snapshot: caught up, and every rank proven, within 3 s
+control     no lag is less than that of a bare message, and no path takes more blocks than a bare publication
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-import msgspec
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench.child import BenchFailed
 from bench.events.cold import cold
 from bench.events.freshness import freshness
-from bench.events.heartbeats import heartbeats
-from bench.events.plan import GROUPS, QUICK, EventsPlan
-from bench.events.recovery import recovery
-from bench.events.results import EventResults, as_plain
-from bench.events.run import BenchFailed
-from bench.events.tables import tables, verdict_table
+from bench.events.plan import QUICK, EventsPlan
+from bench.events.run import OURS
 from bench.events.throughput import throughput
-from bench.events.verdicts import verdicts
-from bench.index.report import commit, machine, markdown_table, rich_table
-from bench.index.tables import FigureTable
 from bench.processes import ProcessFailed
+from bench.rounds import Rounds
+from bench.tables import (
+    FigureTable,
+    Verdict,
+    at_least,
+    at_most,
+    number,
+    progress,
+    report,
+    report_options,
+    verdict_table,
+)
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
-_WIDTH = 160
-_NOT_JUDGED = "targets are for the full run"
 _POLL_S = 1.0
-_MEASURED: dict[str, Callable[[EventsPlan, Callable[[str], None]], Awaitable[Any]]] = {
-    "freshness": freshness,
-    "throughput": throughput,
-    "cold": cold,
-    "recovery": recovery,
-    "pulse": heartbeats,
-}
-
-
-class EventFacts(NamedTuple):
-    """Where the figures were measured. `others_ratio` is the use of the machine before the bench started."""
-
-    machine: str
-    commit: str
-    others_ratio: float
-    is_full: bool
-
-    def lines(self) -> list[str]:
-        """Return them as text."""
-        return [
-            self.machine,
-            f"commit {self.commit}; before it began, others used {self.others_ratio:.0%} of the machine",
-        ]
+_MEASURED = {"freshness": freshness, "throughput": throughput, "cold start": cold}
+GROUPS = tuple(_MEASURED)
 
 
 def _groups(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -68,70 +51,66 @@ def _groups(_context: click.Context, _parameter: click.Parameter, value: str) ->
 @click.command("events", context_settings={"show_default": True})
 @click.option("--only", callback=_groups, default=",".join(GROUPS), help="groups that are measured")
 @click.option("--quick", is_flag=True, help="very little of all: does it run")
-@click.option("--json", "json_file", type=click.Path(allow_dash=True, path_type=Path), help="write all; -: print")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
+@report_options
 def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     """Measure the event plane on real processes: agents, a nats-server, an index, all on this host.
 
     \b
     freshness    how old an event is when it is applied, at given rates and while requests flow
     throughput   how many blocks a second pass, by blocks an event, and what CPU they take
-    cold         how soon a new index is current, from a snapshot, the log, or dumps
-    recovery     how soon a rank is right again, and what that takes on the wire
-    pulse        what heartbeats with digests cost
+    cold start   how soon a new index is current, from a snapshot, the log, or dumps
 
     Beside each stands what the log alone needs for the same, with a bare client. At the end stands what the targets ask
-    for, reached or missed. The exit status says whether the bench ran. A full run takes about 5 minutes.
+    for, reached or missed. The exit status says whether the bench ran.
     """  # noqa: D301  (click reads the character, not its name)
-    plan = QUICK if flags["quick"] else EventsPlan()
-    facts = EventFacts(machine(), commit(), psutil.cpu_percent(_POLL_S) / 100, plan.is_full)
-    is_aside = str(flags["json_file"]) == "-"
-    for line in facts.lines():
-        click.echo(line, err=is_aside)
-    found: dict[str, Any] = {}
+    plan, found = QUICK if flags["quick"] else EventsPlan(), Rounds()
+    others = f"before it began, others used {psutil.cpu_percent(_POLL_S):.0f}% of the machine"
+
+    async def measure(stop: asyncio.Event) -> None:
+        with progress(0) as on_progress:
+            for group in flags["only"]:
+                await until(stop, _MEASURED[group](plan, found, on_progress))
+                if stop.is_set():
+                    raise click.Abort
+
     try:
-        run_process(lambda stop: _measure(plan, flags["only"], found, stop))
+        run_process(measure)
     except (BenchFailed, ProcessFailed, NatsServerError, BrokerUnavailable) as error:
         raise click.ClickException(str(error)) from error
-    _write(flags, facts, EventResults(**found))
+    made = [*tables(found), *([] if flags["quick"] else [verdict_table(verdicts(found))])]
+    report([others], made, {"cells": found.plain()}, flags["json_file"], flags["markdown"])
 
 
-async def _measure(plan: EventsPlan, groups: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
-    columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        task = progress.add_task("", total=len(groups))
-        for group in groups:
-
-            def on_progress(name: str, group: str = group) -> None:
-                progress.update(task, description=f"{group}: {name}")
-
-            measured = await until(stop, _MEASURED[group](plan, on_progress))
-            if stop.is_set():
-                return
-            found[group] = measured
-            progress.advance(task)
+def tables(found: Rounds) -> list[FigureTable]:
+    """Return a table for each group that was measured, medians of its rounds."""
+    made = []
+    for group in GROUPS:
+        cells = found.cells(group)
+        names = list(dict.fromkeys(name for cell in cells for each in found.rounds[OURS, cell] for name in each))
+        rows = [(cell, *(number(found.figure(OURS, cell, name)) for name in names)) for cell in cells]
+        made += [FigureTable(f"{group}; ages and stages in ms, CPU in s a million blocks", ("cell", *names), rows)][
+            : len(rows)
+        ]
+    return made
 
 
-def _all_tables(facts: EventFacts, results: EventResults) -> list[FigureTable]:
-    return tables(results) + ([verdict_table(verdicts(results))] if facts.is_full else [])
+def verdicts(found: Rounds) -> list[Verdict]:
+    """Return the verdict on every target, and on the controls."""
 
+    def over(group: str, above: str, below: str) -> list[tuple[str, float | None]]:
+        pairs = [(cell, *(found.figure(OURS, cell, each) for each in (above, below))) for cell in found.cells(group)]
+        return [(cell, one / other if one and other else None) for cell, one, other in pairs]
 
-def _write(flags: dict[str, Any], facts: EventFacts, results: EventResults) -> None:
-    made = _all_tables(facts, results)
-    if flags["markdown"] is not None:
-        flags["markdown"].write_text("\n".join([*facts.lines(), "", *map(markdown_table, made)]))
-    encoded = msgspec.json.encode(facts._asdict() | as_plain(results))
-    if str(flags["json_file"]) == "-":
-        click.echo(encoded)
-        return
-    if flags["json_file"] is not None:
-        flags["json_file"].write_bytes(encoded)
-    console = Console() if Console().is_terminal else Console(width=_WIDTH)
-    for table in made:
-        console.print(rich_table(table))
-    if not facts.is_full:
-        console.print(_NOT_JUDGED)
+    def of(beginning: str, name: str) -> list[tuple[str, float | None]]:
+        return [(cell, found.figure(OURS, cell, name)) for cell in found.cells(beginning)]
 
-
-if __name__ == "__main__":
-    events()
+    return [
+        at_most("engine's flush to applied, p50", 5, of("freshness", "p50"), " ms"),
+        at_most("engine's flush to applied, p99", 50, of("freshness", "p99"), " ms"),
+        at_most("cold start, caught up", 3, of("cold start, from a snapshot", "caught up s"), " s"),
+        at_most("cold start, all proven", 3, of("cold start, from a snapshot", "all proven s"), " s"),
+        at_least("control: no median lag is less than a bare message's", 1, over("freshness", "p50", "bare p50")),
+        at_least(
+            "control: no path is faster than a bare publication", 1, over("throughput", "bare blocks/s", "blocks/s")
+        ),
+    ]

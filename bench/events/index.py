@@ -1,8 +1,7 @@
-"""A process of the event bench: an index that follows the log; messages on their way to it can be lost or damaged."""
+"""A process of the event bench: an index that follows the log."""
 
-from bench.events.child import Answer, Commands, cpu, serve
-from bench.events.observers import ColdStart, Recovering, Stamps
-from bench.events.spoiling import Damaging, Losing, unspoiled
+from bench.child import Answer, Commands, cpu, serve
+from bench.events.observers import ColdStart, Stamps
 from bench.events.watch import AppliedMessage, WatchedLog
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.ids import WorkerRank
@@ -30,30 +29,22 @@ class IndexRole:
             "recorded": self._recorded,
             "reach": self._reach,
             "proven": self._proven,
-            "lose": self._lose,
-            "lost": self._lost,
-            "damage": self._damage,
-            "recovered": self._recovered,
             "cpu": cpu,
         }
 
     async def begin(self) -> Answer:
         """Restore the snapshot, if there is one, and start to read the log."""
         self._log = await WatchedLog.connect(self._url, name="index")
-        connected_ns = self._clock.wall_ns()
         self._index = EmbeddedIndex(IndexSection(), self._log, self._clock, NatsSection())
-        self._cold_start, self._recovering = ColdStart(self._index), Recovering(self._index)
+        self._cold_start = ColdStart(self._index)
         self._log.on_applied = self._on_applied
-        self._log.on_announced = self._recovering.on_announced
         await self._index.start()
-        started_ns = self._clock.wall_ns()
-        self._cold_start.note_caught_up(started_ns)
-        return {"connected_ns": connected_ns, "started_ns": started_ns}
+        self._cold_start.note_caught_up(self._clock.wall_ns())
+        return {}
 
     def _on_applied(self, applied: AppliedMessage) -> None:
         self._stamps.on_applied(applied)
         self._cold_start.on_applied(applied)
-        self._recovering.on_applied(applied)
 
     def parts(self) -> list[Part]:
         """Return the parts of the index without the snapshot writer."""
@@ -83,33 +74,6 @@ class IndexRole:
             "proven_ns": max(self._cold_start.proven_ns.values()),
             "held_blocks": self._index.statistics().index.held_blocks,
         }
-
-    async def _lose(self, rank: str) -> Answer:
-        """Drop all messages about the rank from now on; record its recovery."""
-        self._losing = self._log.on_way = Losing(_rank(rank))
-        self._recovering.begin(_rank(rank))
-        return {}
-
-    async def _lost(self, seq: int) -> Answer:
-        """Stop dropping messages once the batches up to `seq` were dropped."""
-        while self._losing.lost_seq < seq:
-            await self._clock.sleep(_POLL_S)
-        self._log.on_way = unspoiled
-        return {}
-
-    async def _damage(self, rank: str) -> Answer:
-        """Change a hash in the rank's next message; record its recovery."""
-        self._log.on_way = Damaging(_rank(rank))
-        self._recovering.begin(_rank(rank))
-        return {}
-
-    async def _recovered(self, rank: str) -> Answer:
-        """Return the time and the means of the recovery once the rank is correct and proven."""
-        while not self._recovering.proven_ns:
-            await self._clock.sleep(_POLL_S)
-        counts = self._index.statistics().streams[_rank(rank)].counts
-        kinds = {"replay": counts.replays, "repair": counts.repairs, "dump": counts.resyncs}
-        return self._recovering.figures() | {"answers": kinds}
 
     async def end(self) -> None:
         """Close the connection."""

@@ -2,20 +2,15 @@
 
 from typing import NamedTuple
 
-GROUPS = ("freshness", "throughput", "cold", "recovery", "pulse")
-
 
 class EventsPlan(NamedTuple):
-    """Sizes in blocks or batches, times in seconds. The defaults are what the targets are for."""
+    """Sizes in blocks, times in seconds. The defaults are what the targets are for."""
 
-    is_full: bool = True
     rounds: int = 3
-    """Of all but freshness and heartbeats, which measure many events and seconds; medians are shown."""
+    """Of all but freshness, which measures many events; medians are shown."""
 
     # freshness
     rates_blocks_s: tuple[int, ...] = (1_000, 10_000, 50_000)
-    uncollected_rates_blocks_s: tuple[int, ...] = (10_000, 50_000)
-    """Repeated with agents that do not collect garbage, to show the cost of the collector."""
     agents: int = 4
     flowing_s: float = 6.0
     warming_s: float = 1.0
@@ -33,21 +28,10 @@ class EventsPlan(NamedTuple):
     tail_blocks: int = 1_250
     """Of each rank: what the log has after the snapshot."""
 
-    # recovery
-    lost_batches: tuple[int, ...] = (1, 100, 10_000)
-    batch_blocks: int = 8
-
-    # heartbeats
-    heartbeat_ranks: tuple[int, ...] = (1, 64)
-    heartbeat_blocks: int = 1_000
-    heartbeat_s: float = 10.0
-
 
 QUICK = EventsPlan(
-    is_full=False,
     rounds=1,
     rates_blocks_s=(2_000,),
-    uncollected_rates_blocks_s=(),
     agents=2,
     flowing_s=1.0,
     warming_s=0.2,
@@ -57,9 +41,5 @@ QUICK = EventsPlan(
     ranks=2,
     rank_blocks=4_000,
     tail_blocks=64,
-    lost_batches=(1, 10),
-    heartbeat_ranks=(1, 4),
-    heartbeat_blocks=100,
-    heartbeat_s=1.0,
 )
 """A check that everything runs; the figures mean nothing."""

@@ -6,7 +6,7 @@ import zmq.asyncio
 
 from bench.capture.capture import CapturedFrame
 from bench.capture.publisher import CapturePublisher
-from bench.events.child import Answer, Commands, serve
+from bench.child import Answer, Commands, serve
 from bench.events.load import EventLoad, engine_events, payloads
 from kv_runtime.supervise import Part
 

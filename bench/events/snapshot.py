@@ -1,9 +1,6 @@
-"""A process of the event bench: an index in parts that writes a snapshot, and how long that blocks its event loop."""
+"""A process of the event bench: an index in parts that writes a snapshot."""
 
-import asyncio
-
-from bench.events.child import Answer, Commands, serve
-from indexer.follow.checkpoint import encode_checkpoint
+from bench.child import Answer, Commands, serve
 from indexer.follow.fold import IndexFold
 from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
@@ -24,7 +21,6 @@ class SnapshotRole:
     def __init__(self, *, url: str) -> None:
         self._url = url
         self._clock = SystemClock()
-        self._stalled_s = 0.0
 
     @property
     def commands(self) -> Commands:
@@ -41,40 +37,18 @@ class SnapshotRole:
         return {}
 
     def parts(self) -> list[Part]:
-        """Return the feed, the connection, and the watch over the event loop."""
-        return [Part("feed", self._feed.run, 1), Part("log", self._log.run, 1), Part("stalls", self._watch_loop, 1)]
-
-    async def _watch_loop(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            before_s = self._clock.now()
-            await self._clock.sleep(_POLL_S)
-            self._stalled_s = max(self._stalled_s, self._clock.now() - before_s - _POLL_S)
+        """Return the feed and the connection."""
+        return [Part("feed", self._feed.run, 1), Part("log", self._log.run, 1)]
 
     async def _write(self) -> Answer:
-        """Write a snapshot once the index has caught up, read it back, and return the time of each step.
-
-        `blocked_s` is the longest time that the event loop was blocked.
-        """
+        """Write a snapshot once the index has caught up."""
         while self._feed.catching_up():
             await self._clock.sleep(_POLL_S)
         log, names = extent_of(await self._log.stream_state(subjects.EVENTS_STREAM)), await self._snapshots.names()
-        self._stalled_s = 0.0
-        await self._clock.sleep(2 * _POLL_S)
-        began_s, log_position = self._clock.now(), self._feed.log_position
-        checkpoint = self._fold.checkpoint(log_position.created, log_position.stream_seq, self._clock.wall_ns())
-        folded_s = self._clock.now()
+        at = self._feed.log_position
+        checkpoint = self._fold.checkpoint(at.created, at.stream_seq, self._clock.wall_ns())
         await self._snapshots.write(checkpoint, log, names)
-        ended_s = self._clock.now()
-        await self._clock.sleep(2 * _POLL_S)
-        stalled_s, again_s = self._stalled_s, self._clock.now()
-        data = encode_checkpoint(checkpoint)
-        return {
-            "checkpoint_s": folded_s - began_s,
-            "encode_s": self._clock.now() - again_s,
-            "total_s": ended_s - began_s,
-            "blocked_s": stalled_s,
-            "bytes": len(data),
-        }
+        return {}
 
     async def end(self) -> None:
         """Close the connection."""

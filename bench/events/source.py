@@ -4,14 +4,13 @@ The path is real from the polling thread on: the poller, the consolidator, the l
 its dialect are simulated: the source gives events that need no translation, when they are due.
 """
 
-import gc
 import secrets
 import time
 from math import inf
 
 import zmq.asyncio
 
-from bench.events.child import Answer, Commands, cpu, serve
+from bench.child import Answer, Commands, serve
 from bench.events.load import EventLoad, Flush, schedule
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
@@ -66,45 +65,21 @@ class ScheduledEngine:
         return self._begins_ns + round(flush.after_s * 1e9)
 
 
-class Collections:
-    """The longest pause of this process by garbage collection since `begin`."""
-
-    def __init__(self) -> None:
-        self._began_s = 0.0
-        self.longest_s = 0.0
-
-    def begin(self) -> None:
-        """Time collections from now on."""
-        gc.callbacks.append(self._on_collection)
-
-    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            self._began_s = time.perf_counter()
-        elif self._began_s:
-            self.longest_s = max(self.longest_s, time.perf_counter() - self._began_s)
-
-
 class SourceRole:
-    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`.
+    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`."""
 
-    With `collects` the process collects garbage as an agent does, otherwise not at all.
-    """
-
-    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
+    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float) -> None:
         self._url, self._worker = url, worker
         self._load = EventLoad(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
         self._handed: dict[int, int] = {}
         self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
-        self._collections = Collections()
-        if not collects:
-            gc.disable()
 
     @property
     def commands(self) -> Commands:
         """The commands of this role, by name."""
-        return {"play": self._play, "played": self._played, "cpu": cpu}
+        return {"play": self._play, "played": self._played}
 
     async def begin(self) -> Answer:
         """Connect the agent and prepare its parts."""
@@ -134,7 +109,6 @@ class SourceRole:
     async def _play(self, begins_ns: int) -> Answer:
         """Start the engine at that moment."""
         self._engine.begin(begins_ns)
-        self._collections.begin()
         return {}
 
     async def _played(self) -> Answer:
@@ -153,7 +127,6 @@ class SourceRole:
             "last_seq": last_seq,
             "flushed_ns": self._engine.flushed_ns,
             "handed_ns": sorted(self._handed.items()),
-            "longest_gc_s": self._collections.longest_s,
         }
 
     async def end(self) -> None:

@@ -43,14 +43,6 @@ class Age(NamedTuple):
     stages_s: Mapping[str, float]
 
 
-class Spread(NamedTuple):
-    """Of many figures, in milliseconds."""
-
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-
 def ages(batches: Sequence[BatchTimes], sent: Mapping[str, SentBatches]) -> list[Age]:
     """Return the age of each batch; without a rank in `sent`, from when its payload was made."""
     return [_age(batch, sent.get(batch.rank)) for batch in batches]
@@ -71,9 +63,10 @@ def _age(batch: BatchTimes, sent: SentBatches | None) -> Age:
     return Age(flushed_ns, (batch.applied_ns - flushed_ns) / 1e9, stages_s)
 
 
-def spread(seconds: Sequence[float]) -> Spread:
-    """Return p50, p99 and maximum; zeros without values."""
-    return Spread(1e3 * percentile(seconds, 0.50), 1e3 * percentile(seconds, 0.99), 1e3 * max(seconds, default=0.0))
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return p50, p99 and maximum in milliseconds; zeros without values."""
+    of = {"p50": percentile(seconds, 0.50), "p99": percentile(seconds, 0.99), "max": max(seconds, default=0.0)}
+    return {name: 1e3 * each for name, each in of.items()}
 
 
 def medians_ms(of: Sequence[Age]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The event log with observers: when each message was sent and received; a message can be changed on its way.
+"""The event log with observers: when each message was sent and received.
 
     handed over    `send` was called for the message
     delivered      the client calls the consumer with the message
@@ -24,19 +24,16 @@ class AppliedMessage(NamedTuple):
 
 
 class WatchedLog(EventLog):
-    """A connection whose owner can observe and change each message."""
+    """A connection whose owner can observe each message."""
 
     def __init__(
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
     ) -> None:
         super().__init__(url, on_lost, on_found, confirm_s=confirm_s)
         self._wall_ns = SystemClock().wall_ns
-        self.on_way: Callable[[LogMessage], LogMessage | None] = lambda message: message
-        """Returns the message that is delivered; None: it is dropped."""
         self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
         self.on_handed: Callable[[str, int], None] = lambda *_: None
         """Gets the id of a published message and the time."""
-        self.on_announced: Callable[[str, bytes], None] = lambda *_: None
 
     async def send(
         self,
@@ -51,27 +48,20 @@ class WatchedLog(EventLog):
         self.on_handed(message_id, self._wall_ns())
         return await super().send(subject, data, message_id, headers=headers, after_seq=after_seq)
 
-    async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Announce as the log does; report the message."""
-        self.on_announced(subject, data)
-        await super().announce(subject, data, reply)
-
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """Follow as the log does, with `on_way` applied to each message; report the times."""
+        """Follow as the log does; report the times."""
         return await super().follow(stream, subject, self._watched(on_message), after_seq=after_seq, created=created)
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """Listen as the log does, with `on_way` applied to each message; report the times."""
+        """Listen as the log does; report the times."""
         await super().listen(subject, self._watched(on_message))
 
     def _watched(self, on_message: OnMessage) -> OnMessage:
         async def watched(message: LogMessage) -> None:
             delivered_ns = self._wall_ns()
-            left = self.on_way(message)
-            if left is not None:
-                await on_message(left)
-                self.on_applied(AppliedMessage(left, delivered_ns, self._wall_ns()))
+            await on_message(message)
+            self.on_applied(AppliedMessage(message, delivered_ns, self._wall_ns()))
 
         return watched

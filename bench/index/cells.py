@@ -1,30 +1,31 @@
 """The measured work, one class for each kind of cell. Standard library only: the peer's interpreter runs it too.
 
 A cell is made once (its index filled, its queries made) and run a number of rounds. A round returns its figures by
-name: a `Timing` (CPU and wall), or another number.
+name; a time is CPU ns of one operation, of all threads of the process.
 """
 
+import ctypes
+import mmap
 import random
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from importlib import import_module
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
-from bench.index.clock import NOTHING, Timing, timed
-from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledStore, chain, events, leaf_first
+from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledRequest, ScheduledStore, chain, events, last
+from bench.index.data import read_requests as scheduled_requests
 from bench.index.exact import SCENARIOS, scenario, storm
-from bench.index.limits import compare_ns, pointer_chase_ns, random_rmw_ns
 from bench.index.subjects import Call, IndexCall, Subject
 
 RANKS = 16
 FILL_SEED = 1
 """Rounds use other seeds."""
-_RMW_OPERATIONS = 1 << 18
-_WARM_UP_CHAINS = 32
 WARM_UP_SEED = 1 << 32
 """Added to the seed of a round for its warm-up, which uses other blocks than the measurement."""
-Found = dict[str, Timing | float]
+_WARM_UP_CHAINS = 32
+_STATM = Path("/proc/self/statm")
+Found = dict[str, float]
 
 
 class Work(Protocol):
@@ -37,34 +38,29 @@ class Work(Protocol):
 class EventCell:
     """Fresh chains are stored in events of several sizes, in an index that holds others, and removed again.
 
-    `sizes` are (blocks of an event, blocks of a round). Removed is in the same pieces, the last first, in chain order;
-    with `is_leaf_first` the blocks of a piece come the leaf first, as a cache evicts.
+    `sizes` are (blocks of an event, blocks of a round). Removed is in the same pieces, the last first.
     """
 
-    def __init__(
-        self, of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]], is_leaf_first: bool = False
-    ) -> None:
-        self._of = of
-        self._sizes = sizes
-        self._order: Callable[[bytes], bytes] = leaf_first if is_leaf_first else bytes
+    def __init__(self, of: Subject, *, index_blocks: int, sizes: Sequence[Sequence[int]]) -> None:
+        self._of, self._sizes = of, sizes
         of.fresh(RANKS, -(-(index_blocks + max(blocks for _, blocks in sizes)) // RANKS))
         fill(of, range(index_blocks // CHAIN_BLOCKS))
 
     def round(self, seed: int) -> Found:
-        """Return the time of storing and of removing, and the limit of a table as large as the index."""
+        """Return the time of storing and of removing a block, by the blocks of an event."""
         found: Found = {}
         for event_blocks, round_blocks in self._sizes:
             chains = range(round_blocks // CHAIN_BLOCKS)
             self._events(seed + WARM_UP_SEED, event_blocks, chains[:_WARM_UP_CHAINS])
             stored, removed = self._events(seed, event_blocks, chains)
             found |= {f"stored {event_blocks}": stored, f"removed {event_blocks}": removed}
-        return found | random_rmw_ns(sum(self._of.memory().values()), _RMW_OPERATIONS, seed)
+        return found
 
-    def _events(self, seed: int, event_blocks: int, chains: range) -> tuple[Timing, Timing]:
+    def _events(self, seed: int, event_blocks: int, chains: range) -> tuple[float, float]:
         of, blocks = self._of, len(chains) * CHAIN_BLOCKS
         stored_events = list(events(seed, chains, event_blocks, RANKS))
         stores = of.bind([of.store(event) for event in stored_events])
-        removes = of.bind([of.remove(event.rank, self._order(event.hashes)) for event in reversed(stored_events)])
+        removes = of.bind([of.remove(event.rank, event.hashes) for event in reversed(stored_events)])
         return timed(stores, blocks), timed(removes, blocks)
 
 
@@ -73,30 +69,18 @@ class MatchCell:
 
     def __init__(self, of: Subject, *, depth: int, holders: int, calls: int, held: str = "all") -> None:
         of.fresh(holders, depth)
-        self._query = chain(FILL_SEED, 0, depth)
+        query = chain(FILL_SEED, 0, depth)
         for rank in range(holders):
             blocks = {"all": depth, "staircase": rank + 1, "none": 0}[held]
             if blocks:
-                run(of, [of.store(ScheduledStore(rank, None, 0, self._query[: 8 * blocks]))])
-        self._calls = of.bind([of.match(self._query)] * calls)
+                run(of, [of.store(ScheduledStore(rank, None, 0, query[: 8 * blocks]))])
+        self._calls = of.bind([of.match(query)] * calls)
 
     def round(self, seed: int) -> Found:
-        """Return the time of matching, and the limit: comparing the query's bytes."""
+        """Return the time of a match, once it is warm."""
         del seed
-        return {"match": hot(self._calls)} | compare_ns(len(self._query))
-
-
-class NoEventCell:
-    """An event without blocks is applied repeatedly: the fixed cost of an event."""
-
-    def __init__(self, of: Subject, *, calls: int) -> None:
-        of.fresh(1, 0)
-        self._calls = of.bind([of.remove(0, b"")] * calls)
-
-    def round(self, seed: int) -> Found:
-        """Return the time of applying the event."""
-        del seed
-        return {"told": hot(self._calls)}
+        timed(self._calls[: len(self._calls) // 10], 1)
+        return {"match": timed(self._calls, len(self._calls))}
 
 
 class ColdMatchCell:
@@ -110,85 +94,147 @@ class ColdMatchCell:
         fill(of, self._chains)
 
     def round(self, seed: int) -> Found:
-        """Return the time of matching."""
+        """Return the time of a match."""
         return {"match": cold_matches(self._of, self._chains, self._calls_count, seed)}
 
 
-class HashCell:
-    """The blocks of one prompt are hashed: from a buffer by the extension, from a list in Python, or by the peer."""
+class TraceCell:
+    """A trace's schedule (`schedule.py`): every request is matched, what it misses stored, what is evicted removed."""
 
-    def __init__(self, name: str, shape: str, *, tokens: int, block_size: int, calls: int) -> None:
-        prompt = list(range(tokens))
-        if name == "peer":  # only local hashes, without the chain
-            call = partial(import_module("dynamo._core").compute_block_hash_for_seq, prompt, block_size)
-        elif shape == "buffers":
-            packed = array("I", prompt).tobytes()
-            call = partial(import_module("indexer.native.block_hashes").hash_blocks, packed, block_size)
-        else:
-            call = partial(import_module("kv_protocol.hashing").sequence_hashes, prompt, block_size)
-        self._calls = [call] * calls
+    def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
+        self._of, self._capacity = of, (ranks, cache_blocks)
+        of.fresh(*self._capacity)
+        self._steps: list[IndexCall] = []
+        self._blocks = 0
+        for request in scheduled_requests(Path(file)):
+            self._steps += [of.match(request.hashes), *_events(of, request)]
+            self._blocks += len(request.hashes) // 8 + len(request.hashes) // 8 - request.hit
 
     def round(self, seed: int) -> Found:
-        """Return the time of a prompt."""
+        """Return the time of a block that was queried or stored."""
         del seed
-        return {"hash": hot(self._calls)}
+        self._of.fresh(*self._capacity)
+        return {"trace": timed(self._of.bind(self._steps), self._blocks)}
 
 
-class LimitCell:
-    """A limit of the machine at one size (see `limits.py`), or an empty call in the bench's loop."""
+class TraceAnswersCell:
+    """The answers of a schedule: before it computes a request, a rank has of it what its cache has."""
 
-    def __init__(self, *, kind: str, size_bytes: int, operations: int) -> None:
-        self._kind = kind
-        self._size_bytes = size_bytes
-        self._operations = operations
+    def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
+        self._of, self._file = of, Path(file)
+        of.fresh(ranks, cache_blocks)
 
     def round(self, seed: int) -> Found:
-        """Return ns of one operation; nothing where the extension was not built."""
-        if self._kind == "empty call":
-            return {"limit": timed([partial(len, b"")] * self._operations, self._operations)}
-        if self._kind == "compare":
-            return {**compare_ns(self._size_bytes)}
-        measure = random_rmw_ns if self._kind == "random_rmw" else pointer_chase_ns
-        return {**measure(self._size_bytes, self._operations, seed)}
+        """Return how many answers there were, and how many of them wrong."""
+        del seed
+        wrong = answers = 0
+        for request in scheduled_requests(self._file):
+            answers += 1
+            wrong += self._of.depths(request.hashes).get(request.rank, 0) != request.hit
+            run(self._of, _events(self._of, request))
+        return {"answers": answers, "wrong": wrong}
+
+
+class MemoryCell:
+    """The same blocks are held by so many ranks, which registered no capacity. Runs in a process of its own."""
+
+    def __init__(self, of: Subject, *, blocks: int, holders: int) -> None:
+        self._of, self._holders = of, holders
+        self._chains = range(blocks // CHAIN_BLOCKS)
+
+    def round(self, seed: int) -> Found:
+        """Return resident bytes a unique block."""
+        of, chains = self._of, self._chains
+        before_bytes = resident_bytes()
+        of.fresh(self._holders, 0)
+        for first in range(0, len(chains), SIDE_BY_SIDE):
+            stores = events(seed, chains[first : first + SIDE_BY_SIDE], CHAIN_BLOCKS, 1)
+            steps = [of.store(event) for event in stores]
+            for rank in range(self._holders):  # the first argument of a step; the others are shared
+                run(of, [IndexCall(step.name, (rank, *step.arguments[1:])) for step in steps])
+        return {"resident": (resident_bytes() - before_bytes) / (len(chains) * CHAIN_BLOCKS)}
+
+
+class BulkCell:
+    """A large index is built, queried, and gets more blocks; its ranks register `capacity_blocks` in all.
+
+    As many other blocks are stored and removed again before: memory that is touched for the first time may cost more
+    than storing does. Runs in a process of its own.
+    """
+
+    def __init__(self, of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> None:
+        self._of = of
+        self._chains = range(blocks // CHAIN_BLOCKS)
+        self._capacity_blocks = capacity_blocks
+        self._calls = min(calls, len(self._chains))
+        self._more = range(round_blocks // CHAIN_BLOCKS)
+
+    def round(self, seed: int) -> Found:
+        """Return the time of a block built and of one more, of a cold match, and bytes a block."""
+        of, chains = self._of, self._chains
+        before_bytes = resident_bytes()
+        of.fresh(RANKS, -(-self._capacity_blocks // RANKS))
+        found = {"build": fill(of, chains)}
+        found["resident"] = (resident_bytes() - before_bytes) / (len(chains) * CHAIN_BLOCKS)
+        found["match"] = cold_matches(of, chains, self._calls, seed)
+        others = list(events(seed + WARM_UP_SEED, self._more, CHAIN_BLOCKS, RANKS))
+        run(of, [of.store(event) for event in others])
+        run(of, [of.remove(event.rank, event.hashes) for event in others])
+        more = of.bind([of.store(event) for event in events(seed, self._more, CHAIN_BLOCKS, RANKS)])
+        return found | {"stored": timed(more, len(more) * CHAIN_BLOCKS)}
 
 
 class ExactCell:
     """One scenario, or a storm of random events (`name`: orderly or disorderly); no time is measured."""
 
     def __init__(self, of: Subject, *, name: str) -> None:
-        self._of = of
-        self._name = name
+        self._of, self._name = of, name
 
     def round(self, seed: int) -> Found:
-        """Return the answer, and how many events were not accepted."""
+        """Return how many answers were wrong, of how many, and how many events were not accepted."""
         return {**(scenario(self._of, self._name) if self._name in SCENARIOS else storm(self._of, seed, self._name))}
 
 
-def hot(calls: Sequence[Call]) -> Timing:
-    """Return the time of calls that are all the same, once they are warm."""
-    timed(calls[: len(calls) // 10], 0)
-    return timed(calls, len(calls))
+def timed(calls: Iterable[Call], operations: int) -> float:
+    """Return the CPU ns of an operation; all calls together, one after another, are `operations`."""
+    began_ns = time.process_time_ns()
+    for call in calls:
+        call()
+    return (time.process_time_ns() - began_ns) / operations
 
 
-def cold_matches(of: Subject, chains: range, calls: int, seed: int) -> Timing:
-    """Return the time of `calls` matches of different chains, in random order; queries are made before."""
+def cold_matches(of: Subject, chains: range, calls: int, seed: int) -> float:
+    """Return the time of one of `calls` matches of different chains, in random order; queries are made before."""
     draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
     steps = [of.match(chain(FILL_SEED, number)) for number in draw.sample(chains, calls)]
     return timed(of.bind(steps), calls)
 
 
-def fill(of: Subject, chains: range) -> Timing:
-    """Return the time of storing chains, each as one event; events are made a few at a time, outside of the clock."""
-    total = NOTHING
+def fill(of: Subject, chains: range) -> float:
+    """Return the time of a block; chains are stored each as one event, made a few at a time outside of the clock."""
+    parts = []
     for first in range(0, len(chains), SIDE_BY_SIDE):
-        steps = [
-            of.store(event) for event in events(FILL_SEED, chains[first : first + SIDE_BY_SIDE], CHAIN_BLOCKS, RANKS)
-        ]
-        total = total.plus(timed(of.bind(steps), len(steps) * CHAIN_BLOCKS))
-    return total
+        stores = events(FILL_SEED, chains[first : first + SIDE_BY_SIDE], CHAIN_BLOCKS, RANKS)
+        parts.append(timed(of.bind([of.store(event) for event in stores]), CHAIN_BLOCKS))
+    return sum(parts) / max(1, len(chains))
 
 
 def run(of: Subject, steps: Iterable[IndexCall]) -> None:
     """Do all steps."""
     for call in of.bind(steps):
         call()
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is resident, what the allocator can give back given back."""
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
+
+
+def _events(of: Subject, request: ScheduledRequest) -> Iterator[IndexCall]:
+    if new := request.hashes[8 * request.hit :]:
+        parent = last(request.hashes[: 8 * request.hit]) if request.hit else None
+        yield of.store(ScheduledStore(request.rank, parent, request.hit, new))
+    if request.evicted:
+        yield of.remove(request.rank, request.evicted)

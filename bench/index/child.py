@@ -18,21 +18,18 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any, TextIO
 
-from bench.index.cells import ColdMatchCell, EventCell, ExactCell, HashCell, LimitCell, MatchCell, NoEventCell, Work
-from bench.index.size_cells import BulkCell, MemoryCell
+from bench.index import cells as works
 from bench.index.subjects import PEER_PACKAGE, subject
-from bench.index.trace_cells import TraceAnswersCell, TraceCell
 
-WORK: dict[str, Callable[..., Work]] = {
-    "events": EventCell,
-    "match": MatchCell,
-    "no event": NoEventCell,
-    "cold match": ColdMatchCell,
-    "trace": TraceCell,
-    "trace answers": TraceAnswersCell,
-    "memory": MemoryCell,
-    "bulk": BulkCell,
-    "exact": ExactCell,
+WORK: dict[str, Callable[..., works.Work]] = {
+    "events": works.EventCell,
+    "match": works.MatchCell,
+    "cold match": works.ColdMatchCell,
+    "trace": works.TraceCell,
+    "trace answers": works.TraceAnswersCell,
+    "memory": works.MemoryCell,
+    "bulk": works.BulkCell,
+    "exact": works.ExactCell,
 }
 
 
@@ -51,12 +48,12 @@ def main() -> None:
         return
     _write(answers, {"version": version})
     gc.disable()
-    cells: dict[str, Work] = {}
+    cells: dict[str, works.Work] = {}
     for line in sys.stdin:
         _write(answers, _answer(name, cells, json.loads(line)))
 
 
-def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(name: str, cells: dict[str, works.Work], request: dict[str, Any]) -> dict[str, Any]:
     try:
         if "round" in request:
             gc.collect()
@@ -70,12 +67,8 @@ def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[
     return {}
 
 
-def make(name: str, request: dict[str, Any]) -> Work:
+def make(name: str, request: dict[str, Any]) -> works.Work:
     """Return the requested cell of the subject `name`."""
-    if request["work"] == "limit":
-        return LimitCell(**request["parameters"])
-    if request["work"] == "hash":
-        return HashCell(name, request["shape"], **request["parameters"])
     return WORK[request["work"]](subject(name, request["shape"]), **request["parameters"])
 
 

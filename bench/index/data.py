@@ -55,11 +55,6 @@ def last(hashes: bytes) -> int:
     return int.from_bytes(hashes[-8:], "little")
 
 
-def leaf_first(hashes: bytes) -> bytes:
-    """Return the same u64s, the last first."""
-    return pack(numbers(hashes)[::-1])
-
-
 def events(seed: int, chains: range, event_blocks: int, ranks: int) -> Iterator[ScheduledStore]:
     """Yield the events of chains that grow side by side; chain n is the cache of rank n mod `ranks`."""
     for first in range(0, len(chains), SIDE_BY_SIDE):

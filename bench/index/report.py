@@ -1,147 +1,73 @@
-"""The results of the index bench as tables, Markdown and JSON."""
+"""What the index bench says of its figures: a table for each group of cells, and the targets at scale 1.
 
-import subprocess
+trace      at least 10 times the peer with buffers, 6 times with lists and dicts
+match      12 times the peer on a staircase of 512 with buffers; with lists and dicts 1.5 times in every cell
+events     with buffers: stored 64 blocks 12 times the peer, 1 block 25 times; removed 64 blocks 8 times
+memory     at most 0.45 of the peer's at one holder, 0.1 at 16
+exact      every answer right
+"""
+
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-from rich.console import Console
-from rich.table import Table as RichTable
+from bench.index.plan import GROUPS, OURS
+from bench.rounds import Rounds
+from bench.tables import FigureTable, Verdict, at_least, at_most, number, times
 
-from bench.index.results import IndexResults
-from bench.index.tables import NONE, FigureTable, number, tables
-from bench.index.verdicts import IndexVerdict, verdicts
-from bench.report import machine_line
-from kv_runtime.process import child_environment
-
-_CPU_INFO = Path("/proc/cpuinfo")
-_ROOT = Path(__file__).parents[2]
-_SCALE_JUDGED = 1.0
-_NOT_JUDGED = "targets are for scale 1"
-_VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
-
-
-class IndexFacts(NamedTuple):
-    """Where and how the figures were measured."""
-
-    machine: str
-    commit: str
-    peer: str
-    core: int
-    rounds: int
-    scale: float
-    trace: str
-
-    def lines(self) -> Iterator[str]:
-        """Yield them as lines of text."""
-        yield f"{self.machine}; all on core {self.core}" if self.core >= 0 else f"{self.machine}; not pinned to a core"
-        yield f"commit {self.commit}; peer: {self.peer}"
-        yield f"medians of {self.rounds} rounds, scale {self.scale:g}; trace: {self.trace}"
-        yield "ranks are registered with their capacity, as the service does, but for memory and where a row says so"
+_SEATS = (*OURS, "peer", "floor")
+_UNITS = {
+    "events": "CPU ns a block",
+    "match": "CPU ns",
+    "trace": "CPU ns a block",
+    "memory": "bytes a unique block",
+    "bulk": "CPU ns, bytes a block",
+    "exact": "answers, how many wrong, events not accepted",
+}
+_TARGETS = (
+    ("trace", "trace", "buffers", 10.0),
+    ("trace", "trace", "lists", 6.0),
+    ("match, staircase", "match", "buffers", 12.0),
+    ("match", "match", "lists", 1.5),
+    ("events", "stored 64", "buffers", 12.0),
+    ("events", "stored 1", "buffers", 25.0),
+    ("events", "removed 64", "buffers", 8.0),
+)
+"""Cells by their beginning, a figure, our seat, and at least how many times its time the peer needs."""
 
 
-def machine() -> str:
-    """Return one line about this machine and its processor."""
-    try:
-        info = _CPU_INFO.read_text()
-    except OSError:
-        return machine_line()
-    models = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    return f"{machine_line()}, {models[0]}" if models else machine_line()
+def tables(found: Rounds) -> list[FigureTable]:
+    """Return a table for each group that was measured: medians by seat, and the peer's over ours with buffers."""
+    groups = [group for group in GROUPS if found.cells(group)]
+    columns = ("cell", "figure", *_SEATS, "peer / buffers", "peer / lists")
+    return [FigureTable(f"{group}, {_UNITS[group]}", columns, list(_rows(found, group))) for group in groups]
 
 
-def commit() -> str:
-    """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
-    command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, env=child_environment()
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+def _rows(found: Rounds, group: str) -> Iterator[tuple[str, ...]]:
+    for cell in found.cells(group):
+        for name in dict.fromkeys(
+            name for seat in _SEATS for each in found.rounds.get((seat, cell), ()) for name in each
+        ):
+            ratios = (times(found.ratio(cell, name, "peer", seat)) for seat in OURS[:2])
+            yield (cell, name, *(number(found.figure(seat, cell, name)) for seat in _SEATS), *ratios)
 
 
-def show(console: Console, facts: IndexFacts, results: IndexResults) -> None:
-    """Print the tables, and the verdicts where the targets are for this scale."""
-    for table in tables(results):
-        console.print(rich_table(table))
-    if not _is_judged(facts):
-        console.print(_NOT_JUDGED)
-    for verdict in _judged(facts, results):
-        for line in _lines(verdict):
-            console.print(line, highlight=False, soft_wrap=True)
-
-
-def as_markdown(facts: IndexFacts, results: IndexResults) -> str:
-    """Return what is shown as Markdown, to be put below a heading of the second level."""
-    last = markdown_table(_verdict_table(results)) if _is_judged(facts) else f"{_NOT_JUDGED}\n"
-    return "\n".join([*facts.lines(), "", *(markdown_table(table) for table in tables(results)), last])
-
-
-def as_json(facts: IndexFacts, results: IndexResults) -> bytes:
-    """Return everything measured, every round of it; a time is (CPU ns, wall ns, operations)."""
-    return msgspec.json.encode(
-        facts._asdict()
-        | {
-            "cells": [
-                {"group": group, "cell": cell, "seat": seat, "rounds": rounds}
-                for (group, cell, seat), rounds in results.rounds.items()
-            ],
-            "verdicts": [verdict._asdict() | {"holds": verdict.holds} for verdict in _judged(facts, results)],
-        }
-    )
-
-
-def _is_judged(facts: IndexFacts) -> bool:
-    return facts.scale == _SCALE_JUDGED
-
-
-def _judged(facts: IndexFacts, results: IndexResults) -> list[IndexVerdict]:
-    return verdicts(results) if _is_judged(facts) else []
-
-
-def rich_table(table: FigureTable) -> RichTable:
-    """Return a table to be printed."""
-    made = RichTable(title=table.title, title_justify="left")
-    for at, name in enumerate(table.columns):
-        made.add_column(name, justify="right" if at else "left")
-    for row in table.rows:
-        made.add_row(*row)
-    return made
-
-
-def markdown_table(table: FigureTable) -> str:
-    """Return a table as Markdown, below a heading of the third level."""
-    head = f"| {' | '.join(table.columns)} |"
-    rule = f"|{'---|' * len(table.columns)}"
-    rows = (f"| {' | '.join(row)} |" for row in table.rows)
-    return "\n".join((f"### {table.title[:1].upper()}{table.title[1:]}", "", head, rule, *rows, ""))
-
-
-def _verdict_table(results: IndexResults) -> FigureTable:
-    rows = [
-        (
-            verdict.target,
-            f"{verdict.sign} {verdict.needed:g}{verdict.unit}",
-            _measured(verdict),
-            _VERDICT_TEXT[verdict.holds],
+def verdicts(found: Rounds) -> list[Verdict]:
+    """Return the verdict on every target."""
+    judged = [
+        at_least(
+            f"{beginning}, {name}, {seat}: the peer's time over ours",
+            needed,
+            [(cell, found.ratio(cell, name, "peer", seat)) for cell in found.cells(beginning)],
         )
-        for verdict in verdicts(results)
+        for beginning, name, seat, needed in _TARGETS
     ]
-    return FigureTable("Targets", ("target", "needed", "measured, by cell", ""), rows)
-
-
-def _measured(verdict: IndexVerdict) -> str:
-    figures = [f"{number(each.measured)}{verdict.unit}" for each in verdict.judged]
-    if len(figures) > 1 and len(set(figures)) == 1:
-        return f"{figures[0]} in all of {len(figures)} cells"
-    return ", ".join(figures) or NONE
-
-
-def _lines(verdict: IndexVerdict) -> Iterator[str]:
-    needed = f"{verdict.sign} {verdict.needed:g}{verdict.unit}"
-    yield f"{_VERDICT_TEXT[verdict.holds]:12}  {verdict.target} {needed}"
-    for each in verdict.judged:
-        if verdict.sign == ">=" or verdict.needed or not each.holds:  # correct answers need no line
-            yield f"{'':14}{'' if each.holds else 'lost: '}{each.cell}: {number(each.measured)}{verdict.unit}"
+    for cell, most in (("memory, holders 1", 0.45), ("memory, holders 16", 0.1)):
+        judged.append(
+            at_most(f"{cell}: ours over the peer's", most, [("", found.ratio(cell, "resident", "buffers", "peer"))])
+        )
+    answers = [
+        (f"{cell} ({seat})", sum(wrong))  # of all rounds: a median would forgive some
+        for cell in (*found.cells("exact"), *found.cells("trace, answers"))
+        for seat in OURS
+        if (wrong := found.of(seat, cell, "wrong"))
+    ]
+    return [*judged, at_most("wrong answers", 0, answers, "")]

@@ -5,14 +5,15 @@ Only one process works at a time. A round is one turn of each seat, so a disturb
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple, Self
 
-from bench.index.plan import SEATS, IndexCell
-from bench.index.results import IndexResults
+from bench.child import BenchFailed
+from bench.index.plan import OURS, IndexCell
+from bench.rounds import Rounds
 from kv_runtime.process import child_environment
 
 _ROOT = Path(__file__).parents[2]
@@ -22,10 +23,6 @@ _SEED = 1000
 
 class SubjectAbsent(Exception):
     """A subject cannot be measured; the message has the reason."""
-
-
-class BenchFailed(Exception):
-    """A measured process ended, or failed a request."""
 
 
 class Interpreters(NamedTuple):
@@ -110,23 +107,21 @@ class SubjectProcess:
 
 
 class Runner:
-    """The processes that some cells need, from the beginning of a `with` statement to its end.
+    """The processes of both subjects, from the beginning of a `with` statement to its end.
 
     Raises:
         SubjectAbsent: our own index is not there.
     """
 
-    def __init__(self, interpreters: Interpreters, cells: Iterable[IndexCell]) -> None:
+    def __init__(self, interpreters: Interpreters) -> None:
         self._interpreters = interpreters
-        seated = {SEATS[seat].process for cell in cells for seat in cell.seats}
-        self._names = ("ours", *sorted(seated - {"ours", "peer"}))
         self._processes: dict[str, SubjectProcess] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._processes = {name: stack.enter_context(closing(self._new(name))) for name in self._names}
+            self._processes["native"] = stack.enter_context(closing(self._new("native")))
             try:
                 peer = self._processes["peer"] = stack.enter_context(closing(self._new("peer")))
                 self.peer = peer.version
@@ -138,51 +133,46 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def steps(self, cell: IndexCell) -> int:
-        """Return how many steps a cell takes here."""
-        return len(self._seats(cell)) * (cell.rounds + (not cell.in_own_process))
-
-    def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> IndexResults:
-        """Run all cells and return the results; `on_progress` gets the name of a cell after each of its rounds.
+    def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> Rounds:
+        """Return the figures of all cells by seat; `on_progress` gets the name of each cell once it is measured.
 
         Raises:
             BenchFailed: a process ended, or failed a request.
         """
-        results = IndexResults()
+        results = Rounds()
         for cell in cells:
-            (self._isolated if cell.in_own_process else self._together)(cell, results, on_progress)
+            seats = [seat for seat in cell.seats if _process_of(seat) in self._processes]
+            (self._isolated if cell.in_own_process else self._together)(cell, seats, results)
+            on_progress(cell.name)
         return results
 
-    def _together(self, cell: IndexCell, results: IndexResults, on_progress: Callable[[str], None]) -> None:
-        seats = self._seats(cell)
-        for name in seats:
-            seat = SEATS[name]
-            parameters = cell.parameters | dict(seat.changes)
-            self._processes[seat.process].call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
-            on_progress(cell.name)
+    def _together(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
+        for seat in seats:
+            self._processes[_process_of(seat)].call(make=seat, **_request(cell, seat))
         for number in range(cell.rounds):
-            for name in seats:
-                found = self._processes[SEATS[name].process].call(round=name, seed=_SEED + number)
-                results.add(cell, name, found)
-                on_progress(cell.name)
-        for name in seats:
-            self._processes[SEATS[name].process].call(drop=name)
+            for seat in seats:
+                found = self._processes[_process_of(seat)].call(round=seat, seed=_SEED + number)
+                results.add(seat, cell.name, found)
+        for seat in seats:
+            self._processes[_process_of(seat)].call(drop=seat)
 
-    def _isolated(self, cell: IndexCell, results: IndexResults, on_progress: Callable[[str], None]) -> None:
+    def _isolated(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
         for number in range(cell.rounds):
-            for name in self._seats(cell):
-                seat = SEATS[name]
-                parameters = cell.parameters | dict(seat.changes)
-                with closing(self._new(seat.process)) as process:
-                    process.call(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
-                    results.add(cell, name, process.call(round=name, seed=_SEED + number))
-                on_progress(cell.name)
-
-    def _seats(self, cell: IndexCell) -> list[str]:
-        return [name for name in cell.seats if SEATS[name].process in self._processes]
+            for seat in seats:
+                with closing(self._new(_process_of(seat))) as process:
+                    process.call(make=seat, **_request(cell, seat))
+                    results.add(seat, cell.name, process.call(round=seat, seed=_SEED + number))
 
     def _new(self, process: str) -> SubjectProcess:
         interpreters = self._interpreters
-        if process == "peer":
-            return SubjectProcess(interpreters.peer_python, "peer", interpreters.core)
-        return SubjectProcess(interpreters.python, "native", interpreters.core)
+        python = interpreters.peer_python if process == "peer" else interpreters.python
+        return SubjectProcess(python, process, interpreters.core)
+
+
+def _process_of(seat: str) -> str:
+    return "native" if seat in OURS else "peer"
+
+
+def _request(cell: IndexCell, seat: str) -> dict[str, Any]:
+    parameters = cell.parameters | ({"held": "none"} if seat == "floor" else {})
+    return {"work": cell.work, "shape": seat, "parameters": parameters}

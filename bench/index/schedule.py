@@ -10,10 +10,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
-from bench.index.data import ScheduledRequest, chain, last, numbers, pack, write_requests
+from bench.index.data import ScheduledRequest, chain, last, numbers, pack
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 STRAY = 4
@@ -31,11 +30,6 @@ class ScheduleShape(NamedTuple):
     def cache_blocks(self) -> int:
         """The full blocks of one cache."""
         return self.cache_tokens // self.block_size
-
-
-def write_schedule(path: Path, trace: Sequence[TraceRequest], shape: ScheduleShape) -> int:
-    """Write the schedule of a trace to `path`; return how many requests it has: those with a full block."""
-    return write_requests(path, schedule(trace, shape))
 
 
 def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[ScheduledRequest]:

@@ -52,9 +52,6 @@ class Subject(Protocol):
     def depths(self, hashes: bytes) -> dict[int, int]:
         """Return how many blocks of a prefix each rank holds, without those that hold none."""
 
-    def memory(self) -> dict[str, int]:
-        """Return the bytes in use by part, as the index itself reports; empty where it does not."""
-
 
 class Ours:
     """Our index. `shape` is buffers, lists or messages."""
@@ -103,10 +100,6 @@ class Ours:
         """Return the depths on all tiers."""
         return {rank: depths[-1] for rank, depths in self.index.overlaps(numbers(hashes)).items()}
 
-    def memory(self) -> dict[str, int]:
-        """Return what the index reports."""
-        return dict(self.index.memory())
-
     def _message(self, rank: int, event: object) -> IndexCall:
         batch = self._events.Batch(1, 1, event)
         return IndexCall("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
@@ -149,10 +142,6 @@ class PeerTree:
         (match,) = self.bind([self.match(hashes)])
         scores: Any = match()
         return {worker: depth for (worker, _), depth in scores.items() if depth}
-
-    def memory(self) -> dict[str, int]:
-        """Return nothing: the tree does not report it."""
-        return {}
 
 
 def _peer_event(rank: int, data: str) -> IndexCall:

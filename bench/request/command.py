@@ -1,24 +1,24 @@
 """`router bench request`: where the CPU time of one request goes."""
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
-from rich.console import Console
 
+from bench.child import BenchFailed
 from bench.dataplane.command import cores
 from bench.dataplane.systems import on_core
-from bench.events.run import BenchFailed
-from bench.index.report import commit, machine, markdown_table, rich_table
-from bench.request.report import RequestFacts, as_json, tables
-from bench.request.results import RequestResults
-from bench.request.run import MeasuredAmount, RequestBench
+from bench.request.run import MODES, SHAPES, MeasuredAmount, RequestBench
+from bench.request.stages import ELSE, LOOP, STAGES, Moment, own_shares, shares
+from bench.rounds import Rounds
+from bench.tables import FigureTable, number, progress, report, report_options
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until
 
-_WIDTH = 200
-"""Columns of a table that is not printed on a terminal."""
-_QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3, "events_s": 1.0}
+ORDER = (*STAGES, LOOP, ELSE)
+"""The stages, in the order of the tables."""
+_FUNCTIONS = 20
+_QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3}
 
 
 @click.command("request", context_settings={"show_default": True})
@@ -29,50 +29,61 @@ _QUICK = {"rounds": 1, "seconds": 0.3, "sample_s": 0.3, "events_s": 1.0}
 @click.option(
     "--sample", "sample_s", type=click.FloatRange(0.1, 300), default=15.0, help="seconds of sampling a column"
 )
-@click.option("--events", "events_s", type=click.FloatRange(0.5, 60), default=10.0, help="seconds of KV events")
-@click.option("--blocks", "blocks_s", type=click.IntRange(100, 50_000), default=8_000, help="blocks a second in them")
-@click.option("--perf", "uses_perf", is_flag=True, help="sample the process by `perf`, too: kernel, loop, interpreter")
 @click.option("--quick", is_flag=True, help="one short round: does it run at all")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="write everything measured")
-@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/BENCHMARKS.md has them")
+@report_options
 def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
-    """Measure where the CPU time of one request goes: by stage, by system call; and that of a chunk and of KV events.
+    """Measure where the CPU time of one request goes, by stage and by function.
 
-    Routers are real processes with metrics, ledger and journal on, in modes kv and round-robin. System calls need
-    `strace` on PATH. The exit status says whether the bench ran.
+    Routers are real processes with metrics, ledger and journal on, in modes kv and round-robin. The exit status says
+    whether the bench ran.
     """
     if flags["quick"]:
         flags |= _QUICK
-    amount = MeasuredAmount(cores=cores(), **{name: flags[name] for name in MeasuredAmount._fields if name != "cores"})
-    facts = RequestFacts(machine(), commit(), amount)
-    found: list[RequestResults] = []
+    amount = MeasuredAmount(flags["rounds"], flags["seconds"], flags["sample_s"], cores())
+    done: list[RequestBench] = []
+
+    async def measure() -> None:
+        async with RequestBench(amount) as bench:
+            with progress(bench.steps) as on_progress:
+                await bench.run(on_progress)
+        done.append(bench)
+
     try:
         with on_core(amount.cores[1]):
-            run_process(lambda stop: until(stop, _measure(amount, found)))
+            run_process(lambda stop: until(stop, measure()))
     except* BenchFailed as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from group
-    if not found:
+    if not done:
         raise click.Abort
-    _write(flags, facts, found[0])
+    (found,) = done
+    facts = [f"routers on core {amount.cores[0]}; medians of {amount.rounds} rounds of {amount.seconds:g} s"]
+    measured = {
+        "cells": found.rounds.plain(),
+        "stages": [{"mode": key[0], "shape": key[1], "shares": shares(each)} for key, each in found.moments.items()],
+        "failed": found.failed,
+    }
+    made = tables(found.rounds, found.moments)
+    report([*facts, *found.failed], made, measured, flags["json_file"], flags["markdown"])
 
 
-async def _measure(amount: MeasuredAmount, found: list[RequestResults]) -> None:
-    async with RequestBench(amount) as bench:
-        found.append(await bench.run(lambda name: click.echo(name, err=True)))
+def tables(rounds: Rounds, moments: Mapping[tuple[str, str], list[Moment]]) -> list[FigureTable]:
+    """Return the CPU of each request: all and the kernel's, by stage, and the functions with the most."""
+    columns = [f"{mode}, {shape}" for mode, shape in moments]
+    cpu_us = {key: rounds.figure(*key, "cpu_us") or 0.0 for key in moments}
+    by_stage = {key: shares(each) for key, each in moments.items()}
+    by_function = {key: own_shares(each) for key, each in moments.items()}
 
+    def row(title: str, name: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> tuple[str, ...]:
+        return (title, *(number(of.get(name, 0.0) * cpu_us[key]) for key, of in found.items()))
 
-def _write(flags: dict[str, Any], facts: RequestFacts, results: RequestResults) -> None:
-    made, lines = tables(results), list(facts.lines(results))
-    if flags["markdown"] is not None:
-        flags["markdown"].write_text("\n".join([*(f"* {line}" for line in lines), "", *map(markdown_table, made)]))
-    if flags["json_file"] is not None:
-        flags["json_file"].write_bytes(as_json(facts, results))
-    for line in lines:
-        click.echo(line)
-    console = Console() if Console().is_terminal else Console(width=_WIDTH)
-    for table in made:
-        console.print(rich_table(table))
-
-
-if __name__ == "__main__":
-    request()
+    most = [*by_function[MODES[0], next(iter(SHAPES))]][:_FUNCTIONS]
+    stages = [
+        ("all", *(number(each) for each in cpu_us.values())),
+        ("of it in the kernel", *(number(rounds.figure(*key, "kernel_us")) for key in moments)),
+        *(row(stage, stage, by_stage) for stage in ORDER),
+    ]
+    functions = [row(f"`{name}`", name, by_function) for name in most]
+    return [
+        FigureTable("CPU us of a request by stage", ("stage", *columns), stages),
+        FigureTable("CPU us of our functions, with the libraries that they call", ("function", *columns), functions),
+    ]

@@ -1,32 +1,27 @@
 """A `router` process that can be observed: `python -m bench.request.observed_router DIRECTORY OPTIONS`.
 
-    SIGUSR1    starts what DIRECTORY/command names: `sample`, or `trace`
-    SIGUSR2    stops it, and writes DIRECTORY/result.json
+    SIGUSR1    starts to look at the stack of the main thread, which runs the event loop, every `SAMPLE_S`
+    SIGUSR2    stops, and writes DIRECTORY/moments.json (`stages.Moment`)
 
-`sample` looks at the stack of the main thread, which runs the event loop, every `SAMPLE_S` (`stages.Moment`). `trace`
-has every call and return of a Python function there (`stages.Step`). Nothing is observed at other times. Transports of
-clients and workers are wrapped, so that writes to sockets are functions of their own.
+Transports of clients and workers are wrapped, so that writes to sockets are functions of their own.
 """
 
 import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Protocol
 
 import msgspec
 
-from bench.request.stages import OBSERVER, RUNNER, Moment, Step
+from bench.request.stages import OBSERVER, RUNNER, Moment
 from router.__main__ import main
 from router.http.client import ClientConnection
 from router.http.worker import WorkerConnection
 
 SAMPLE_S = 0.002
-_STEPS_MAX = 400_000
 _ROOTS = sorted({Path(__file__).parents[2], *map(Path, sys.path)}, key=lambda root: -len(str(root)))
 
 
@@ -73,29 +68,21 @@ def wrap_transports(protocol: type) -> None:
     protocol.connection_made = connection_made  # type: ignore[attr-defined]
 
 
-class Observation(Protocol):
-    """One kind of observing."""
-
-    def start(self) -> None:
-        """Start to observe."""
-
-    def stop(self) -> list[Moment] | list[Step]:
-        """Stop, and return what was found."""
-
-
 class Sampling:
     """Samples of the stack, `SAMPLE_S` apart.
 
     The loop is not woken up for samples: one that falls into its own work is taken when it calls the next function.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._wakeup = directory, -1
         self._codes: dict[int, CodeType] = {}
         """By id: the hash of code is a slow one."""
         self._found: Counter[tuple[bool, tuple[int, ...]]] = Counter()
 
-    def start(self) -> None:
+    def start(self, *_signal: object) -> None:
         """Start the timer."""
+        self._found.clear()
         self._wakeup = signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGALRM, self._on_timer)
         signal.setitimer(signal.ITIMER_REAL, SAMPLE_S, SAMPLE_S)
@@ -109,15 +96,19 @@ class Sampling:
             frame = frame.f_back
         self._found[begins, tuple(stack)] += 1
 
-    def stop(self) -> list[Moment]:
-        """Stop the timer, and return the moments."""
+    def stop(self, *_signal: object) -> None:
+        """Stop the timer, and write the moments; the file is there complete or not at all."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.set_wakeup_fd(self._wakeup)
         moments = [
             Moment(times, begins, _below_runner([self._codes[each] for each in stack]))
             for (begins, stack), times in self._found.items()
         ]
-        return [each for each in moments if not any(place.startswith(f"{OBSERVER}:Sampling") for place in each.places)]
+        own = f"{OBSERVER}:Sampling"
+        routers = [each for each in moments if not any(place.startswith(own) for place in each.places)]
+        part = self._directory / "moments.part"
+        part.write_bytes(msgspec.json.encode(routers))
+        part.rename(self._directory / "moments.json")
 
 
 def _below_runner(stack: list[CodeType]) -> list[str]:
@@ -126,57 +117,10 @@ def _below_runner(stack: list[CodeType]) -> list[str]:
     return places[:ends]
 
 
-class Tracing:
-    """The calls and returns of Python functions, in order, up to a bounded number."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[bool, CodeType]] = []
-
-    def start(self) -> None:
-        """Start to trace."""
-        sys.setprofile(self._on_event)
-
-    def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
-        if event in {"call", "return"} and len(self._found) < _STEPS_MAX:
-            self._found.append((event == "call", frame.f_code))
-
-    def stop(self) -> list[Step]:
-        """Stop, and return the steps."""
-        sys.setprofile(None)
-        return [Step(is_call, place_of(code), code.co_filename, code.co_firstlineno) for is_call, code in self._found]
-
-
-_KINDS: dict[str, Callable[[], Observation]] = {"sample": Sampling, "trace": Tracing}
-
-
-class Observer:
-    """Does what the signals demand."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._running: Observation | None = None
-
-    def start(self, *_signal: Any) -> None:  # noqa: ANN401 - its number and a frame
-        """Start what the command file names."""
-        command = self._directory / "command"
-        self._running = _KINDS[command.read_text()]()
-        command.unlink()
-        self._running.start()
-
-    def stop(self, *_signal: Any) -> None:  # noqa: ANN401 - its number and a frame
-        """Stop, and write the result; it is there complete or not at all."""
-        if self._running is None:
-            return
-        found, self._running = self._running.stop(), None
-        part = self._directory / "result.part"
-        part.write_bytes(msgspec.json.encode(found))
-        part.rename(self._directory / "result.json")
-
-
 if __name__ == "__main__":
-    observer = Observer(Path(sys.argv.pop(1)))
-    signal.signal(signal.SIGUSR1, observer.start)
-    signal.signal(signal.SIGUSR2, observer.stop)
+    sampling = Sampling(Path(sys.argv.pop(1)))
+    signal.signal(signal.SIGUSR1, sampling.start)
+    signal.signal(signal.SIGUSR2, sampling.stop)
     for connection in (ClientConnection, WorkerConnection):
         wrap_transports(connection)
     main()

@@ -1,4 +1,4 @@
-"""The stages of a request, and to which of them a moment or a call belongs.
+"""The stages of a request, and to which of them a moment belongs.
 
 A moment is a stack of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
 names; modules that are not named (libraries, and what several stages use: state, heads) belong to their callers. The
@@ -125,15 +125,6 @@ class Moment(NamedTuple):
         return not self.places or (self.begins and len(self.places) == 1)
 
 
-class Step(NamedTuple):
-    """A call of a function, or a return from it: its place, and the file and line of its definition."""
-
-    is_call: bool
-    place: str
-    file: str
-    line: int
-
-
 def named_stage(place: str) -> str | None:
     """Return the stage of `module:qualified.name`; empty: its caller's; None: neither table names it."""
     module, colon, name = place.partition(":")
@@ -175,16 +166,3 @@ def own_shares(moments: Iterable[Moment]) -> dict[str, float]:
         if not moment.is_loop and (place := next(filter(is_ours, moment.places), None)) is not None:
             counts[place] += moment.times
     return {place: count / total for place, count in counts.most_common()}
-
-
-def calls_by_stage(steps: Iterable[Step]) -> dict[str, int]:
-    """Return how many functions each stage called."""
-    counts: Counter[str] = Counter()
-    stack: list[str] = []
-    for step in steps:
-        if step.is_call:
-            stack.append(step.place)
-            counts[stage_of(reversed(stack))] += 1
-        elif stack:
-            stack.pop()
-    return dict(counts)

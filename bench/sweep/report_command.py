@@ -6,8 +6,6 @@ from typing import Literal
 
 import click
 
-from bench.index.report import markdown_table
-from bench.index.tables import FigureTable
 from bench.plot import PlotLabels, Point, pareto_labels, plotted
 from bench.sweep.aiperf_export import NAME, read_export
 from bench.sweep.results import ResultInvalid, read
@@ -24,6 +22,7 @@ from bench.sweep.summary import (
     row_of,
     throughputs,
 )
+from bench.tables import FigureTable, markdown_table
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _KINDS: tuple[Literal["svg", "png"], ...] = ("svg", "png")

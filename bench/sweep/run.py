@@ -8,7 +8,6 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.index.report import commit, machine
 from bench.report import lag_s
 from bench.streaming_client import Measured
 from bench.sweep import results
@@ -17,6 +16,7 @@ from bench.sweep.figures import RunFigures, figures
 from bench.sweep.load import SweepLoad
 from bench.sweep.plan import RunInputs, difference, left, time_left
 from bench.sweep.results import RunRecord
+from bench.tables import commit, machine
 from kv_runtime.clock import SystemClock
 from kv_runtime.extras import DISTRIBUTION
 

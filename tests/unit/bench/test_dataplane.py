@@ -2,9 +2,9 @@
 
 import pytest
 
+from bench.dataplane.report import verdicts
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, DataplaneResults
 from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, NGINX, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
-from bench.dataplane.verdicts import verdicts
 
 SMALL_PLAIN = "CPU of a small request (router, round robin), over the best peer's, round robin"
 SMALL_AWARE = "CPU of a small request (router, kv), over the best peer's, cache-aware"
@@ -31,14 +31,20 @@ def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> DataplaneRes
     return results
 
 
+def said(results: DataplaneResults) -> dict[str, tuple[tuple[tuple[str, float], ...], bool | None]]:
+    return {each.target: (each.figures, each.holds) for each in verdicts(results)}
+
+
 def test_targets_are_judged_against_the_best_peer() -> None:
     results = measured({OURS: 20.0, NGINX: 14.0, "smg": 40.0, DIRECT: 1.0})
-    held = {each.target: (each.measured, each.holds) for each in verdicts(results)}
-    assert held[SMALL_PLAIN] == (0.5, True)
-    assert held["CPU of a chunk, high rate (router, round robin), over the best peer's"] == (0.5, True)
-    assert held["latency added at a modest rate, p50, over the best peer's"] == (19 / 39, True)
-    assert held["memory for a reader that does not read (router, round robin)"] == (0.5, True)
-    assert held["memory for a reader that does not read (router, kv)"] == (None, None)
+    held = said(results)
+    assert held[SMALL_PLAIN] == ((("against smg, round robin", 0.5),), True)
+    assert held["CPU of a chunk, high rate (router, round robin), over the best peer's"][1] is True
+    assert held["latency added at a modest rate, p50, over the best peer's"][0] == (
+        ("against smg, round robin", 19 / 39),
+    )
+    assert held["memory for a reader that does not read (router, round robin)"] == ((("", 0.5),), True)
+    assert held["memory for a reader that does not read (router, kv)"] == ((), None)
 
 
 def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
@@ -46,9 +52,9 @@ def test_each_mode_is_judged_beside_the_peers_of_its_kind() -> None:
     for plan, cpu_us in ((SystemPlan(OURS, KV), 90.0), (SystemPlan("smg", CACHE), 60.0)):
         results.systems.append(plan)
         results.rounds[plan.name, SMALL].append({"cpu_us": cpu_us})
-    held = {each.target: (each.measured, each.holds, each.told) for each in verdicts(results)}
-    assert held[SMALL_PLAIN] == (0.75, False, "against smg, round robin")
-    assert held[SMALL_AWARE] == (1.5, False, "against smg, cache-aware")
+    held = said(results)
+    assert held[SMALL_PLAIN] == ((("against smg, round robin", 0.75),), False)
+    assert held[SMALL_AWARE] == ((("against smg, cache-aware", 1.5),), False)
 
 
 def test_with_a_tokenizer_it_is_judged_beside_dynamo_by_the_median_of_the_rounds() -> None:
@@ -57,9 +63,9 @@ def test_with_a_tokenizer_it_is_judged_beside_dynamo_by_the_median_of_the_rounds
     results.systems += [tokenizing, dynamo]
     results.rounds[tokenizing.name, LARGE] = [{"cpu_us": us} for us in (100.0, 300.0, 700.0)]
     results.rounds[dynamo.name, LARGE] = [{"cpu_us": us} for us in (1000.0, 1000.0, 1000.0)]
-    held = {each.target: (each.measured, each.holds, each.told) for each in verdicts(results)}
+    held = said(results)
     beside_dynamo = held["CPU of a request of 40 KB (router, kv, tokenizer), over Dynamo's"]
-    assert beside_dynamo == (0.3, True, "against dynamo, kv")
+    assert beside_dynamo == ((("against dynamo, kv", 0.3),), True)
 
 
 @pytest.mark.parametrize(("unsampled_us", "holds"), [(104.5, True), (105.5, False)])
@@ -68,6 +74,7 @@ def test_tracing_is_judged_by_what_it_adds_to_the_same_router(unsampled_us: floa
     for plan, cpu_us in ((SystemPlan(OURS, KV), 100.0), (UNSAMPLED, unsampled_us)):
         results.systems.append(plan)
         results.rounds[plan.name, SMALL] = [{"cpu_us": cpu_us}, {"cpu_us": 900.0}, {"cpu_us": cpu_us}]
-    found = {each.target: each for each in verdicts(results)}
-    added = found["CPU that tracing adds to a small request, unsampled"]
-    assert (added.measured, added.holds) == (unsampled_us - 100.0, holds)
+    assert said(results)["CPU that tracing adds to a small request, unsampled"] == (
+        (("", unsampled_us - 100.0),),
+        holds,
+    )

@@ -1,4 +1,4 @@
-"""`router bench index`, as it is typed; the processes that it measures in; what the peer is told."""
+"""`router bench index`, as it is typed; what its processes measure; what it says of figures."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,10 @@ from click.testing import CliRunner, Result
 from bench.index.cells import FILL_SEED
 from bench.index.child import WORK, make
 from bench.index.data import ScheduledRequest, chain, pack, write_requests
+from bench.index.plan import IndexPlan, cells
+from bench.index.report import tables, verdicts
 from bench.index.subjects import subject
+from bench.rounds import Rounds
 from router.__main__ import main
 
 TINY = ("--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -19,20 +22,20 @@ def typed(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["bench", "index", *arguments])
 
 
-def test_json_names_the_machine_the_commit_and_the_missing_peer() -> None:
-    ran = typed(*TINY, "--only", "control", "--json", "-")
+def test_json_names_the_machine_the_commit_and_the_missing_peer(tmp_path: Path) -> None:
+    written, markdown = tmp_path / "found.json", tmp_path / "found.md"
+    ran = typed(*TINY, "--only", "exact,memory", "--json", str(written), "--markdown", str(markdown))
     assert ran.exit_code == 0, ran.output
-    told = json.loads(ran.stdout)
-    assert {"machine", "commit", "cells", "verdicts"} <= set(told)
-    assert told["peer"] == "ai-dynamo-runtime absent (no-such-python: No such file or directory)"
-    assert [(each["cell"], each["seat"], len(each["rounds"])) for each in told["cells"]] == [
-        ("the same index twice", "buffers", 2),
-        ("the same index twice", "twin", 2),
-        ("one block that no rank has", "buffers", 2),
-        ("one block that no rank has", "lists", 2),
-        ("an event without blocks", "buffers", 2),
-        ("an event without blocks", "lists", 2),
-    ]
+    told = json.loads(written.read_bytes())
+    assert "cores" in told["facts"][0]
+    assert told["facts"][1].startswith("commit ")
+    assert told["peer"] == "absent (no-such-python: No such file or directory)"
+    assert {(each["cell"], each["subject"], len(each["rounds"])) for each in told["cells"]} >= {
+        ("exact, hole", "buffers", 1),
+        ("exact, orderly", "messages", 3),
+        ("memory, holders 16", "buffers", 1),
+    }
+    assert "### Exact, answers" in markdown.read_text()
 
 
 def small(file: Path) -> dict[str, dict[str, object]]:
@@ -42,51 +45,68 @@ def small(file: Path) -> dict[str, dict[str, object]]:
     return {
         "events": {"index_blocks": blocks, "sizes": [(64, 512), (512, 512)]},
         "match": {"depth": 8, "holders": 2, "calls": 10},
-        "no event": {"calls": 10},
         "cold match": {"index_blocks": blocks, "calls": 2},
         "trace": trace,
         "trace answers": trace,
         "memory": {"blocks": blocks, "holders": 2},
         "bulk": {"blocks": blocks, "capacity_blocks": 2 * blocks, "calls": 2, "round_blocks": 512},
         "exact": {"name": "hole"},
-        "hash": {"tokens": 64, "block_size": 16, "calls": 10},
-        "limit": {"kind": "empty call", "size_bytes": 0, "operations": 10},
     }
 
 
 FOUND = {
     "events": {"stored 64", "removed 64", "stored 512", "removed 512"},
     "match": {"match"},
-    "no event": {"told"},
     "cold match": {"match"},
     "trace": {"trace"},
     "trace answers": {"answers", "wrong"},
-    "memory": {"resident", "told"},
-    "bulk": {"build", "resident", "told", "match", "stored"},
-    "exact": {"depth", "errors"},
-    "hash": {"hash"},
-    "limit": {"limit"},
+    "memory": {"resident"},
+    "bulk": {"build", "resident", "match", "stored"},
+    "exact": {"answers", "wrong", "errors"},
 }
 
 
 @pytest.mark.parametrize("shape", ["buffers", "lists"])
 @pytest.mark.parametrize("work", FOUND)
-def test_every_kind_of_work_finds_what_the_tables_look_for(tmp_path: Path, work: str, shape: str) -> None:
+def test_every_kind_of_work_has_its_figures(tmp_path: Path, work: str, shape: str) -> None:
     file = tmp_path / "schedule"
     write_requests(
         file, iter([ScheduledRequest(1, 0, pack([1, 2]), b""), ScheduledRequest(1, 1, pack([1, 3]), pack([2]))])
     )
     cell = make("native", {"work": work, "shape": shape, "parameters": small(file)[work]})
     for seed in (1, 2):
-        assert set(cell.round(seed)) - {"limit"} == FOUND[work] - {"limit"}
-    assert set(FOUND) == {*WORK, "hash", "limit"}
+        assert set(cell.round(seed)) == FOUND[work]
+    assert set(FOUND) == set(WORK)
 
 
 def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     of = subject("native", "buffers")
-    cell = WORK["events"](of, index_blocks=1024, sizes=[(8, 512), (64, 1024)], is_leaf_first=True)
+    cell = WORK["events"](of, index_blocks=1024, sizes=[(8, 512), (64, 1024)])
     cell.round(7)
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
     assert of.index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
+
+
+def measured(ours: float, peer: float, wrong: int = 0) -> Rounds:
+    """Return results of every cell: what we cost, what the peer costs, how many answers of ours are wrong."""
+    made = Rounds()
+    for cell in cells(IndexPlan(schedule="file", is_huge=True)):
+        names = {f"{each} {size}" for each in ("stored", "removed") for size in (1, 8, 64, 512)} | FOUND[cell.work]
+        for seat in cell.seats:
+            figures = dict.fromkeys(names, peer if seat == "peer" else ours) | {"wrong": 7 if seat == "peer" else wrong}
+            made.add(seat, cell.name, {name: figures[name] for name in names})
+    return made
+
+
+def test_an_index_that_is_good_enough_reaches_every_target_and_one_that_is_not_misses_all() -> None:
+    assert {each.holds for each in verdicts(measured(1, 25))} == {True}
+    assert {each.holds for each in verdicts(measured(9, 9, wrong=1))} == {False}
+
+
+def test_without_a_peer_its_targets_are_not_judged_and_the_tables_say_so() -> None:
+    alone = Rounds()
+    alone.add("buffers", "exact, hole", {"wrong": 0})
+    assert [each.holds for each in verdicts(alone) if each.target != "wrong answers"] == [None] * 9
+    assert tables(alone)[0].rows == [("exact, hole", "wrong", "0", "-", "-", "-", "-", "-", "-")]

@@ -1,15 +1,16 @@
-"""The bench of one request: which stage a moment belongs to, the path of its calls, and its arithmetic."""
+"""The bench of one request: which stage a moment belongs to, and what its tables say."""
 
 import importlib
+import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from bench.request.call_path import CallPath
-from bench.request.feed import use_of
-from bench.request.report import ORDER, tables
-from bench.request.results import PACES, SHAPES, CpuUse, RequestResults, Stages, of_a_chunk
-from bench.request.run import MODES
-from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, Moment, own_shares, shares
+from bench.request.command import ORDER, request, tables
+from bench.request.run import MODES, SHAPES
+from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, WRITES, Moment, own_shares, shares
+from bench.rounds import Rounds
 
 TAKE = "router.decision.routing:Routing.take"
 BOOK = "router.fleet.calibration:Calibration.note"
@@ -40,30 +41,31 @@ def test_what_a_library_does_is_its_callers_own_time() -> None:
     assert own_shares([*moments, Moment(4, True, [READ])]) == {BOOK: 3 / 8}
 
 
-def test_a_chunk_costs_the_difference_of_two_streams_over_their_chunks() -> None:
-    assert of_a_chunk(CpuUse(400.0, 100.0), CpuUse(1400.0, 300.0), 200) == CpuUse(5.0, 1.0)
-
-
-def test_an_event_batch_costs_what_is_used_beyond_a_time_without_events() -> None:
-    use = use_of(used_s=0.3, took_s=10.0, idle=0.01, blocks=80_000, batches=10_000, messages=500)
-    assert use == pytest.approx((1000.0, 8000.0, 50.0, 20.0, 400.0, 10.0))
-
-
-def made_results() -> RequestResults:
-    results = RequestResults()
-    path = CallPath(3, (READ, TAKE), (READ,), ())
+def test_a_stage_costs_its_share_of_the_median() -> None:
+    rounds, moments = Rounds(), {}
     for mode in MODES:
         for shape in SHAPES:
-            key = mode, shape.name
-            results.rounds[key] = [CpuUse(100.0, 20.0), CpuUse(300.0, 60.0), CpuUse(200.0, 40.0)]
-            results.stages[key] = Stages({"read": 0.25, LOOP: 0.75}, {READ: 0.25}, 400, {"read": 2.0}, path)
-            results.system_calls[key] = {"read": 2.0, "mmap": 0.001}
-        results.chunks[mode, PACES[0].name] = CpuUse(3.0, 1.0)
-    return results
+            for cpu_us in (100.0, 300.0, 200.0):
+                rounds.add(mode, shape, {"cpu_us": cpu_us, "kernel_us": cpu_us / 5})
+            moments[mode, shape] = [Moment(1, False, [READ]), Moment(3, False, [])]
+    stages, functions = tables(rounds, moments)
+    rows = {row[0]: row[1] for row in stages.rows}
+    assert [*rows] == ["all", "of it in the kernel", *ORDER]
+    assert (rows["all"], rows["read"], rows[LOOP], rows["queue"]) == ("200", "50", "150", "0")
+    assert [row[:2] for row in functions.rows] == [(f"`{READ}`", "50")]
 
 
-def test_a_stage_costs_its_share_of_the_median() -> None:
-    table = next(each for each in tables(made_results()) if "by stage, kv" in each.title)
-    rows = {row[0]: row[1] for row in table.rows}
-    assert [*rows] == [*ORDER, "all"]
-    assert (rows["read"], rows[LOOP], rows["queue"]) == ("50.0 (25.0%)", "150.0 (75.0%)", "0.0 (0.0%)")
+@pytest.mark.slow
+def test_a_quick_run_measures_every_request(tmp_path: Path) -> None:
+    written, markdown = tmp_path / "found.json", tmp_path / "found.md"
+    ran = CliRunner().invoke(request, ["--quick", "--json", str(written), "--markdown", str(markdown)])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(written.read_bytes())
+    assert [(each["mode"], each["shape"]) for each in found["stages"]] == [
+        (mode, shape) for mode in MODES for shape in SHAPES
+    ]
+    assert not found["failed"]
+    assert "### CPU us of a request" in markdown.read_text()
+    for each in found["stages"]:
+        assert {"relay", "journal", WRITES, LOOP} & each["shares"].keys()
+        assert sum(each["shares"].values()) == pytest.approx(1.0)

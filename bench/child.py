@@ -1,4 +1,4 @@
-"""A process of the event bench: it runs one role and answers the requests of its parent.
+"""A process of a bench, which runs one role and answers the requests of its parent; and the parent's side of it.
 
     started    `python -m bench.<module of the role> <arguments as JSON>`
     first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
@@ -13,10 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TextIO
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol, Self, TextIO
 
 import msgspec
 
+from bench.processes import own_environment
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import configure_logs
@@ -24,6 +26,8 @@ from kv_runtime.telemetry import configure_logs
 Answer = dict[str, Any]
 Commands = Mapping[str, Callable[..., Awaitable[Answer]]]
 _DRAIN_S = 5.0
+_ANSWER_S = 120.0
+_ANSWER_BYTES_MAX = 1 << 28
 
 
 class Role(Protocol):
@@ -96,3 +100,83 @@ class _RoleProcess:
 
 def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+class BenchFailed(Exception):
+    """A measured process ended, failed a command, or did not answer in time."""
+
+
+class Child:
+    """A process that runs a role."""
+
+    def __init__(self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
+        self._role, self._process, self._errors = role, process, errors
+        self.spawned_ns = time.time_ns()
+        self.started: Answer = {}
+        """Its first line: the result of `begin`."""
+
+    @classmethod
+    async def start(cls, role: str, arguments: dict[str, Any]) -> Self:
+        """Start a process and return it after its `begin`.
+
+        Raises:
+            BenchFailed: `begin` failed.
+        """
+        errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
+        spawned_ns = time.time_ns()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"bench.{role}",
+            json.dumps(arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=own_environment(),
+            limit=_ANSWER_BYTES_MAX,
+        )
+        child = cls(role, process, errors)
+        child.spawned_ns = spawned_ns
+        try:
+            child.started = await child._answer("begin")
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def call(self, command: str, **parameters: Any) -> Answer:  # noqa: ANN401 - as the role takes it
+        """Return the answer.
+
+        Raises:
+            BenchFailed: the command failed, took too long, or the process has ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"command": command} | parameters).encode() + b"\n")
+        return await self._answer(command)
+
+    async def _answer(self, command: str) -> Answer:
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise BenchFailed(
+                f"{self._role}: {command}: no answer within {_ANSWER_S:.0f} s; {self._error_output()}"
+            ) from None
+        if not line:
+            raise BenchFailed(f"{self._role}: {command}: it ended: {self._error_output()}")
+        answer: Answer = json.loads(line)
+        if "error" in answer:
+            raise BenchFailed(f"{self._role}: {command}: {answer['error']}")
+        return answer
+
+    def _error_output(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()[-2000:] or "no word"
+
+    async def close(self) -> None:
+        """Kill the process and wait for its end."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        self._errors.close()

@@ -1,0 +1,168 @@
+"""What a bench prints and writes: figures in tables, targets and whether they are reached, where it was measured."""
+
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+from bench.report import machine_line
+from kv_runtime.process import child_environment
+
+NONE = "-"
+"""Stands for what was not measured."""
+_CPU_INFO = Path("/proc/cpuinfo")
+_ROOT = Path(__file__).parents[1]
+_WIDTH = 200
+"""Columns of a table that is not printed on a terminal."""
+_VERDICT_TEXT = {True: "reached", False: "MISSED", None: "not measured"}
+Figure = tuple[str, float | None]
+"""A cell, or what else is said of a figure; and the figure."""
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class FigureTable(NamedTuple):
+    """A title with the unit of its figures, the columns, of which the first is text, and the rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Verdict(NamedTuple):
+    """One target: `sign` `needed`, in the unit `unit`, and every figure that was measured for it."""
+
+    target: str
+    sign: str
+    needed: float
+    unit: str
+    figures: tuple[tuple[str, float], ...]
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the target is reached in all cells; None where nothing was measured."""
+        if not self.figures:
+            return None
+        return all(each <= self.needed if self.sign == "<=" else each >= self.needed for _, each in self.figures)
+
+
+def at_most(target: str, needed: float, figures: Iterable[Figure], unit: str = "x") -> Verdict:
+    """Return the verdict on a target that figures reach from below; without those that are None."""
+    return Verdict(target, "<=", needed, unit, tuple((cell, each) for cell, each in figures if each is not None))
+
+
+def at_least(target: str, needed: float, figures: Iterable[Figure], unit: str = "x") -> Verdict:
+    """Return the verdict on a target that figures reach from above; without those that are None."""
+    return at_most(target, needed, figures, unit)._replace(sign=">=")
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> FigureTable:
+    """Return the targets with the measured figures."""
+    rows = [
+        (
+            verdict.target,
+            f"{verdict.sign} {number(verdict.needed)}{verdict.unit}",
+            "; ".join(f"{number(each)}{verdict.unit}{f', {cell}' if cell else ''}" for cell, each in verdict.figures),
+            _VERDICT_TEXT[verdict.holds],
+        )
+        for verdict in verdicts
+    ]
+    return FigureTable("Targets", ("target", "needed", "measured", ""), rows)
+
+
+def number(value: float | None, divisor: float = 1.0) -> str:
+    """Return a figure with three significant digits, or the text for a missing one."""
+    if value is None:
+        return NONE
+    value /= divisor
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - the third digit
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio as such."""
+    return NONE if ratio is None else f"{number(ratio)}x"
+
+
+def machine() -> str:
+    """Return one line about this machine and its processor."""
+    try:
+        info = _CPU_INFO.read_text()
+    except OSError:
+        return machine_line()
+    models = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
+    return f"{machine_line()}, {models[0]}" if models else machine_line()
+
+
+def commit() -> str:
+    """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
+    command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=child_environment()
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def rich_table(table: FigureTable) -> RichTable:
+    """Return a table to be printed."""
+    made = RichTable(title=table.title, title_justify="left")
+    for at, name in enumerate(table.columns):
+        made.add_column(name, justify="right" if at else "left")
+    for row in table.rows:
+        made.add_row(*row)
+    return made
+
+
+def markdown_table(table: FigureTable) -> str:
+    """Return a table as Markdown, below a heading of the third level."""
+    head = f"| {' | '.join(table.columns)} |"
+    rule = f"|{'---|' * len(table.columns)}"
+    rows = (f"| {' | '.join(row)} |" for row in table.rows)
+    return "\n".join((f"### {table.title[:1].upper()}{table.title[1:]}", "", head, rule, *rows, ""))
+
+
+def report_options(command: CommandT) -> CommandT:
+    """Give a command the options of `report`: `json_file` and `markdown`."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--markdown", type=path, help="write the tables, as docs/BENCHMARKS.md has them"),
+        click.option("--json", "json_file", type=path, help="write everything measured"),
+    ):
+        command = option(command)
+    return command
+
+
+def report(
+    facts: Iterable[str],
+    tables: Sequence[FigureTable],
+    measured: dict[str, Any],
+    json_file: Path | None,
+    markdown: Path | None,
+) -> None:
+    """Print the facts of a run and its tables, and write what the options of the command name."""
+    facts = [machine(), f"commit {commit()}", *facts]
+    if markdown is not None:
+        markdown.write_text("\n".join([*(f"* {line}" for line in facts), "", *map(markdown_table, tables)]))
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.encode({"facts": facts, **measured}))
+    for line in facts:
+        click.echo(line)
+    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    for table in tables:
+        console.print(rich_table(table))
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Show how many of `total` steps are done; yield what to call after each with the name of the step."""
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda name: shown.update(task, advance=1, description=name)
