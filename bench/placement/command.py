@@ -5,15 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.placement.grid import PlacementGrid, PlacementRuns, run_grid
+from bench.placement.grid import PlacementGrid, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES
-from bench.placement.report import as_json, markdown
-from bench.report import machine_line
+from bench.placement.regret import regrets
+from bench.placement.report import remarks, tables
 from bench.routing.trace import TraceInvalid
+from bench.tables import progress, report, report_options
 
 FAST_SCALE = 0.08
 
@@ -42,10 +41,9 @@ def _names(known: dict[str, object]) -> Callable[[click.Context, click.Parameter
 @click.option("--seed", type=int, default=1, help="of the workloads and of the draws")
 @click.option("--runs", type=click.IntRange(min=1), default=1, help="of each policy at each place; compared: medians")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="cells played side by side")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="also write all figures here"
-)
+@report_options
 def placement(
+    *,
     regimes: tuple[str, ...],
     policies: tuple[str, ...],
     trace: Path | None,
@@ -54,13 +52,13 @@ def placement(
     runs: int,
     jobs: int,
     json_file: Path | None,
-    *,
+    markdown: Path | None,
     fast: bool,
 ) -> None:
     """Compare placements: simulated H200 engines and the real router core, in virtual time.
 
     Each regime is played at three loads with two cache sizes, under our modes and under the rules of other routers,
-    which were written for this bench from their documentation. Printed, in Markdown, is the regret: how far each policy
+    which were written for this bench from their documentation. Printed is the regret: how far each policy
     is from the best of all in the same place, in TTFT, requests a second and goodput (first token within 1 s, then at
     most 20 ms between tokens on average).
     """
@@ -68,21 +66,18 @@ def placement(
     left_out = [name for name in regimes if name not in grid.played_regimes]
     if not grid.played_regimes:
         raise click.UsageError(f"{', '.join(left_out)}: needs --trace")
+    click.echo(f"{len(grid.cells())} runs in virtual time", err=True)
     try:
-        played = _run(grid, jobs)
+        with progress(len(grid.cells())) as on_progress:
+            played = run_grid(grid, jobs=jobs, on_cell=lambda: on_progress("runs"))
     except TraceInvalid as error:
         raise click.UsageError(str(error)) from error
-    if json_file is not None:
-        json_file.write_bytes(as_json(grid, played, held_out))
-    click.echo(f"{len(grid.cells())} runs in virtual time. {machine_line()}\n")
-    for line in markdown(played, held_out):
-        click.echo(line)
-    for name in left_out:
-        click.echo(f"* left out without --trace: {name}")
-
-
-def _run(grid: PlacementGrid, jobs: int) -> PlacementRuns:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("runs", total=len(grid.cells()))
-        return run_grid(grid, jobs=jobs, on_cell=lambda: progress.advance(task))
+    result = medians(played)
+    cells = [
+        place._asdict() | {"policy": name} | figures._asdict() | {"regret": regrets(at)[name]}
+        for place, at in result.items()
+        for name, figures in at.items()
+    ]
+    facts = [f"{len(grid.cells())} runs in virtual time, from seed {seed} on", *remarks(result)]
+    facts += [f"left out without --trace: {name}" for name in left_out]
+    report(facts, tables(result, held_out), {"cells": cells}, json_file, markdown)

@@ -2,7 +2,6 @@
 
 kv                  mode kv as it is by default
 kv-blocks           mode kv-blocks as it is by default
-kv-blocks-P-H       the same with prefill_scale P and history_weight H
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's cost formula with its defaults and our tie-breaks
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
@@ -25,12 +24,6 @@ class Placement(NamedTuple):
 
     policy: Policy
     modes_of: ModesOf = lambda _: MODES
-
-
-def _weighed(prefill_scale: float, history_weight: float) -> Placement:
-    return Placement(
-        Policy(mode="kv-blocks", parameters=CostParameters(prefill_scale=prefill_scale, history_weight=history_weight))
-    )
 
 
 def _foreign(mode: str, modes_of: ModesOf) -> Placement:
@@ -57,12 +50,9 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
     return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
 
 
-WEIGHTS = ((1.0, 0.5), (8.0, 0.0), (8.0, 1.0), (16.0, 0.0), (16.0, 2.0), (16.0, 8.0))
-"""Of mode kv-blocks, beside its defaults: prefill_scale, history_weight."""
 PLACEMENTS: dict[str, Placement] = {
     "kv": Placement(Policy.current()),
     "kv-blocks": Placement(Policy(mode="kv-blocks")),
-    **{f"kv-blocks-{scale:g}-{history:g}": _weighed(scale, history) for scale, history in WEIGHTS},
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
     },

@@ -5,21 +5,15 @@
     at most       `REGRET_MAX`, also where a value is 0 and the best is not
 
 TTFT p50 and p99, requests a second and goodput count alike.
-
-The best of many policies in one run is partly the luckiest. With several runs, a run's rival is chosen without that
-luck: the policy that is best in the other runs of the place (`against_rivals`). If the rival is worse, the regret is
-below 0.
 """
 
 import random
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bench.placement.grid import Place, PlacementFigures, PlacementResult, PlacementRuns
+from bench.placement.grid import Place, PlacementFigures, PlacementResult
 
 REGRET_MAX = 10.0
-SURPASSED_BY = 0.05
 LATENCIES = ("ttft_p50_s", "ttft_p99_s")
 RATES = ("requests_per_s", "goodput_rps")
 COMPARED = LATENCIES + RATES
@@ -69,75 +63,6 @@ def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, f
         key=lambda found: found[0],
     )
     return PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, place)
-
-
-def surpassed(runs: PlacementRuns) -> dict[str, dict[str, list[Place]]]:
-    """Return for each policy and figure where one other policy is better by `SURPASSED_BY` in every run.
-
-    A policy can be the best of one run by chance, but hardly of every run.
-    """
-    found: dict[str, dict[str, list[Place]]] = {}
-    for place, at in runs.items():
-        for name in at:
-            of_figure = found.setdefault(name, {figure: [] for figure in COMPARED})
-            for figure, places in of_figure.items():
-                if any(_is_better(at[other], at[name], figure) for other in at if other != name):
-                    places.append(place)
-    return found
-
-
-def _is_better(others: Sequence[PlacementFigures], own: Sequence[PlacementFigures], figure: str) -> bool:
-    pairs = zip(own, others, strict=True)
-    return all(_of_run(mine, other, figure) > SURPASSED_BY for mine, other in pairs)
-
-
-def _of_run(own: PlacementFigures, other: PlacementFigures, figure: str) -> float:
-    return _regret(getattr(own, figure), getattr(other, figure), figure)
-
-
-class RivalRegret(NamedTuple):
-    """The regret of one policy against rivals: the mean of all places by figure, and the worst mean of a place."""
-
-    policy: str
-    by_figure: dict[str, float]
-    worst: float
-    worst_figure: str
-    worst_place: str
-
-
-def against_rivals(runs: PlacementRuns) -> list[RivalRegret]:
-    """Return every policy's regret against rivals, the least mean first; none if there is one run of each."""
-    if any(len(each) == 1 for at in runs.values() for each in at.values()):
-        return []
-    found: dict[str, dict[str, dict[Place, float]]] = {}
-    for place, at in runs.items():
-        for figure in COMPARED:
-            rivals = _rivals(at, figure)
-            for name, own in at.items():
-                regret = [_of_run(own[run], at[rival][run], figure) for run, rival in enumerate(rivals)]
-                found.setdefault(name, {}).setdefault(figure, {})[place] = statistics.fmean(regret)
-    return sorted(map(_rival_regret, found.items()), key=lambda each: sum(each.by_figure.values()))
-
-
-def _rivals(at: Mapping[str, Sequence[PlacementFigures]], figure: str) -> list[str]:
-    """Return for each run the policy with the best median in the other runs."""
-    best = min if figure in LATENCIES else max
-    values = {name: [float(getattr(each, figure)) for each in of_runs] for name, of_runs in at.items()}
-    rivals = []
-    for run in range(len(next(iter(at.values())))):
-        others = {name: statistics.median(each[:run] + each[run + 1 :]) for name, each in values.items()}
-        rivals.append(best(others, key=others.__getitem__))
-    return rivals
-
-
-def _rival_regret(found: tuple[str, dict[str, dict[Place, float]]]) -> RivalRegret:
-    name, by_figure = found
-    worst, figure, place = max(
-        ((regret, figure, str(place)) for figure, at in by_figure.items() for place, regret in at.items()),
-        key=lambda each: each[0],
-    )
-    means = {figure: statistics.fmean(at.values()) for figure, at in by_figure.items()}
-    return RivalRegret(name, means, worst, figure, place)
 
 
 def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:

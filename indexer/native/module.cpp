@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 
 #include "hashing.hpp"
-#include "machine_limits.hpp"
 #include "python_outline.hpp"
 #include "python_tree.hpp"
 
@@ -77,9 +76,4 @@ NB_MODULE(_core, module) {
         .def("_figures", &PyTree::figures)
         .def("self_check", &PyTree::self_check);
     kv::bind_hashing(module);
-    module.def("random_rmw_ns", &kv::random_rmw_ns, "table_bytes"_a, "operations"_a, "seed"_a,
-               nb::call_guard<nb::gil_scoped_release>());
-    module.def("pointer_chase_ns", &kv::pointer_chase_ns, "table_bytes"_a, "operations"_a, "seed"_a,
-               nb::call_guard<nb::gil_scoped_release>());
-    module.def("compare_ns", &kv::compare_ns, "size_bytes"_a, "rounds"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -59,7 +59,7 @@ def test_the_agent_starts_with_the_base(base: Path, command: str) -> None:
     ("command", "sentence"),
     [
         (["router"], ROUTER),
-        (["router", "bench", "trace"], ROUTER),
+        (["router", "bench", "sweep"], ROUTER),
         (["router", "demo"], ROUTER),
         (["indexer", "serve"], INDEX),
     ],
@@ -74,7 +74,7 @@ def test_the_base_has_no_router(base: Path, command: list[str], sentence: str) -
     ("command", "sentence"),
     [
         (["router", "bench"], BENCH),
-        (["router", "bench", "trace"], BENCH),
+        (["router", "bench", "sweep"], BENCH),
         (["router", "demo"], DEMO),
         (["indexer", "check-capture", "capture"], CHECK),
         (["router", "--set", "nats.port=0"], NATS),
