@@ -91,7 +91,7 @@ class Backend(NamedTuple):
 class SystemPlan(NamedTuple):
     """One system: its name, its policy, and its executable (empty: our own interpreter, which runs `command`).
 
-    `processes` of ours serve. `sampled`: the share of requests that ours traces; None: tracing is off.
+    `sampled`: the share of requests that ours traces; None: tracing is off.
     `text` is the directory of a model with whose tokenizer prompts are hashed; empty: ours hashes their bytes.
     """
 
@@ -99,7 +99,6 @@ class SystemPlan(NamedTuple):
     policy: str
     executable: str = ""
     command: tuple[str, ...] = ("-m", "router")
-    processes: int = 1
     sampled: float | None = None
     text: str = ""
 
@@ -108,20 +107,16 @@ class SystemPlan(NamedTuple):
         """The display name."""
         if self.kind in (NGINX, DIRECT):
             return self.kind
-        processes = "" if self.processes == 1 else f", {self.processes} processes"
         tracing = "" if self.sampled is None else f", {self.sampled:.0%} traced"
         tokenizer = ", tokenizer" if self.text and self.kind == OURS else ""
-        return f"{self.kind}, {self.policy}{processes}{tracing}{tokenizer}"
+        return f"{self.kind}, {self.policy}{tracing}{tokenizer}"
 
 
 UNSAMPLED, SAMPLED = SystemPlan(OURS, KV, sampled=0.0), SystemPlan(OURS, KV, sampled=1.0)
 
 
 class Used(NamedTuple):
-    """CPU seconds of a system so far, those of its nats-server, and its memory now.
-
-    Memory is the resident set size; of several processes the proportional one, so that what they share counts once.
-    """
+    """CPU seconds of a system so far, those of its nats-server, and its resident memory now."""
 
     cpu_s: float
     nats_cpu_s: float
@@ -146,9 +141,7 @@ class RunningSystem(NamedTuple):
         tree = [process, *process.children(recursive=True)]
         own = [each for each in tree if each.name() != _NATS]
         nats_s = sum(_cpu_s(each.pid) for each in tree if each.name() == _NATS)
-        shared = self.plan.processes > 1
-        rss = sum(each.memory_full_info().pss if shared else each.memory_info().rss for each in own)
-        return Used(sum(_cpu_s(each.pid) for each in own), nats_s, rss)
+        return Used(sum(_cpu_s(each.pid) for each in own), nats_s, sum(each.memory_info().rss for each in own))
 
 
 def _cpu_s(pid: int) -> float:
@@ -163,7 +156,7 @@ def found(
 
     `traced`: ours in mode kv with tracing on, too. `text`: and with this model's tokenizer, as Dynamo.
     """
-    ours = (SystemPlan(OURS, mode, processes=processes) for processes in (1, 2) for mode in _OUR_MODES)
+    ours = (SystemPlan(OURS, mode) for mode in _OUR_MODES)
     plans = [SystemPlan(DIRECT, ""), *ours, *((UNSAMPLED, SAMPLED) if traced else ())]
     absent = []
     if text:
@@ -226,7 +219,6 @@ async def start(
 
 def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
     options = ["--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
-    options += ["--processes", str(plan.processes)]
     if plan.sampled is not None:
         collector = f"tracing.endpoint=http://127.0.0.1:{backend.ports[0]}"
         options += ["--set", collector, "--set", f"tracing.ratio={plan.sampled}"]

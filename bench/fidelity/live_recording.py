@@ -36,7 +36,6 @@ SENDING_S = 45.0
 WORKERS = 4
 BLOCK_TOKENS = 32
 MAX_NUM_SEQS = 128
-ROW_VALUES = 8
 FORMER_NAMES = {"kv": "kv, prefill_scale 1, history_weight 0.5"}
 """What mode kv was when `h200_live_policies.json` was recorded. Source: `docs/BENCHMARKS.md`, "Live engines"."""
 

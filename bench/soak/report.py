@@ -6,12 +6,13 @@ from itertools import groupby
 from bench.report import machine_line
 from bench.soak.answers import AnswerOutcome
 from bench.soak.verdicts import Soak, growths
+from bench.tables import FigureTable, markdown_table
 
 
 def markdown(soak: Soak, problems: Sequence[str], took_s: float) -> str:
     """Return the tables of a run, and its problems."""
-    sections = [_summary(soak, problems, took_s), _requests(soak), _faults(soak), _flat(soak), _quiet(soak)]
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+    tables = (_requests(soak), _faults(soak), _growth(soak), _quiet(soak))
+    return "\n".join([*_summary(soak, problems, took_s), "", *map(markdown_table, tables)])
 
 
 def _summary(soak: Soak, problems: Sequence[str], took_s: float) -> Iterator[str]:
@@ -42,51 +43,52 @@ def _cpu(soak: Soak) -> str:
     )
 
 
-def _requests(soak: Soak) -> Iterator[str]:
-    yield "| request | " + " | ".join(AnswerOutcome) + " |"
-    yield "|---|" + "---:|" * len(AnswerOutcome)
-    for name, counts in sorted(soak.tally.rows()):
-        yield f"| {name} | " + " | ".join(f"{counts.get(outcome, 0):,}" for outcome in AnswerOutcome) + " |"
-    totals = " | ".join(f"{soak.tally.total(outcome):,}" for outcome in AnswerOutcome)
-    yield f"| all | {totals} |"
+def _requests(soak: Soak) -> FigureTable:
+    rows = [
+        (name, *(f"{counts.get(outcome, 0):,}" for outcome in AnswerOutcome))
+        for name, counts in sorted(soak.tally.rows())
+    ]
+    totals = ("all", *(f"{soak.tally.total(outcome):,}" for outcome in AnswerOutcome))
+    return FigureTable("requests", ("request", *AnswerOutcome), [*rows, totals])
 
 
-def _faults(soak: Soak) -> Iterator[str]:
-    yield "| fault | times | healed in s, median | at most |"
-    yield "|---|---:|---:|---:|"
+def _faults(soak: Soak) -> FigureTable:
+    rows = []
     by_kind = sorted(soak.faults, key=lambda each: each.fault.kind)
     for kind, healed in groupby(by_kind, key=lambda each: each.fault.kind):
         times_s = sorted(each.healed_s for each in healed)
-        yield f"| {kind} | {len(times_s)} | {times_s[len(times_s) // 2]:.1f} | {times_s[-1]:.1f} |"
+        rows.append((kind, f"{len(times_s)}", f"{times_s[len(times_s) // 2]:.1f}", f"{times_s[-1]:.1f}"))
+    return FigureTable("faults", ("fault", "times", "healed in s, median", "at most"), rows)
 
 
-def _flat(soak: Soak) -> Iterator[str]:
-    yield "| process | figure | after a tenth | at the end | growth | allowed |"
-    yield "|---|---|---:|---:|---:|---:|"
-    for each in growths(soak):
-        numbers = (each.first, each.last, each.by, each.allowed)
-        yield f"| {each.process} | {each.figure} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |"
+def _growth(soak: Soak) -> FigureTable:
+    columns = ("process", "figure", "after a tenth", "at the end", "growth", "allowed")
+    rows = [
+        (each.process, each.figure, *(f"{number:,.0f}" for number in (each.first, each.last, each.by, each.allowed)))
+        for each in growths(soak)
+    ]
+    return FigureTable("growth", columns, rows)
 
 
-def _quiet(soak: Soak) -> Iterator[str]:
-    yield (
-        "| requests | router MiB | descriptors | leases | in flight | connections | journal waits | nats-server MiB "
-        "| store MiB | largest worker MiB | indexer verify |"
-    )
-    yield "|---:|" * 1 + "---:|" * 9 + "---|"
-    for each in soak.quiet:
-        metrics = each.metrics
-        cells = (
+_METRICS = ("ledger_active_requests", "inflight_requests", "http_connections", "journal_unpublished_records")
+
+
+def _quiet(soak: Soak) -> FigureTable:
+    rows = [
+        (
             f"{each.requests:,}",
             f"{each.router.rss_bytes >> 20}",
             f"{each.router.descriptors}",
-            f"{metrics['ledger_active_requests']:g}",
-            f"{metrics['inflight_requests']:g}",
-            f"{metrics['http_connections']:g}",
-            f"{metrics['journal_unpublished_records']:g}",
+            *(f"{each.metrics[name]:g}" for name in _METRICS),
             f"{each.nats.rss_bytes >> 20}",
             f"{each.store_bytes >> 20}",
             f"{max(took.rss_bytes for took in each.workers.values()) >> 20}",
             "differs" if each.verified else "equal",
         )
-        yield "| " + " | ".join(cells) + " |"
+        for each in soak.quiet
+    ]
+    columns = (
+        *("requests", "router MiB", "descriptors", *_METRICS),
+        *("nats-server MiB", "store MiB", "largest worker MiB", "indexer verify"),
+    )
+    return FigureTable("at quiet moments", columns, rows)
