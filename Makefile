@@ -65,7 +65,7 @@ install: $(WHEEL)/.ready  ## the wheel where there is no compiler, and without e
 define tests_with
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(FLOORS)/$(1)
 	@$(BIN)/uv pip install --quiet --python $(FLOORS)/$(1)/bin/python $(2) -r $(FLOORS)/tools.txt \
-	  "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
+	  --find-links $(WHEEL) "$$(echo $(WHEEL)/kv_router-*.whl)[tools]"
 	cd $(FLOORS)/tests && PYTHONPATH=$$(../$(1)/bin/python -c 'import kv_runtime; print(kv_runtime.__path__[0])')/tools \
 	  ../$(1)/bin/python -m pytest -q -m 'not slow' -n 4 --dist loadfile $(3)
 endef
@@ -75,7 +75,7 @@ NUMPY_TESTS := tests/contract/test_prefix_index*.py $(patsubst %,tests/unit/kv_r
 floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are allowed, parts of them with those beside engines and with the newest
 	@rm -rf $(FLOORS) && mkdir -p $(FLOORS)/tests && cp -r tests configs docs README.md pyproject.toml $(FLOORS)/tests
 	@grep -E '^(hypothesis|packaging|pytest|pytest-asyncio|pytest-timeout|pytest-xdist)==' constraints.txt > $(FLOORS)/tools.txt
-	@$(BIN)/python -m tests.support.requirements router embedded bench > $(FLOORS)/oldest.txt
+	@$(BIN)/python -m tests.support.requirements router embedded tools > $(FLOORS)/oldest.txt
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
@@ -168,22 +168,23 @@ bootstrap:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv; }
 
-$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcard $(foreach package,indexer router,$(package)/native/*.cpp $(package)/native/*.hpp)) | bootstrap
+$(READY): pyproject.toml bench/pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcard $(foreach package,indexer router,$(package)/native/*.cpp $(package)/native/*.hpp)) | bootstrap
 	@echo "setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[router,embedded,bench,dev]'
+	@$(PIP) install -c constraints.txt -e '.[tools,dev]' -e ./bench
 	@touch $@
 
-# A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
-# with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
-$(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py) router/web/assets/*)
-	@echo "building a wheel (about a minute) ..."
+# A source distribution, and from it a wheel, of the router and of its tools, as pip makes them: isolated, in an environment that has
+# nothing. They are installed with their own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
+$(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent bench,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py) router/web/assets/*)
+	@echo "building wheels (about a minute) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build
-	@$(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) . > $(WHEEL)/build.log 2>&1 || { tail -40 $(WHEEL)/build.log; exit 1; }
+	@for source in . bench; do $(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) $$source; done > $(WHEEL)/build.log 2>&1 \
+	  || { tail -40 $(WHEEL)/build.log; exit 1; }
 	@$(PYTHON) -m venv --without-pip $(WHEEL)/env
-	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
+	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt --find-links $(WHEEL) "$$(echo $(WHEEL)/kv_router-*.whl)[tools]"
 	@cd $(WHEEL) && env/bin/python -m indexer.native
 	@borrowed=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  packages=$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \

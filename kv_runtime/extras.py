@@ -16,7 +16,7 @@ import click
 
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
-"""The directory of `bench` and `dashboards` in a wheel; a checkout has them beside this package instead."""
+"""Where wheels have `dashboards` and, of kv-router-tools, `bench`; a checkout has them beside this package instead."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
@@ -94,7 +94,7 @@ class InstalledCommands(click.Group):
     """A group with further commands: entry points of the installation, each imported when it is called.
 
     The entry points of `program` are the group `kv_router.<program>`; `texts` has their help in a list, and one that is
-    not there is imported for it. A command whose package has the name of an extra (`bench`) needs that extra.
+    not there is imported for it. An entry point in brackets names the extra that has the command.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class InstalledCommands(click.Group):
         entry = None if command else self._entries().get(cmd_name)
         if entry is None:
             return command
-        extra = entry.module.partition(".")[0]
+        extra = "".join(entry.extras)
         if missing(extra):
             return _without(extra, self._program, cmd_name)
         reach_tools()
-        command = LazyCommand(cmd_name, entry.value, self._texts.get(cmd_name, ""))
+        command = LazyCommand(cmd_name, f"{entry.module}:{entry.attr}", self._texts.get(cmd_name, ""))
         return command if cmd_name in self._texts else command.imported()
 
     def _entries(self) -> dict[str, metadata.EntryPoint]:

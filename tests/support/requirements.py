@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
@@ -16,18 +17,29 @@ from packaging.utils import NormalizedName, canonicalize_name
 from tests.support.paths import ROOT
 
 OURS = ("kv_protocol", "kv_runtime", "worker_agent", "indexer", "router")
-"""Top-level packages of a wheel."""
+"""Top-level packages of the router's wheel."""
+
+
+def project(directory: str = "") -> dict[str, Any]:
+    """Return what the pyproject.toml of a directory says of its distribution; in `bench` it is that of the tools."""
+    found: dict[str, Any] = tomllib.loads((ROOT / directory / "pyproject.toml").read_text())["project"]
+    return found
 
 
 def declared(*extras: str) -> list[Requirement]:
-    """Return what the distribution requires with these extras, and with those that they include."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = [Requirement(each) for each in project["dependencies"]]
-    waiting = list(extras)
+    """Return what kv-router requires with these extras, and what those of ours that it requires do."""
+    ours = {each["name"]: each for each in (project(), project("bench"))}
+    found, known = list[Requirement](), set[tuple[str, str]]()
+    waiting = [("kv-router", each) for each in ("", *extras)]
     while waiting:
-        for each in map(Requirement, project["optional-dependencies"][waiting.pop()]):
-            if each.name == project["name"]:
-                waiting.extend(each.extras)
+        name, extra = wanted = waiting.pop()
+        if wanted in known:
+            continue
+        known.add(wanted)
+        of = ours[name]
+        for each in map(Requirement, of["optional-dependencies"][extra] if extra else of["dependencies"]):
+            if each.name in ours:
+                waiting += [(each.name, included) for included in ("", *each.extras)]
             else:
                 found.append(each)
     return found
@@ -72,15 +84,22 @@ def lay_out(directory: Path, *extras: str) -> None:
     for package, extension in (("indexer", "_core"), ("router", "_fold")):
         _put_extension(directory, package, extension)
     tools = directory / "kv_runtime" / "tools"
-    for package in ("bench", "dashboards"):
-        _link(ROOT / package, tools / package)
+    _link(ROOT / "dashboards", tools / "dashboards")
+    if "tools" in extras:
+        _link(ROOT / "bench", tools / "bench")
+        _describe(directory, "kv-router-tools")
     for name in closure(*extras):
         for entry in _top_level(metadata.distribution(name)):
             (directory / entry.name).symlink_to(entry)
-    info = directory / "kv_router-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", "Name: kv-router", "Version: 0", *_requires())))
+    info = _describe(directory, "kv-router", *_requires())
     (info / "entry_points.txt").write_text("\n".join(_entry_points()) + "\n")
+
+
+def _describe(directory: Path, name: str, *lines: str) -> Path:
+    info = directory / f"{name.replace('-', '_')}-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", f"Name: {name}", "Version: 0", *lines)))
+    return info
 
 
 def _link(source: Path, target: Path) -> None:
@@ -107,16 +126,14 @@ def _top_level(distribution: metadata.Distribution) -> set[Path]:
 
 
 def _requires() -> Iterator[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    yield from (f"Requires-Dist: {each}" for each in project["dependencies"])
-    for extra, requirements in project["optional-dependencies"].items():
+    yield from (f"Requires-Dist: {each}" for each in project()["dependencies"])
+    for extra, requirements in project()["optional-dependencies"].items():
         yield f"Provides-Extra: {extra}"
         yield from (f"Requires-Dist: {_for_extra(Requirement(each), extra)}" for each in requirements)
 
 
 def _entry_points() -> Iterator[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for group, entries in project["entry-points"].items():
+    for group, entries in project()["entry-points"].items():
         yield f"[{group}]"
         yield from (f"{name} = {value}" for name, value in entries.items())
 

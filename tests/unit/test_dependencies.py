@@ -2,7 +2,6 @@
 
 import ast
 import sys
-import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -12,18 +11,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
-from tests.support.requirements import declared
+from tests.support.requirements import declared, project
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = project(), project("bench")
 PACKAGES = {
     "": ("kv_protocol", "kv_runtime", "worker_agent"),
     "router": ("indexer", "router", "dashboards"),
-    "bench": ("bench",),
+    "tools": ("bench",),
     "dev": ("tests",),
 }
 """Packages by the extra that they may use beside the base."""
-INCLUDED = {"": (), "router": (), "bench": ("bench",), "dev": ("dev", "bench")}
-"""Extras that such a package may use beside its own."""
 ELSEWHERE = {
     "worker_agent/engines/trtllm/bindings.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
@@ -69,7 +66,7 @@ def names(*extras: str) -> set[str]:
     return {canonicalize_name(each.name) for each in declared(*extras)}
 
 
-@pytest.mark.parametrize("extra", ["", "router", "bench"])
+@pytest.mark.parametrize("extra", ["", "router", "tools"])
 def test_what_is_imported_is_declared(extra: str) -> None:
     allowed = names(*([extra] if extra else []))
     undeclared = {
@@ -81,12 +78,20 @@ def test_what_is_imported_is_declared(extra: str) -> None:
     assert undeclared == {}
 
 
-@pytest.mark.parametrize("extra", ["", "router", "bench"])
+@pytest.mark.parametrize("extra", ["", "router", "tools"])
 def test_what_is_declared_is_imported(extra: str) -> None:
-    lines = PROJECT["project"]["optional-dependencies"][extra] if extra else PROJECT["project"]["dependencies"]
+    of = TOOLS if extra == "tools" else PROJECT
+    lines = of["dependencies"] if extra in ("", "tools") else of["optional-dependencies"][extra]
     own = {canonicalize_name(Requirement(line).name) for line in lines} - {"kv-router"}
     used = {name for package in PACKAGES[extra] for found in distributions_of(package).values() for name in found}
     assert own - used == set()
+
+
+def test_router_and_tools_require_each_other_in_the_same_version() -> None:
+    version = PROJECT["version"]
+    assert TOOLS["version"] == version
+    assert PROJECT["optional-dependencies"]["tools"] == [f"kv-router-tools=={version}"]
+    assert f"kv-router[router,embedded]=={version}" in TOOLS["dependencies"]
 
 
 def test_the_list_of_exceptions_is_not_longer_than_needed() -> None:
@@ -112,7 +117,7 @@ def test_exceptions_are_imported_when_a_function_runs() -> None:
 
 
 def test_every_requirement_has_a_floor_and_a_cap() -> None:
-    for each in declared("router", "embedded", "bench"):
+    for each in declared("router", "embedded", "tools"):
         operators = {specifier.operator for specifier in each.specifier}
         assert operators == {">=", "<"}, str(each)
 

