@@ -1,4 +1,4 @@
-"""What the doctor asks over HTTP, of servers that behave and of such as do not; and of a real JetStream."""
+"""What the doctor asks over HTTP, of servers that behave and of such as do not; and what it has of a real log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,20 +8,24 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kv_protocol import fleet, subjects
+from kv_protocol.fleet import Heartbeat, WorkerLeft
+from kv_protocol.load import LoadReport, encode_load
 from kv_protocol.subjects import EVENTS_STREAM
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
-from router.doctor.facts import AddressAnswer
+from router.doctor.facts import AddressAnswer, LoadSeen
 from router.doctor.http_client import HttpAsker, in_lanes
-from router.doctor.log_watch import fills
+from router.doctor.log_watch import LogWatch, fills
 from router.doctor.router_probe import RouterProbe
 from router.doctor.worker_probe import WorkerProbe
-from tests.system.integration.broker import Broker
+from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
-from tests.unit.router.samples import registered
+from tests.unit.router.samples import MODEL, rank, registered
 
 TOKEN = "secret"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,6 +54,13 @@ def says(value: object, status: int = 200) -> Handler:
     async def answer(_: web.Request) -> web.Response:
         return json_response(value, status)
 
+    return answer
+
+
+async def of_2020(_: web.Request) -> web.Response:
+    reason = {"status": "failed", "reason": "the engine died"}
+    answer = json_response(reason, 503)
+    answer.headers["Date"] = "Sun, 01 Nov 2020 10:00:00 GMT"
     return answer
 
 
@@ -93,6 +104,14 @@ async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
     assert worker.seen().before == worker.seen().after == {}
 
 
+async def test_a_worker_that_is_ill_says_why_and_what_time_it_has() -> None:
+    async with asked({"/health": of_2020}) as (asker, url):
+        worker = WorkerProbe(asker, registered(base_url=url), TOKEN)
+        await worker.first()
+    assert worker.seen().http == AddressAnswer(url=url, is_well=False, reason="the engine died")
+    assert (asker.clocks[0].of, asker.clocks[0].most_s < -86_400) == ("far.test", True)
+
+
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:
     async with asked({"/never": never, "/elsewhere": elsewhere, "/health": says("ok")}, timeout_s=0.2) as (asker, url):
         silent, moved = await asker.get(f"{url}/never"), await asker.get(f"{url}/elsewhere", TOKEN)
@@ -104,7 +123,42 @@ async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> No
     assert TOKEN not in no_url.problem
 
 
-# ---------------------------------------------------------------- JetStream
+# ---------------------------------------------------------------- the log
+
+
+async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highest_load_and_what_is_unreadable(
+    log: EventLog,
+) -> None:
+    watch = LogWatch(log, SystemClock())
+    await watch.start()
+    here, gone = registered("w0", dp_ranks=(0, 1)), WorkerLeft(worker_id="w1", instance="w1-1", reason="ill")
+    told: dict[str, fleet.FleetEvent] = {"w0": here, "w1": gone}
+    for worker_id, events in {"w0": (here,), "w1": (registered("w1"), gone)}.items():
+        for event in events:
+            await log.publish(subjects.fleet(MODEL, worker_id), fleet.encode(event))
+    await log.publish(subjects.fleet(MODEL, "garbage"), b"{")
+    for rank_name, instance, epoch, stale in (("w0/0", "w0-1", 7, ""), ("w0/0", "w0-2", 9, "behind")):
+        beat = Heartbeat(instance=instance, epoch=epoch, last_seq=3, stale=stale)
+        await log.announce(subjects.heartbeat(MODEL, rank(rank_name)), fleet.encode(beat))
+    for used_blocks in (500, 20):
+        report = LoadReport(
+            instance="w0-1",
+            iteration=1,
+            running_requests=0,
+            waiting_requests=0,
+            used_blocks=used_blocks,
+            total_blocks=999,
+        )
+        await log.announce(subjects.load(MODEL, rank("w0/1")), encode_load(report))
+    await watch.read_fleet(5.0)
+    await eventually(lambda: bool(watch.refused) and len(watch.heads()) == 2 and bool(watch.loads()))
+    assert watch.events == {subjects.fleet(MODEL, worker_id): event for worker_id, event in told.items()}
+    assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in watch.heads()] == [
+        (rank("w0/0"), "w0-1", 7, 3, ""),
+        (rank("w0/0"), "w0-2", 9, 3, "behind"),
+    ]
+    assert watch.loads() == (LoadSeen(rank("w0/1"), 500),)
+    assert watch.refused.startswith(subjects.fleet(MODEL, "garbage"))
 
 
 async def test_the_log_s_size_is_as_the_server_has_it(log: EventLog) -> None:
