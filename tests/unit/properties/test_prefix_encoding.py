@@ -1,6 +1,7 @@
 """A chat of which segments were encoded before has the ids of the whole chat, with either encoder."""
 
 import json
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,6 +40,7 @@ MODELS = {
 }
 
 
+@cache
 def text_of(kind: str, wanted: Wanted) -> TokenizerText:
     tokenizer, template, end = MODELS[kind]
     chats = ChatTemplate({"default": template}, {"bos_token": "<|begin_of_text|>", "eos_token": end})

@@ -12,9 +12,10 @@ from kv_protocol.splitmix import splitmix64
 from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import View
+from tests.support.amount import examples
 from tests.unit.router.samples import route, row, view
 
-SEEDS = 6000
+SEEDS = examples(6000)
 BY_HISTORY = CostParameters(prefill_scale=0.0, decode_scale=0.0, history_weight=1.0)
 
 
@@ -86,7 +87,7 @@ def test_with_temperature_the_shares_are_the_softmax_of_the_scaled_costs(tempera
 def test_the_scale_of_the_costs_has_no_say(factor: float, offset: float) -> None:
     costs = [12.0, 3.0, 5.0, 30.0]
     moments = costing(costs), costing([factor * cost + offset for cost in costs])
-    for seed in range(2000):
+    for seed in range(SEEDS // 3):
         plain, scaled = (choose(moment, 0.4, splitmix64(seed)).winner for moment in moments)
         assert plain == scaled
 

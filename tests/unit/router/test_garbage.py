@@ -34,7 +34,7 @@ from tests.unit.router.upstream import (
 )
 
 OURS = ("router.", "kv_protocol.", "kv_runtime.", "indexer.")
-SMALL, LARGE = 16_000, 1_000_000
+SMALL, LARGE = 16_000, 300_000
 """Bytes of a prompt: read on the event loop, and on a thread."""
 STREAMED = {"stream": True}
 BEGUN = event("first")

@@ -13,9 +13,10 @@ from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.verdict import HAD_ITS_SHARE, Verdict
 from router.decision.view import View
+from tests.support.amount import examples
 from tests.unit.router.samples import Row, rank, route, row, view
 
-SEEDS = 4000
+SEEDS = examples(4000)
 HELD = (2, 2, 2, 2)
 
 
