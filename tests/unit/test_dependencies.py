@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield top_level(node.module)
 
 
+@cache
 def distributions_of(package: str) -> dict[str, set[str]]:
     """Return the distributions that each module of the package imports, by the module's path."""
     ours = {name for names in PACKAGES.values() for name in names}

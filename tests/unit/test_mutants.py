@@ -44,6 +44,7 @@ def test_the_text_of_each_mutant_is_found_once_in_the_product() -> None:
     assert all((ROOT / test.partition("::")[0]).exists() for each in mutants for test in each.tests)
 
 
+@pytest.mark.planted
 def test_a_mutant_that_nothing_catches_is_told_from_one_that_a_test_catches(product: Path) -> None:
     found = list(outcomes(product, [CAUGHT, ESCAPED, SPOILT, CAUGHT]))
     assert [(each.verdict, each.kind, each.test) for each in found] == [
@@ -54,6 +55,7 @@ def test_a_mutant_that_nothing_catches_is_told_from_one_that_a_test_catches(prod
     ]
 
 
+@pytest.mark.planted
 def test_tests_that_fail_without_a_mutant_end_the_run(product: Path) -> None:
     (product / "router/sums.py").write_text("def plus(left, right):\n    return left * right + 1\n")
     with pytest.raises(SystemExit, match="without a mutant the tests must pass"):

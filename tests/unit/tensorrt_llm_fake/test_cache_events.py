@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.amount import examples
-from tests.support.trtllm import Fake, installed
+from tests.support.trtllm import Fake
 from tests.unit.tensorrt_llm_fake.told import Json, caches, engine, events, finished, held
 
 IDS = list(range(1, 10))
@@ -132,19 +132,18 @@ def test_a_reader_that_missed_an_event_does_not_hold_what_the_cache_holds(trtllm
     windows=None,
 )
 def test_a_reader_of_the_events_holds_what_the_cache_holds(
-    prompts: list[list[int]], blocks: int, host: int, windows: Any
+    trtllm: Fake, prompts: list[list[int]], blocks: int, host: int, windows: Any
 ) -> None:
-    with installed() as fake:
-        fake.control.model = type(fake.control.model)(gpu_blocks=blocks, bytes_per_block=1)
-        llm = engine(fake, cache={"host_cache_size": host, "max_attention_window": windows}, max_seq_len=64)
-        for prompt in prompts:
-            finished(llm, fake, prompt, 4)
-        told = events(llm)
-        for cache in caches(llm):
-            assert held(told, cache.window) == {0: cache.hashes(0), 1: cache.hashes(1)}
-            assert cache.used == 0
-            assert len(cache.hashes(0)) <= blocks
-            assert len(cache.hashes(1)) <= host
+    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=blocks, bytes_per_block=1)
+    llm = engine(trtllm, cache={"host_cache_size": host, "max_attention_window": windows}, max_seq_len=64)
+    for prompt in prompts:
+        finished(llm, trtllm, prompt, 4)
+    told = events(llm)
+    for cache in caches(llm):
+        assert held(told, cache.window) == {0: cache.hashes(0), 1: cache.hashes(1)}
+        assert cache.used == 0
+        assert len(cache.hashes(0)) <= blocks
+        assert len(cache.hashes(1)) <= host
 
 
 def _tokens(block: Json) -> list[int]:
