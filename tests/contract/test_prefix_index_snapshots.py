@@ -280,19 +280,18 @@ def test_a_lie_is_named_where_it_stands(full: PrefixIndex, lie: bytes, offset: i
 
 @pytest.mark.parametrize("change", [0xFF, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 0x80, 0x7F))])
 def test_any_byte_of_a_sealed_body_may_be_anything(full: PrefixIndex, make_index: MakeIndex, change: int) -> None:
-    valid = bytes(unseal(full.snapshot()))
+    valid, index, twin = bytes(unseal(full.snapshot())), make_index(), make_index()
     for at in range(len(valid)):
         data = seal(valid[:at] + bytes([valid[at] ^ change]) + valid[at + 1 :])
-        index = make_index()
         refused = refusal_of(index, data)
         if refused is not None:
             assert HEAD_BYTES <= refused.offset <= len(data), (at, refused)
             assert index.statistics().nodes == index.statistics().ranks == 0, at
         else:
             assert index.self_check() == [], at
-            twin = make_index()
             twin.restore(index.snapshot(), 0)
             assert untimed(twin) == untimed(index), at
+            index = make_index()
 
 
 def untimed(index: PrefixIndex) -> list[Stretch]:

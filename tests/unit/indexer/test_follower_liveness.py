@@ -19,6 +19,7 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
 from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
 from tests.dumped import dump_chunks
+from tests.support.amount import examples
 
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, silent_s=3.0, early_batches_max=16)
 STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0
@@ -237,6 +238,6 @@ def run_all(seeds: range, make: Callable[[FollowerLimits], StreamFollower]) -> N
         World(seed, make(LIMITS)).run()
 
 
-@pytest.mark.parametrize("first", range(0, 400, 40))
+@pytest.mark.parametrize("first", range(0, examples(400), 40))
 def test_the_reader_comes_to_rest_with_the_true_set(first: int) -> None:
     run_all(range(first, first + 40), StreamFollower)

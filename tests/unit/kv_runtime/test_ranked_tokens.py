@@ -11,6 +11,7 @@ import pytest
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
+from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import qwen_like, write_model
 from tests.unit.kv_runtime.ranked_files import (
     TEKKEN_PATTERN,
@@ -24,7 +25,7 @@ from tests.unit.kv_runtime.ranked_files import (
 
 KIMI_NAMES = ["[BOS]", "[EOS]", "<|im_end|>", "<think>"]
 TEKKEN_NAMES = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-TEXTS = 400
+TEXTS = examples(400)
 BYTES = [bytes((byte,)) for byte in range(0x100)]
 HELLO = [{"role": "user", "content": "hello"}]
 KIMI_PATTERN = "|".join(
