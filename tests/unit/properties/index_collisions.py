@@ -1,18 +1,15 @@
 """Scenarios of hashes that contradict each other: any block behind any other, circles, blocks twice in an event.
 
-No forest is behind them, so no model knows what is right: the implementations are compared with each other.
+No forest is behind them.
 """
 
-from array import array
-from collections.abc import Mapping
 from random import Random
 
-import msgspec
-
-from indexer.index.prefix_index import PrefixIndex, RefusedEvent
+from indexer.index.prefix_index import RefusedEvent
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
+from tests.unit.properties.index_comparison import compare_answers, compare_everything, same
 from tests.unit.properties.index_scenario import TTL_S, Voices
 
 RANKS = (0, 1, 2, 65)
@@ -130,7 +127,7 @@ class Collisions:
                 message[frame.offset + self._random.choice([1, 2, 3, 44])] = self._random.randrange(5)
         rank = self._rank()
         told = {name: index.apply_batch(rank, message, self._now_s) for name, index in self._indexes.items()}
-        self._same(told)
+        same(told)
         assert all(isinstance(each, RefusedEvent) for refusals in told.values() for each in refusals)
 
     def _clear(self) -> None:
@@ -143,49 +140,16 @@ class Collisions:
 
     def _expire(self) -> None:
         self._now_s += self._random.choice([0.0, 1.0, TTL_S])
-        self._same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
+        same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
 
     def _restore(self) -> None:
         snapshots = [index.snapshot() for index in self._indexes.values()]
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
             index.restore(snapshot, self._now_s)
 
-    # ---------------------------------------------------------------------------------------------- what must be true
-
-    def _same(self, told: Mapping[str, object]) -> None:
-        expected = next(iter(told.values()))
-        for name, answer in told.items():
-            assert answer == expected, name
-
     def _compare(self) -> None:
-        queries = [self._blocks() for _ in range(3)]
-        self._same({name: self._answers(index, queries) for name, index in self._indexes.items()})
+        compare_answers(self._indexes, [self._blocks() for _ in range(3)])
         if self._random.random() < 0.2:
             blocks = self._random.sample(self._universe, min(15, len(self._universe)))
-            self._same({name: self._everything(index, blocks) for name, index in self._indexes.items()})
-            for name, index in self._indexes.items():
-                assert index.self_check() == [], name
-
-    def _answers(self, index: PrefixIndex, queries: list[list[int]]) -> list[object]:
-        out = array("i", bytes(16 * 70 * len(queries)))
-        index.match_many(queries, out)
-        statistics = msgspec.structs.replace(index.statistics(), memory_bytes=0)
-        return [out, [index.overlaps(query) for query in queries], statistics]
-
-    def _everything(self, index: PrefixIndex, blocks: list[int]) -> list[object]:
-        stretches = [msgspec.structs.replace(each, last_stored_s=0.0) for each in index.prefixes(100_000)]
-        return [
-            [self._dumped(index, rank) for rank in RANKS],
-            [index.bucket_digests(rank, tier) for rank in RANKS for tier in TIERS],
-            [index.digest(rank, tier) for rank in RANKS for tier in TIERS],
-            [index.children(block) for block in [None, *blocks]],
-            [index.holders(block) for block in blocks],
-            stretches,
-        ]
-
-    def _dumped(self, index: PrefixIndex, rank: int) -> set[HeldBlock]:
-        blocks = [block for columns in index.dump(rank, 9) for block in columns.blocks()]
-        place = {block.sequence_hash: at for at, block in enumerate(blocks)}
-        assert len(place) == len(blocks)
-        assert all(place.get(block.parent, -1) < at for at, block in enumerate(blocks) if block.parent is not None)
-        return set(blocks)
+            queries = [self._blocks() for _ in range(3)]
+            compare_everything(self._random, self._indexes, queries, blocks, RANKS)

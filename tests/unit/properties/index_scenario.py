@@ -1,19 +1,19 @@
-"""One seeded scenario, told to every implementation of a prefix index and to the model, which must agree throughout.
+"""One seeded scenario of a forest of blocks, told to every implementation of a prefix index; they agree throughout.
 
-`run(seed, voices)` raises AssertionError where two of them differ; the error says which seed and step. The model knows
-a forest; what contradicts itself is told to the implementations alone, in `index_collisions.py`.
+`run(seed, voices)` raises AssertionError where two of them differ; the error says which seed and step. What contradicts
+itself is told in `index_collisions.py`.
 """
 
 from collections.abc import Callable, Mapping
 from random import Random
 
+from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import PrefixIndex, RefusedEvent
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
-from tests.unit.properties.index_comparison import FORMS, Comparison
-from tests.unit.properties.index_model import IndexModel
+from tests.unit.properties.index_comparison import FORMS, compare_answers, compare_everything, outlined, same
 from tests.unit.properties.index_world import FAMILIES, World, removals
 
 TTL_S = 5.0
@@ -31,7 +31,7 @@ def run(seed: int, voices: Voices) -> None:
 
 
 class Scenario:
-    """Indexes and their model, and what happens to them: drawn from the seed, and the same for as many voices."""
+    """Indexes and what happens to them: drawn from the seed and from what the first of them holds."""
 
     def __init__(self, seed: int, voices: Voices) -> None:
         self._random = Random(seed)
@@ -42,8 +42,7 @@ class Scenario:
         self._voices = voices
         self._limits = {"parked_blocks_max": self._family.parked_max, "parked_ttl_s": TTL_S}
         self._indexes = {name: make(**self._limits) for name, make in voices.items()}
-        self._model = IndexModel(self._world.parent_of, self._family.parked_max, TTL_S)
-        self._comparison = Comparison(self._random, self._world, self._model)
+        self._registered = set[int]()
         self._ranks = self._random.sample(range(self._family.rank_max + 1), self._random.randint(*self._family.ranks))
         self._now_s = self._random.choice([0.0, 1e6])
         self._told: list[tuple[int, Event]] = []
@@ -57,16 +56,35 @@ class Scenario:
             self.step_name = f"{number} {self._random.choices(names, weights)[0]}"
             getattr(self, "_" + self.step_name.split()[1])()
             self._now_s += self._random.choice([0.0, 0.0, 0.5])
-            self._comparison.answers(self._indexes)
+            compare_answers(self._indexes, self._queries(3))
             if self._random.random() < 0.15:
-                self._comparison.everything(self._indexes)
+                self._compare_everything()
         self.step_name = "drain"
         self._drain()
 
+    def _compare_everything(self) -> None:
+        blocks = self._random.sample(sorted(self._world.parent_of), min(20, len(self._world.parent_of)))
+        queries = [*self._world.paths, *self._queries(10)]
+        compare_everything(self._random, self._indexes, queries, blocks, sorted(self._registered))
+        requests = [PassedRequest(block, float(self._random.randrange(4)), 1.0) for block in blocks]
+        same({name: outlined(index, requests) for name, index in self._indexes.items()})
+
+    def _queries(self, count: int) -> list[list[int]]:
+        return [self._world.query(self._random) for _ in range(count)]
+
     # ---------------------------------------------------------------------------------------------- draws
 
+    def _first(self) -> PrefixIndex:
+        return next(iter(self._indexes.values()))
+
+    def _bits(self, rank: int, block: int) -> int:
+        return self._first().holders(block).get(rank, 0)
+
+    def _is_known(self, block: int) -> bool:
+        return bool(self._first().holders(block) or self._first().children(block))
+
     def _rank(self) -> int:
-        return self._random.choice(sorted(self._model.ranks) or [self._back()])
+        return self._random.choice(sorted(self._registered) or [self._back()])
 
     def _back(self) -> int:
         rank = self._random.choice(self._ranks)
@@ -81,7 +99,7 @@ class Scenario:
 
     def _held(self, rank: int, tier: Tier) -> list[int]:
         """Return what the rank holds of one path, in chain order."""
-        return [block for block in self._path() if self._model.held.get(block, {}).get(rank, 0) >> tier & 1]
+        return [block for block in self._path() if self._bits(rank, block) >> tier & 1]
 
     def _some(self, blocks: list[int]) -> list[int]:
         """Return a part in a row, more often than not small."""
@@ -96,7 +114,7 @@ class Scenario:
         capacity_blocks = self._random.choice([0, 0, 100])
         for index in self._indexes.values():
             index.register(rank, capacity_blocks)
-        self._model.ranks.add(rank)
+        self._registered.add(rank)
 
     def _tell(self, rank: int, event: Event) -> None:
         form = self._random.choice(FORMS)
@@ -108,14 +126,13 @@ class Scenario:
                     index.remove(rank, form(list(hashes)), tier)
                 case Cleared(tier):
                     index.clear(rank, tier)
-        self._model.tell(rank, event, self._now_s)
         self._told = [*self._told[-20:], (rank, event)]
 
     def _store(self) -> None:
         path = self._path()
         at = self._random.randrange(len(path))
         if self._random.random() < 0.6:  # where it is known, rather
-            at = next((known for known in range(at, -1, -1) if not known or path[known - 1] in self._model.nodes), 0)
+            at = next((known for known in range(at, -1, -1) if not known or self._is_known(path[known - 1])), 0)
         stop = at + self._random.randint(1, self._family.event_blocks)
         self._tell(self._rank(), self._world.stored(path, at, stop, self._tier()))
 
@@ -126,7 +143,7 @@ class Scenario:
 
     def _crowd(self) -> None:
         """Let many ranks hold the beginning of one path, each another part."""
-        path, tier, ranks = self._path(), self._tier(), sorted(self._model.ranks)
+        path, tier, ranks = self._path(), self._tier(), sorted(self._registered)
         for rank in self._random.sample(ranks, len(ranks) // 2):
             self._tell(rank, self._world.stored(path, 0, self._random.randint(1, len(path)), tier))
 
@@ -147,7 +164,7 @@ class Scenario:
     def _repeat(self) -> None:
         if self._told:
             rank, event = self._random.choice(self._told)
-            if rank in self._model.ranks:
+            if rank in self._registered:
                 self._tell(rank, event)
 
     def _remove(self) -> None:
@@ -185,7 +202,6 @@ class Scenario:
         rank = self._rank()
         for index in self._indexes.values():
             index.clear(rank)
-        self._model.clear(rank, TIERS)
 
     def _clear_tier(self) -> None:
         self._tell(self._rank(), Cleared(self._tier()))
@@ -194,7 +210,7 @@ class Scenario:
         rank = self._random.choice(self._ranks)
         for index in self._indexes.values():
             index.drop(rank)
-        self._model.drop(rank)
+        self._registered.discard(rank)
 
     def _come_back(self) -> None:
         self._register(self._random.choice(self._ranks))
@@ -220,7 +236,6 @@ class Scenario:
     def _load(self, rank: int, rows: list[HeldBlock]) -> None:
         for index in self._indexes.values():
             index.load(rank, block_columns(rows, self._random.choice([1, 5, 1000])), self._now_s)
-        self._model.load(rank, rows)
 
     def _repair_rows(self) -> None:
         """Say anew what a rank holds of some buckets: some of it as it was, some gone, some new, some elsewhere."""
@@ -228,19 +243,16 @@ class Scenario:
         buckets = bytes(self._random.randrange(256) & self._random.randrange(256) for _ in range(BUCKET_SET_BYTES))
         rows: dict[int, HeldBlock] = {}
         for block in dict.fromkeys(block for path in self._world.paths for block in path):
-            bits = self._model.held.get(block, {}).get(rank, self._random.choice([0, 0, 1]))
+            bits = self._bits(rank, block) or self._random.choice([0, 0, 1])
             if bits and is_in_buckets(block, buckets) and self._random.random() > thin / 2:
                 bits = self._random.choice([bits, bits, 3])
                 rows[block] = HeldBlock(block, self._world.parent_of[block], bits)
         for index in self._indexes.values():
             index.repair(rank, buckets, block_columns(rows.values(), self._random.choice([1, 5, 1000])), self._now_s)
-        self._model.repair(rank, buckets, rows.values())
 
     def _expire(self) -> None:
         self._now_s += self._random.choice([0.0, TTL_S / 2, TTL_S])
-        expected = self._model.expire(self._now_s)
-        for name, index in self._indexes.items():
-            assert index.expire(self._now_s) == expected, name
+        same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
 
     def _message(self) -> None:
         """Give one implementation a message with events, some invalid, and the others the valid events one by one."""
@@ -271,7 +283,6 @@ class Scenario:
         snapshots = [index.snapshot() for index in self._indexes.values()]
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
             index.restore(snapshot, self._now_s)
-        self._model.restored(self._now_s)
 
     def _renew(self) -> None:
         """Each implementation is made anew, from the snapshot of another."""
@@ -279,11 +290,9 @@ class Scenario:
         self._indexes = {name: make(**self._limits) for name, make in self._voices.items()}
         for snapshot, index in zip(snapshots[1:] + snapshots[:1], self._indexes.values(), strict=True):
             index.restore(snapshot, self._now_s)
-        self._model.restored(self._now_s)
-        self._model.forget_counts()
 
     def _drain(self) -> None:
-        for rank in self._random.sample(sorted(self._model.ranks), len(self._model.ranks)):
+        for rank in self._random.sample(sorted(self._registered), len(self._registered)):
             match self._random.randrange(4):
                 case 0:
                     self._empty(rank)
@@ -293,11 +302,10 @@ class Scenario:
                 case 2:
                     for index in self._indexes.values():
                         index.clear(rank)
-                    self._model.clear(rank, TIERS)
             for index in self._indexes.values():
                 index.drop(rank)
-            self._model.drop(rank)
-        self._comparison.everything(self._indexes)
+            self._registered.discard(rank)
+        self._compare_everything()
         for name, index in self._indexes.items():
             assert set(index.structure().values()) == {0}, (name, index.structure())
             assert index.statistics().nodes == index.statistics().parked_blocks == 0, name
@@ -305,9 +313,8 @@ class Scenario:
     def _empty(self, rank: int) -> None:
         for tier in TIERS:
             for path in self._world.paths:
-                held = [block for block in path if self._model.held.get(block, {}).get(rank, 0) >> tier & 1]
+                held = [block for block in path if self._bits(rank, block) >> tier & 1]
                 for event in removals(self._random, held, tier):
                     self._tell(rank, event)
-            if waiting := [block for of, block, on in self._model.parked if (of, on) == (rank, tier)]:
-                self._tell(rank, Removed(tuple(waiting), tier))
-        self._comparison.answers(self._indexes)
+            self._tell(rank, Removed(tuple(self._world.parent_of), tier))  # what is parked
+        compare_answers(self._indexes, self._queries(3))

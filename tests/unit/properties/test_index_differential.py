@@ -1,4 +1,4 @@
-"""The native index, the reference and a naive model agree on seeded scenarios, drained to nothing in the end.
+"""The native index and the reference agree on seeded scenarios, drained to nothing in the end.
 
 One seed again: `KVROUTER_INDEX_SEED=123 pytest tests/unit/properties/test_index_differential.py`.
 """
@@ -29,7 +29,7 @@ def of_family(family: str, first: int, stop: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_implementations_agree_with_the_model(family: str) -> None:
+def test_all_implementations_agree_on_forests(family: str) -> None:
     for seed in of_family(family, 0, SCENARIOS):
         run(seed, IMPLEMENTATIONS)
 
@@ -43,7 +43,7 @@ def test_all_implementations_agree_on_what_contradicts_itself(part: int) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_implementations_agree_with_the_model_on_many_more(family: str) -> None:
+def test_all_implementations_agree_on_forests_on_many_more(family: str) -> None:
     for seed in of_family(family, SCENARIOS, SCENARIOS_SLOW):
         run(seed, IMPLEMENTATIONS)
 
