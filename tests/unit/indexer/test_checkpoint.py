@@ -12,27 +12,18 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerGone
 from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
+from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Batch
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import RecoverRequest
-from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
-from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
 PLACE = RankCheckpoint("a", 3, 5, 7, 12, 11, "behind", "i")
-
-make_index: MakeIndex = ReferenceIndex
-
-
-@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test be of each index."""
-    monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
@@ -51,7 +42,7 @@ def lived(fold: IndexFold, rank: WorkerRank, batches: int) -> Life:
 
 def restored(fold: IndexFold) -> IndexFold:
     """Return another fold, which knows what went through bytes."""
-    other = IndexFold(make_index())
+    other = IndexFold(NativeIndex())
     other.restore(decode_checkpoint(encode_checkpoint(fold.checkpoint(CREATED, SEQ, WALL_NS))), 0.0)
     return other
 
@@ -80,7 +71,7 @@ def test_its_bytes_are_these() -> None:
 
 
 def small_checkpoint() -> bytes:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     lived(fold, A0, 5)
     return encode_checkpoint(fold.checkpoint(CREATED, SEQ, WALL_NS))
 
@@ -138,7 +129,7 @@ def test_a_checkpoint_that_may_not_be_cannot_be_made() -> None:
 
 
 def test_a_restored_fold_knows_what_the_other_knew() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     lives = [lived(fold, A1, 9), lived(fold, A0, 12)]
     other = restored(fold)
     assert places(other) == places(fold) == {A1: (7, 9, ""), A0: (7, 12, "")}
@@ -149,14 +140,14 @@ def test_a_restored_fold_knows_what_the_other_knew() -> None:
 
 
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     told(fold, BytesRefused(A0))
     other = restored(fold)
     assert places(other) == {A0: (0, 0, "never_heard")}
 
 
 def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     told(fold, HeartbeatArrived(A0, Heartbeat(instance="second", epoch=7, last_seq=0)))
     other = restored(fold)
     told(other, WorkerGone("a", "first"))
@@ -166,7 +157,7 @@ def test_the_life_of_a_worker_is_known_over_a_checkpoint() -> None:
 
 
 def test_an_index_that_cannot_be_read_changes_nothing() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     life = lived(fold, A0, 6)
     bad = msgspec.structs.replace(fold.checkpoint(CREATED, SEQ, WALL_NS), index=b"no index")
     with pytest.raises(MalformedMessage):
@@ -175,7 +166,7 @@ def test_an_index_that_cannot_be_read_changes_nothing() -> None:
 
 
 def test_a_restored_rank_unknown_to_the_index_is_empty_and_an_index_rank_without_a_stream_is_dropped() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     lived(fold, A0, 6)
     saved = fold.checkpoint(CREATED, SEQ, WALL_NS)
     odd = msgspec.structs.replace(saved, ranks=(RankCheckpoint("b", 0, 4, 7, 3, 3, "", ""),))
@@ -187,7 +178,7 @@ def test_a_restored_rank_unknown_to_the_index_is_empty_and_an_index_rank_without
 
 
 def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_it() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     life = lived(fold, A0, 3)
     lived(fold, B0, 3)
     later = [life.batch() for _ in range(3)]
@@ -206,7 +197,7 @@ def test_a_rank_advanced_by_an_answer_is_ahead_of_the_log_until_the_log_reaches_
 
 
 def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
-    fold = IndexFold(make_index())
+    fold = IndexFold(NativeIndex())
     empty = fold.checkpoint(CREATED, SEQ, WALL_NS)
     wanted = told(fold, *(BytesRefused(WorkerRank("w", at)) for at in range(RECOVERIES_MAX + 1)))
     assert len(wanted) == RECOVERIES_MAX, "one more waits for its turn"

@@ -19,15 +19,14 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.index.slots import RANKS_MAX
+from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Batch, Event, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
-from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 
@@ -38,17 +37,8 @@ PATH = [splitmix64(at) for at in range(6)]
 NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
 
 
-make_index: MakeIndex = ReferenceIndex
-
-
-@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test be of each index."""
-    monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
-
-
 def make_fold(parked_blocks_max: int = 100) -> IndexFold:
-    index = make_index(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
+    index = NativeIndex(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
     return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
 
 

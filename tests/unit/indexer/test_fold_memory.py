@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from random import Random
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -24,6 +23,7 @@ from indexer.follow.inputs import (
 from indexer.follow.messages import read_message
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
+from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
@@ -31,7 +31,6 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import IMPLEMENTATIONS
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
@@ -204,39 +203,28 @@ def test_what_was_proven_whole_is_not_when_the_next_blocks_are_refused(*, seqs_i
     assert (stale(fold, B0), fold.overlap(B, [B0])[0].overlap_blocks[0]) == (["overfull"], 101)
 
 
-class Crowd(NamedTuple):
-    """An index with too little memory for ranks a and b, and enough for c, which holds few more than `small_blocks`."""
-
-    memory_bytes_max: int
-    blocks_max: int
-    small_blocks: int
-
-    def turn(self, life: Life, step: int) -> list[Batch]:
-        """Return what the rank's consolidator says: work up to step 100, the end of a and b, silence."""
-        if step < 100:
-            return life.clear() if life.rank == C0 and len(life.held) > self.small_blocks else [life.batch()]
-        return life.clear() if step == 100 and life.rank != C0 else []
+ROOM_BYTES, ROOM_BLOCKS, SMALL_BLOCKS = 1_000_000, 2000, 1500
+"""Too little memory for ranks a and b, and enough for c, which holds few more than `SMALL_BLOCKS`."""
 
 
-CROWDS = {
-    "python": Crowd(3 * RANK_BYTES + 40 * BLOCK_BYTES, blocks_max=4, small_blocks=8),
-    "native": Crowd(1_000_000, blocks_max=2000, small_blocks=1500),
-}
+def turn(life: Life, step: int) -> list[Batch]:
+    """Return what the rank's consolidator says: work up to step 100, the end of a and b, silence."""
+    if step < 100:
+        return life.clear() if life.rank == C0 and len(life.held) > SMALL_BLOCKS else [life.batch()]
+    return life.clear() if step == 100 and life.rank != C0 else []
 
 
 @pytest.mark.parametrize("seed", range(examples(5, least=2)))
-@pytest.mark.parametrize("kind", CROWDS)
-def test_whatever_was_refused_all_is_known_soon_after_there_is_room(kind: str, seed: int) -> None:
-    crowd, random = CROWDS[kind], Random(seed)
-    index = IMPLEMENTATIONS[kind](memory_bytes_max=crowd.memory_bytes_max, parked_ttl_s=PARKED_TTL_S)
-    fold = IndexFold(index, memory_bytes_max=crowd.memory_bytes_max)
-    lives = {rank: Life(rank, random, blocks_max=crowd.blocks_max) for rank in (A0, B0, C0)}
+def test_whatever_was_refused_all_is_known_soon_after_there_is_room(seed: int) -> None:
+    random = Random(seed)
+    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S), memory_bytes_max=ROOM_BYTES)
+    lives = {rank: Life(rank, random, blocks_max=ROOM_BLOCKS) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
     for step in range(160):
         now_s = step / 4
         questions: list[Question] = []
         for rank, life in lives.items():
-            if batches := crowd.turn(life, step):
+            if batches := turn(life, step):
                 questions += fold.apply(MessageArrived(rank, read_message(codec.encode_message(batches))), now_s)
             if step % 4 == 0:
                 questions += fold.apply(life.beat(), now_s)

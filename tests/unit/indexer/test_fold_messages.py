@@ -19,6 +19,7 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import BatchSpan, read_message
 from indexer.index.prefix_index import RefusedEvent
+from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
@@ -26,7 +27,6 @@ from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
@@ -237,10 +237,7 @@ def deliveries(random: Random, sent: list[tuple[WorkerRank, bytes]]) -> list[tup
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("make_index", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
-def test_whole_messages_and_single_batches_make_the_same_fold(
-    make_index: MakeIndex, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_messages_and_single_batches_make_the_same_fold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_applied, spans = StreamFollower.on_applied, list[BatchSpan]()
 
     def recorded(follower: StreamFollower, span: BatchSpan) -> bool:
@@ -248,5 +245,5 @@ def test_whole_messages_and_single_batches_make_the_same_fold(
         return on_applied(follower, span)
 
     monkeypatch.setattr(StreamFollower, "on_applied", recorded)
-    play(seed, TwoWays(IndexFold(make_index(), LIMITS), IndexFold(make_index(), LIMITS)))
+    play(seed, TwoWays(IndexFold(NativeIndex(), LIMITS), IndexFold(NativeIndex(), LIMITS)))
     assert len(spans) > 20, f"seed {seed}: few messages went the short way"

@@ -22,6 +22,7 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
+from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored
@@ -29,27 +30,17 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.dumped import dump_chunks
-from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
 SPOILT = 1 << 20
 
-make_index: MakeIndex = ReferenceIndex
-
-
-@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test be of each index."""
-    monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
-
 
 @pytest.fixture
 def fold() -> IndexFold:
-    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
+    return IndexFold(NativeIndex(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:

@@ -76,7 +76,7 @@ def dumped(index: PrefixIndex, rank: int) -> set[HeldBlock]:
     return set(blocks)
 
 
-def outlined(index: PrefixIndex, requests: list[PassedRequest]) -> dict[int, tuple[float, ...]]:
+def outlined(index: PrefixIndex, requests: list[PassedRequest]) -> Mapping[int, tuple[float, ...]]:
     """Return the outline's nodes by their last block; all of a node's blocks can be had."""
     outline = index.outline(requests)
     rows = list(outline.children(None, "subtree", 0, 100_000))

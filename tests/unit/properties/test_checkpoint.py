@@ -11,10 +11,10 @@ from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import AnswerArrived, BytesRefused, Fact, MessageArrived, Question
 from indexer.follow.messages import read_message
+from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.support.amount import examples
 from tests.unit.indexer.life import Life
 
@@ -63,9 +63,9 @@ def history(seed: int, *, has_faults: bool) -> tuple[list[Input], dict[WorkerRan
 class Reader:
     """A reader that folds inputs, and asks."""
 
-    def __init__(self, make_index: MakeIndex) -> None:
+    def __init__(self) -> None:
         limits = FollowerLimits(early_batches_max=16, backoff_max_s=4.0)
-        self.fold = IndexFold(make_index(parked_ttl_s=PARKED_TTL_S), limits)
+        self.fold = IndexFold(NativeIndex(parked_ttl_s=PARKED_TTL_S), limits)
         self.recovering: set[str] = set()
 
     def take(self, step: int, given: Input, *, hears_answers: bool = True) -> None:
@@ -88,12 +88,11 @@ def through_bytes(reader: Reader) -> Checkpoint:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", IMPLEMENTATIONS)
-def test_a_fold_from_a_checkpoint_always_equals_the_uninterrupted_one(kind: str, seed: int) -> None:
+def test_a_fold_from_a_checkpoint_always_equals_the_uninterrupted_one(seed: int) -> None:
     """Nothing is lost here: not a single question is asked, and nothing differs at any step."""
     inputs, lives = history(seed, has_faults=False)
     cut = Random(seed).randrange(STEPS)
-    whole, resumed = Reader(IMPLEMENTATIONS[kind]), Reader(IMPLEMENTATIONS[kind])
+    whole, resumed = Reader(), Reader()
     for step, given in enumerate(inputs):
         whole.take(step, given)
         if step == cut:
@@ -108,15 +107,11 @@ def test_a_fold_from_a_checkpoint_always_equals_the_uninterrupted_one(kind: str,
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", IMPLEMENTATIONS)
-@pytest.mark.parametrize("other_kind", IMPLEMENTATIONS)
-def test_a_fold_from_a_checkpoint_within_recoveries_ends_in_the_same_state(
-    kind: str, other_kind: str, seed: int
-) -> None:
+def test_a_fold_from_a_checkpoint_within_recoveries_ends_in_the_same_state(seed: int) -> None:
     inputs, lives = history(seed, has_faults=True)
     random = Random(seed)
     cuts = sorted(random.sample(range(10, STEPS), 3))
-    whole, resumed = Reader(IMPLEMENTATIONS[kind]), Reader(IMPLEMENTATIONS[other_kind])
+    whole, resumed = Reader(), Reader()
     for step, given in enumerate(inputs):
         hears_answers = step >= STEPS or random.random() < 0.5
         whole.take(step, given, hears_answers=hears_answers)
@@ -133,7 +128,7 @@ def test_there_are_checkpoints_in_the_midst_of_recoveries() -> None:
     stale = set()
     for seed in SEEDS:
         inputs, _ = history(seed, has_faults=True)
-        random, reader = Random(seed), Reader(IMPLEMENTATIONS["python"])
+        random, reader = Random(seed), Reader()
         for step, given in enumerate(inputs[:STEPS]):
             reader.take(step, given, hears_answers=random.random() < 0.5)
             stale |= {place.stale for place in through_bytes(reader).ranks}

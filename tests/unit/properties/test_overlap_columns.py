@@ -1,8 +1,5 @@
 """The columns that decisions read are the views, rank by rank, after whatever was told in whatever order."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
@@ -22,12 +19,12 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.index.overlap_columns import StatusColumnsCache
+from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import IMPLEMENTATIONS
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
 
@@ -95,9 +92,9 @@ def by_columns(fold: IndexFold, chain: list[int], asked: tuple[WorkerRank, ...])
     return [RankView(*row) for row in rows]
 
 
-def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
+def differences(told: list[Step]) -> list[str]:
     """Return where the columns are not the views."""
-    index = make_index(parked_blocks_max=4, parked_ttl_s=1.0)
+    index = NativeIndex(parked_blocks_max=4, parked_ttl_s=1.0)
     fold = IndexFold(index, FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
     now_s, found = 0.0, list[str]()
     for fact, later_s in told:
@@ -113,18 +110,14 @@ def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_columns_are_the_views_after_any_facts_in_any_order(implementation: str) -> None:
-    @settings(max_examples=examples(60))
-    @given(steps)
-    def holds(told: list[Step]) -> None:
-        assert differences(IMPLEMENTATIONS[implementation], told) == []
-
-    holds()
+@settings(max_examples=examples(60))
+@given(steps)
+def test_the_columns_are_the_views_after_any_facts_in_any_order(told: list[Step]) -> None:
+    assert differences(told) == []
 
 
 def test_what_was_answered_stays_as_it_was() -> None:
-    fold = IndexFold(IMPLEMENTATIONS["python"]())
+    fold = IndexFold(NativeIndex())
     fold.apply(BatchArrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
     before = fold.columns(pack_u64(PATH), RANKS)
     kept = (before.depths.tolist(), before.epochs, before.seqs, before.doubts)
@@ -134,7 +127,7 @@ def test_what_was_answered_stays_as_it_was() -> None:
 
 
 def test_while_nothing_is_told_the_same_objects_answer() -> None:
-    fold = IndexFold(IMPLEMENTATIONS["python"]())
+    fold = IndexFold(NativeIndex())
     fold.apply(BatchArrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
     before = fold.columns(pack_u64(PATH), RANKS)
     fold.apply(BatchArrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
@@ -152,18 +145,18 @@ def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> N
 
 @pytest.mark.planted
 def test_not_looking_again_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _is_found("python")
+    assert not _is_found()
     monkeypatch.setattr(StatusColumnsCache, "touch", lambda *_: None)
-    assert _is_found("python")
+    assert _is_found()
 
 
 FIRST_FOUND = settings(max_examples=examples(300), database=None, derandomize=True, phases=[Phase.generate])
 
 
-def _is_found(implementation: str) -> bool:
+def _is_found() -> bool:
     def is_wrong(told: list[Step]) -> bool:
         try:
-            return bool(differences(IMPLEMENTATIONS[implementation], told))
+            return bool(differences(told))
         except (AssertionError, IndexError, KeyError):
             return True
 
