@@ -23,6 +23,7 @@ from kv_protocol.codec import encode_message
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Batch, Event, Removed, Stored
 from tests.contract.indexes import GPU, TTL_S, chain
+from tests.support.amount import examples
 
 THREADS = 5
 OPERATIONS = 2_000
@@ -171,7 +172,7 @@ def problems(make: MakeNative, seed: int) -> list[str]:
         process.join()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3, least=1)))
 def test_threads_that_use_one_index_at_once_all_end_and_leave_it_whole(seed: int) -> None:
     assert problems(NativeIndex, seed) == [], f"seed {seed}"
 

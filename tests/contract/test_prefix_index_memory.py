@@ -10,6 +10,7 @@ from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
 from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, dumped, held, with_ranks
+from tests.support.amount import examples
 
 PATH = chain(40_000)
 HASHES = array("Q", PATH)
@@ -206,7 +207,7 @@ def test_a_parked_block_without_memory_when_its_parent_comes_makes_its_rank_over
     assert outcomes == {(True, 1)}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3, least=1)))
 def test_blocks_that_come_and_go_in_any_order_need_no_more_memory_than_those_that_stay(
     index: PrefixIndex, seed: int
 ) -> None:
