@@ -16,6 +16,7 @@ from bench.ports import free_ports
 from dashboards.alerts import GROUPS
 from kv_runtime.telemetry import Projection
 from router.processes.metrics import ProcessState, process_families
+from tests.support.served import served
 from tests.system.dashboards.prometheus import Prometheus
 from tests.system.faults.children import Children
 
@@ -34,27 +35,17 @@ class Router:
         self._registry = CollectorRegistry()
         Projection(self._registry, lambda: process_families([ProcessState(PROCESS, 1, True, self.restarts)], {}))
 
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self.metrics), web.post("/webhook", self.webhook)])
+        return app
+
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
 
     async def webhook(self, request: web.Request) -> web.Response:
         await self.told.put(await request.json())
         return web.Response()
-
-
-@asynccontextmanager
-async def served(router: Router) -> AsyncIterator[str]:
-    """Both are served at the address that is returned."""
-    app = web.Application()
-    app.add_routes([web.get("/metrics", router.metrics), web.post("/webhook", router.webhook)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 async def start_alertmanager(children: Children, directory: Path, webhook_url: str) -> str:
@@ -79,7 +70,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
         children = await cleanup.enter_async_context(Children())
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
         router = Router()
-        url = await cleanup.enter_async_context(served(router))
+        url = await cleanup.enter_async_context(served(router.app()))
         alertmanager_url = await start_alertmanager(children, directory, f"{url}/webhook")
         prometheus = Prometheus(session, directory)
         await prometheus.start(children, {"kv-router": [url]}, alertmanager_url)
@@ -111,7 +102,7 @@ async def test_what_the_demo_is_watched_with_has_the_rules_and_scrapes_each_job(
     router = Router()
     async with AsyncExitStack() as cleanup:
         session = await cleanup.enter_async_context(aiohttp.ClientSession())
-        url = await cleanup.enter_async_context(served(router))
+        url = await cleanup.enter_async_context(served(router.app()))
         at = await cleanup.enter_async_context(monitoring(tmp_path, {"kv-router": [url], "kv-router-agents": [url]}))
         prometheus = Prometheus(session, tmp_path, at.prometheus_url)
         for job in ("kv-router", "kv-router-agents"):

@@ -1,6 +1,5 @@
 """An application served on a free port, and a client of it."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -8,8 +7,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
-from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
+from tests.support.served import served
 
 
 class Api(NamedTuple):
@@ -29,9 +27,5 @@ class Api(NamedTuple):
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[Api]:
-    server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
-    await server.start()
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        group.create_task(run_parts([Part("http", server.run)], stop=stop, drain_s=5.0))
-        yield Api(session, f"http://127.0.0.1:{server.port}")
-        stop.set()
+    async with served(app) as url, aiohttp.ClientSession() as session:
+        yield Api(session, url)

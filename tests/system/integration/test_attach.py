@@ -24,6 +24,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.loading import load_text
 from tests.support.metric_families import COMMANDS, shown_families
+from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import (
     EngineDouble,
@@ -99,14 +100,8 @@ class HealthOf:
     async def serving(self) -> AsyncIterator[str]:
         app = web.Application()
         app.add_routes([web.get("/health", self._health)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with served(app) as url:
+            yield url
 
 
 # ---------------------------------------------------------------- attach

@@ -17,12 +17,12 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
 from router.doctor.facts import AddressAnswer, LoadSeen
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
 from router.doctor.router_probe import RouterProbe
 from router.doctor.worker_probe import WorkerProbe
+from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
 from tests.unit.router.samples import MODEL, rank, registered
@@ -39,15 +39,8 @@ async def asked(
     app = web.Application(middlewares=[openai_errors, require_token(token)])
     app.add_routes([web.get(path, handler) for path, handler in routes.items()])
     server = HttpServer(app, "127.0.0.1", 0, drain_s=0.1, handler_cancellation=True)
-    stop = asyncio.Event()
-    await server.start()
-    async with (
-        asyncio.TaskGroup() as group,
-        aiohttp.ClientSession() as session,
-    ):
-        group.create_task(run_parts([Part("http", server.run)], stop=stop, drain_s=5.0))
+    async with served(server), aiohttp.ClientSession() as session:
         yield HttpAsker(session, timeout_s), f"http://127.0.0.1:{server.port}"
-        stop.set()
 
 
 def says(value: object, status: int = 200) -> Handler:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from kv_runtime.http.server import HttpServer
+from tests.support.served import served
 from tests.system.integration.broker import eventually
 from tests.system.integration.engine_doubles import CHUNKS, EngineDouble, Fault, TrtllmServeDouble, VllmDouble
 from worker_agent.api.forwarder import Forwarder
@@ -24,16 +25,12 @@ async def forwarding(
     url: str, *, inflight: int = 8, silence_s: float = 20.0, body_bytes: int = 4096
 ) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
     """A forwarder for an engine of two ranks, its address, and a client."""
-    stop = asyncio.Event()
     forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight, silence_s=silence_s)
     async with forwarder, aiohttp.ClientSession() as session:
         app = forwarder.app(token="", body_bytes_max=body_bytes)
         server = HttpServer(app, "127.0.0.1", 0, drain_s=1.0, handler_cancellation=True)
-        await server.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.run(stop))
-            yield forwarder, f"http://127.0.0.1:{server.port}", session
-            stop.set()
+        async with served(server) as address:
+            yield forwarder, address, session
 
 
 async def post(session: aiohttp.ClientSession, url: str, body: bytes = BODY, **headers: str) -> tuple[int, bytes]:

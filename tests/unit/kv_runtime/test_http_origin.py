@@ -1,7 +1,5 @@
 """A server without a token listens to its user's programs and to its own pages, not to other sites' pages."""
 
-import asyncio
-
 import aiohttp
 import pytest
 from aiohttp import web
@@ -10,6 +8,7 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.hosts import HostNames
 from kv_runtime.http.server import HttpServer
+from tests.support.served import served
 
 _ASKED_FOR = "answered"
 
@@ -20,15 +19,12 @@ async def _status(token: str, method: str = "POST", path: str = "/v1/workers", *
 
     app = web.Application(middlewares=[openai_errors, require_token(token)])
     app.router.add_route("*", path, answer)
-    server, stop = HttpServer(app, "127.0.0.1", 0, hosts=HostNames("127.0.0.1", ("router.example",))), asyncio.Event()
-    await server.start()
-    address = f"127.0.0.1:{server.port}"
-    named = {name: value.format(address=address, port=server.port) for name, value in headers.items()}
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        group.create_task(server.run(stop))
-        async with session.request(method, f"http://{address}{path}", headers=named) as response:
+    server = HttpServer(app, "127.0.0.1", 0, hosts=HostNames("127.0.0.1", ("router.example",)))
+    async with served(server) as url, aiohttp.ClientSession() as session:
+        address = url.removeprefix("http://")
+        named = {name: value.format(address=address, port=server.port) for name, value in headers.items()}
+        async with session.request(method, url + path, headers=named) as response:
             await response.read()
-        stop.set()
     return response.status
 
 

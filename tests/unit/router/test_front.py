@@ -11,9 +11,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.http.server import HttpServer
 from router.processes.front import Front
 from router.processes.links import Links
+from tests.support.served import served
 
 NAMES = ("s0", "s1")
 GONE = "http://127.0.0.1:1"
@@ -37,14 +37,10 @@ class Process:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        app, stop = web.Application(), asyncio.Event()
+        app = web.Application()
         app.add_routes([web.get("/v1/live", self._live), web.route("*", "/{path:.*}", self.answer)])
-        server = HttpServer(app, "127.0.0.1", 0)
-        await server.start()
-        running = asyncio.ensure_future(server.run(stop))
-        yield f"http://127.0.0.1:{server.port}"
-        stop.set()
-        await running
+        async with served(app) as url:
+            yield url
 
 
 @asynccontextmanager
@@ -53,13 +49,8 @@ async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Fr
         for name, url in urls.items():
             links.add(name, url)
         front = Front(links, list, CollectorRegistry())
-        server, stop = HttpServer(front.app(token=""), "127.0.0.1", 0), asyncio.Event()
-        await server.start()
-        serving = asyncio.ensure_future(server.run(stop))
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+        async with served(front.app(token="")) as url, aiohttp.ClientSession(url) as session:
             yield session, front
-        stop.set()
-        await serving
 
 
 async def error_of(response: aiohttp.ClientResponse) -> tuple[int, Any]:

@@ -1,6 +1,5 @@
 """The page's files: served without the token under a strict policy, complete, and without a way to run foreign text."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import control_app
 from router.web import page
 from router.web.page import WebPage
+from tests.support.served import served
 
 TOKEN = "secret"
 ASSETS = Path(page.__file__).parent / "assets"
@@ -49,20 +48,14 @@ async def workers(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def served(token: str = TOKEN) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    server, stop = (
-        HttpServer(control_app([web.get("/v1/workers", workers)], token=token), "127.0.0.1", 0),
-        asyncio.Event(),
-    )
-    await server.start()
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        group.create_task(server.run(stop))
-        yield session, f"http://127.0.0.1:{server.port}"
-        stop.set()
+async def shown(token: str = TOKEN) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    app = control_app([web.get("/v1/workers", workers)], token=token)
+    async with served(app) as url, aiohttp.ClientSession() as session:
+        yield session, url
 
 
 async def test_every_file_is_served_without_the_token_under_a_strict_policy() -> None:
-    async with served() as (session, url):
+    async with shown() as (session, url):
         for path in sorted(WebPage().paths - {"/", "/ui"}):
             async with session.get(url + path) as response:
                 body = await response.read()
@@ -80,7 +73,7 @@ async def test_every_file_is_served_without_the_token_under_a_strict_policy() ->
 
 
 async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() -> None:
-    async with served("") as (session, url):
+    async with shown("") as (session, url):
         async with session.get(f"{url}/ui") as response:
             assert (response.status, response.url.path) == (200, "/ui/")
         for path in ("/ui/nothing.js", "/ui/../page.py", "/ui/%2e%2e/page.py", "/ui/page.py", "/ui/app.js/"):
@@ -89,7 +82,7 @@ async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() ->
 
 
 async def test_a_copy_that_is_current_is_not_sent_again() -> None:
-    async with served() as (session, url):
+    async with shown() as (session, url):
         async with session.get(f"{url}/ui/app.js") as response:
             etag = response.headers["ETag"]
         async with session.get(f"{url}/ui/app.js", headers={"If-None-Match": etag}) as response:
@@ -99,7 +92,10 @@ async def test_a_copy_that_is_current_is_not_sent_again() -> None:
 
 
 async def test_a_page_of_another_name_is_not_shown() -> None:
-    async with served() as (session, url), session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response:
+    async with (
+        shown() as (session, url),
+        session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response,
+    ):
         assert response.status == 421
 
 

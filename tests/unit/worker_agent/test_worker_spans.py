@@ -12,6 +12,7 @@ from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.http.answers import error_response
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import SpanData, TraceData
+from tests.support.served import served
 from worker_agent.api.in_flight import HandledRequest, InFlight
 from worker_agent.api.tracing import WorkerTracer
 
@@ -45,13 +46,8 @@ class Worker:
     async def serving(self) -> AsyncIterator[str]:
         app = web.Application()
         app.add_routes([web.route("*", PATH, self._serve)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}{PATH}"
-        finally:
-            await runner.cleanup()
+        async with served(app) as url:
+            yield url + PATH
 
     async def _serve(self, http: web.Request) -> web.StreamResponse:
         return await self._in_flight.serve(http, self._answer)
