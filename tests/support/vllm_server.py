@@ -26,6 +26,7 @@ from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
 from kv_runtime.text.byte_model import ByteText
+from tests.system.integration.engine_doubles import VllmDouble
 
 WORDS = ("plain ", "Grüße ", "日本語 ", "😀👍 ", "stop ", "a ", "naïve ", "END ")
 MODEL_LEN = 4096
@@ -159,56 +160,32 @@ def _death() -> dict[str, Any]:
     return {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
 
 
-class _Server:
+class _Server(VllmDouble):
     """Streams that stop in their middle until they are released, or the engine core dies."""
 
-    def __init__(self, model: str) -> None:
-        self._model, self._held, self._released = model, 0, asyncio.Event()
-        self._died = asyncio.Event()
+    held = 0
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.add_routes(
-            [
-                *(web.post(path, self._generate) for path in ("/v1/completions", "/v1/chat/completions")),
-                web.get("/health", self._health),
-                web.get("/version", self._version),
-                web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-                web.get("/held", self._count),
-                web.post("/release", self._release),
-                web.post("/die", self._die),
-            ]
-        )
-        return app
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._died.is_set() else 200)
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "0.24.0"})
-
-    async def _models(self, _: web.Request) -> web.Response:
-        card = {"id": self._model, "object": "model", "parent": None, "max_model_len": MODEL_LEN}
-        return web.json_response({"object": "list", "data": [card]})
+    def routes(self) -> list[web.RouteDef]:
+        more = web.get("/held", self._count), web.post("/release", self._release), web.post("/die", self._die)
+        return [*super().routes(), *more]
 
     async def _count(self, _: web.Request) -> web.Response:
-        return web.Response(text=str(self._held))
+        return web.Response(text=str(self.held))
 
     async def _release(self, _: web.Request) -> web.Response:
-        self._released.set()
+        self.released.set()
         return web.Response()
 
     async def _die(self, _: web.Request) -> web.Response:
-        self._died.set()
-        self._released.set()
+        self.is_healthy = False
+        self.released.set()
         return web.Response()
 
+    def _is_dead(self) -> bool:
+        return not self.is_healthy
+
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        if self._died.is_set():
+        if self._is_dead():
             return web.json_response(_death(), status=500)
         body = await request.json()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -216,10 +193,10 @@ class _Server:
         events = list(stream_events(request.path, body))
         holds_at = 1 + xxh3_64_intdigest(msgspec.json.encode(prompt_of(body))) % (len(events) - 1)
         for at, event in enumerate(events):
-            if at == holds_at and not self._released.is_set():
-                self._held += 1
-                await self._released.wait()
-            if self._died.is_set():
+            if at == holds_at and not self.released.is_set():
+                self.held += 1
+                await self.released.wait()
+            if self._is_dead():
                 await response.write(b"data: " + json.dumps(_death()).encode() + b"\n\ndata: [DONE]\n\n")
                 break
             await response.write(event)
@@ -227,11 +204,9 @@ class _Server:
 
 
 async def _serve(model: str) -> None:
-    runner = web.AppRunner(_Server(model).app(), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(f"vllm on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)  # noqa: T201 - its address
-    await asyncio.Event().wait()
+    async with _Server(model, max_model_len=MODEL_LEN).serving() as server:
+        print(f"vllm on {server.url}", flush=True)  # noqa: T201 - its address
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
