@@ -280,7 +280,7 @@ def test_a_lie_is_named_where_it_stands(full: PrefixIndex, lie: bytes, offset: i
     refuses(full, seal(lie), offset)
 
 
-@pytest.mark.parametrize("change", [0xFF, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 0x80, 0x7F))])
+@pytest.mark.parametrize("change", [0xFF, 1, 0x80, 0x7F][: examples(4, least=1)])
 def test_any_byte_of_a_sealed_body_may_be_anything(full: PrefixIndex, make_index: MakeIndex, change: int) -> None:
     valid, index, twin = bytes(unseal(full.snapshot())), make_index(), make_index()
     for at in Random(change).sample(range(len(valid)), examples(len(valid))):

@@ -721,12 +721,6 @@ async def test_a_model_is_found_by_its_name(plane: Plane) -> None:
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
 
 
-async def test_a_head_is_answered_as_its_get_without_the_body(plane: Plane) -> None:
-    async with plane.session.head(plane.url + "/health") as response:
-        assert (response.status, response.headers["content-length"]) == (200, "15")
-        assert await response.read() == b""
-
-
 async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
     assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
     plane.join("w0", "http://127.0.0.1:1", served_names=("m", "alias"))
