@@ -136,7 +136,7 @@ STREAM = Row(
         Panel(
             title="Events dropped or not confirmed",
             description="kvrouter_outbox_dropped_total (no room), kvrouter_publish_failures_total (not confirmed). "
-            "Dropped: indexes ask for a dump; raise events.outbox_bytes_max, or look at NATS.",
+            "Dropped: indexes ask for a dump; look at NATS.",
             queries=(
                 Query(rate("outbox_dropped_total", WORKER, by="worker"), "{{worker}} dropped"),
                 Query(rate("publish_failures_total", WORKER, by="worker"), "{{worker}} not confirmed"),

@@ -97,12 +97,13 @@ def tables(found: Rounds) -> list[FigureTable]:
 def verdicts(found: Rounds) -> list[Verdict]:
     """Return the verdict on every target, and on the controls."""
 
-    def over(group: str, above: str, below: str) -> list[tuple[str, float | None]]:
-        pairs = [(cell, *(found.figure(OURS, cell, each) for each in (above, below))) for cell in found.cells(group)]
-        return [(cell, one / other if one and other else None) for cell, one, other in pairs]
-
     def of(beginning: str, name: str) -> list[tuple[str, float | None]]:
         return [(cell, found.figure(OURS, cell, name)) for cell in found.cells(beginning)]
+
+    def over(group: str, above: str, below: str) -> list[tuple[str, float | None]]:
+        ones, others = of(group, above), of(group, below)
+        pairs = [(cell, one, other) for (cell, one), (_, other) in zip(ones, others, strict=True)]
+        return [(cell, one / other if one and other else None) for cell, one, other in pairs]
 
     return [
         at_most("engine's flush to applied, p50", 5, of("freshness", "p50"), " ms"),

@@ -50,7 +50,7 @@ class _Path(NamedTuple):
     stage: Stage
     player: Child
     agent: Child
-    index: Child
+    indexer: Child
     bare: Child
 
     async def measure(self, load: EventLoad) -> dict[str, float]:
@@ -72,14 +72,14 @@ class _Path(NamedTuple):
         }
 
     async def _cpu(self) -> dict[str, float]:
-        agent, index = [(await each.call("cpu"))["cpu_ns"] / 1e9 for each in (self.agent, self.index)]
+        agent, index = [(await each.call("cpu"))["cpu_ns"] / 1e9 for each in (self.agent, self.indexer)]
         return {"agent": agent, "nats-server": self.stage.nats_cpu_s(), "index": index}
 
     async def _play(self) -> float:
         """Return the seconds from the first payload sent until the last block was applied."""
         played = await self.player.call("play")
         position = await self.agent.call("position", sequence=played["sequence"])
-        reached = await self.index.call("reach", rank=_RANK, epoch=position["epoch"], seq=position["last_seq"])
+        reached = await self.indexer.call("reach", rank=_RANK, epoch=position["epoch"], seq=position["last_seq"])
         if position["losses"]:
             raise BenchFailed(f"hop A lost {position['losses']} times, and was to be saturated, not overrun")
         return float((reached["applied_ns"] - played["began_ns"]) / 1e9)
