@@ -17,6 +17,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from kv_runtime.config.rendering import without_user
 from kv_runtime.config.sections import Section, Settings
+from kv_runtime.config.words import allowed
 from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
 
 ENV_PREFIX = "KVROUTER_"
@@ -198,20 +199,20 @@ def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
     return next((each for each in get_args(kind) if _is_section(each)), None)
 
 
-def unknown_key(found: str, allowed: Iterable[str], candidates: Iterable[str] = ()) -> str:
-    """Return the problem of an unknown key: the `allowed` keys, and the nearest of `candidates`.
+def unknown_key(found: str, known: Iterable[str], candidates: Iterable[str] = ()) -> str:
+    """Return the problem of an unknown key: the `known` keys, and the nearest of `candidates`.
 
-    Without `candidates` it is the nearest of `allowed`. A candidate with the same last name is nearer than any other.
+    Without `candidates` it is the nearest of `known`. A candidate with the same last name is nearer than any other.
     For a key of more than 80 characters there is no nearest: the search time grows with the square of its length.
     """
-    allowed = list(allowed)
-    candidates = list(candidates) or allowed
+    known = list(known)
+    candidates = list(candidates) or known
     if len(found) > _NEAREST_CHARACTERS_MAX:
         candidates = []
     last = found.rpartition(".")[2]
     namesakes = [path for path in candidates if path.rpartition(".")[2] == last]
     nearest = get_close_matches(found, namesakes, n=1, cutoff=0.0) or get_close_matches(found, candidates, n=1)
-    return f"unknown; allowed: {', '.join(allowed)}" + "".join(f"; nearest: {path}" for path in nearest)
+    return f"unknown; allowed: {', '.join(known)}" + "".join(f"; nearest: {path}" for path in nearest)
 
 
 def _paths(kind: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -244,4 +245,4 @@ def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydant
     is_shown = kind_there is not None and not _is_secret(kind_there) and _section_in(kind_there) is None
     is_shown = is_shown and error["type"] != "missing"  # what is found then is the section
     found = f"found {without_user(repr(error['input']))}, " if is_shown else ""
-    return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg'].removeprefix('Value error, ')}"
+    return f"{'.'.join(map(str, error['loc']))}: {found}{allowed(error)}"

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.sections import Section
+from kv_runtime.config.words import allowed
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
@@ -133,23 +134,23 @@ class PolicySection(Section):
     @field_validator("mode")
     @classmethod
     def _is_a_mode(cls, mode: str, info: ValidationInfo) -> str:
-        allowed = (*MODES, *info.data.get("user_modes", ()))
-        if mode not in allowed:
-            raise ValueError(f"allowed {', '.join(allowed)}")
+        known = (*MODES, *info.data.get("user_modes", ()))
+        if mode not in known:
+            raise ValueError(f"allowed {', '.join(known)}")
         return mode
 
     @field_validator("prefill", "decode")
     @classmethod
     def _overrides(cls, phase: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        allowed = PhaseOverrides.__struct_fields__
-        if foreign := [name for name in phase if name not in allowed]:
-            raise ValueError(f"found {shortened(foreign[0])}, allowed {', '.join(allowed)}")
+        known = PhaseOverrides.__struct_fields__
+        if foreign := [name for name in phase if name not in known]:
+            raise ValueError(f"found {shortened(foreign[0])}, allowed {', '.join(known)}")
         named = {name: value for name, value in phase.items() if value is not None}
         try:
             section = cls(user_modes=info.data.get("user_modes", ()), **named)
         except ValidationError as error:
             wrong = error.errors()[0]
-            raise ValueError(f"{wrong['loc'][0]}: found {as_json(wrong['input'])}, allowed: {wrong['msg']}") from error
+            raise ValueError(f"{wrong['loc'][0]}: found {as_json(wrong['input'])}, {allowed(wrong)}") from error
         return phase | {name: getattr(section, name) for name in named}
 
     def affinity_limits(self) -> AffinityLimits:

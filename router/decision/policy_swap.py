@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from kv_protocol.errors import shortened
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError, unknown_key
+from kv_runtime.config.words import allowed
 from router.decision.policies import MODES, Mode
 from router.decision.policy import CURRENT, CostParameters, Policy
 from router.decision.policy_config import PolicySection
@@ -48,7 +49,7 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
     try:
         section = PolicySection(user_modes=user_modes, **{**({} if replace_all else fields_of(policy)), **own})
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False)
+        wrong = error.errors(include_url=False)
     if count := len(foreign) + len(no_modes) + len(wrong):
         problems = chain(
             (_foreign(name, named[name]) for name in foreign),
@@ -68,7 +69,7 @@ def _foreign(name: str, value: object) -> str:
 
 def refused(error: Mapping[str, Any], section: str = "") -> str:
     """Return what is wrong with a field, by one of pydantic's errors; `section` stands before the field's name."""
-    return f"{section}{field_of(error)}: found {as_json(error['input'])}, allowed: {error['msg']}"
+    return f"{section}{field_of(error)}: found {as_json(error['input'])}, {allowed(error)}"
 
 
 def field_of(error: Mapping[str, Any]) -> str:

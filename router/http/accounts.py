@@ -18,13 +18,14 @@ that an account may once go beyond a limit of tokens, and then waits longer. Eac
 Keys are random and long: a hash without salt reveals nothing of them (`KEY_BYTES`).
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, SecretStr, field_validator
 
 from kv_runtime.config.loading import ConfigurationError, load_section
 from kv_runtime.config.sections import Section
@@ -34,13 +35,13 @@ from router.http.refusals import Refusal
 
 KEY_BYTES = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _BEARER = b"bearer "
 _AMOUNT_MAX = 1 << 50
 _MINUTE_S, _DAY_S = 60.0, 86_400.0
 
 LIMITS = {"requests_per_minute": _MINUTE_S, "tokens_per_minute": _MINUTE_S, "tokens_per_day": _DAY_S}
 """Names of an account's limits, and in how many seconds each grows back."""
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
 _Amount = Annotated[int | None, Field(ge=1, le=_AMOUNT_MAX)]
 
 
@@ -48,10 +49,17 @@ class AccountSection(Section):
     """One account of the file."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    keys: tuple[Digest, ...] = Field(min_length=1, max_length=16)
+    keys: tuple[SecretStr, ...] = Field(min_length=1, max_length=16)
     requests_per_minute: _Amount = None
     tokens_per_minute: _Amount = None
     tokens_per_day: _Amount = None
+
+    @field_validator("keys")
+    @classmethod
+    def _are_digests(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not all(_DIGEST.fullmatch(each.get_secret_value()) for each in keys):  # it may be a key: it is not shown
+            raise ValueError("allowed SHA-256 digests of keys, in hex, as `router key` prints them")
+        return keys
 
 
 class AccountsFile(Section):
@@ -140,7 +148,7 @@ class Accounts:
         problems, by_digest = list[str](), dict[bytes, str]()
         for each in found:
             for digest in each.keys:
-                if by_digest.setdefault(bytes.fromhex(digest), each.name) != each.name:
+                if by_digest.setdefault(bytes.fromhex(digest.get_secret_value()), each.name) != each.name:
                     problems.append(f"{self._file}: {each.name}: a key is also one of another account")
         if len({each.name for each in found}) != len(found):
             problems.append(f"{self._file}: found a name twice, allowed one account of a name, with several keys")

@@ -75,7 +75,7 @@ class Planner:
         try:
             settings = PlannerSection.model_validate({**self._settings.model_dump(), **request.query})
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
+            first = error.errors(include_url=False)[0]
             raise BadRequest(field_of(first), refused(first)) from error
         return json_response(
             {

@@ -182,7 +182,7 @@ class Shadows:
             given = msgspec.json.decode(body, type=dict[str, Any])
             self.change(self._section.replaced(given), self._state.policy)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
+            first = error.errors(include_url=False)[0]
             raise BadRequest(field_of(first), refused(first, "shadow.")) from error
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")

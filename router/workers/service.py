@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.words import allowed
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, gauge
@@ -215,9 +216,7 @@ def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # 
     try:
         return AttachSettings.model_validate({"worker": {"id": address.worker_id}, "engine": engine})
     except ValidationError as error:
-        raise ConfigurationError(
-            [f"{address.url}: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
-        ) from error
+        raise ConfigurationError([f"{address.url}: {allowed(each)}" for each in error.errors()]) from error
 
 
 async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio.Event) -> str:

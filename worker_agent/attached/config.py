@@ -9,6 +9,7 @@ from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import ControlSection, NatsClientSection, Section, Settings, TelemetrySection
+from kv_runtime.config.words import allowed
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import StreamsSection, WorkerSection
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
@@ -247,9 +248,7 @@ class AttachSettings(Settings):
         try:
             return self.model_copy(update={"engine": self.engine.settled(facts)})
         except ValidationError as error:
-            raise ConfigurationError(
-                [f"engine: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
-            ) from error
+            raise ConfigurationError([f"engine: {allowed(each)}" for each in error.errors()]) from error
 
     def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
         """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""

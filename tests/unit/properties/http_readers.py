@@ -77,6 +77,9 @@ class Wire:
     def is_closing(self) -> bool:
         return self.ended
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def close(self) -> None:
         self.ended = True
 

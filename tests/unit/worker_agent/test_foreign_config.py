@@ -40,7 +40,7 @@ def engine_section(**engine: Any) -> AttachedEngineSection:
     [
         ({"id": "W0"}, "workers.0.id: found 'W0'"),
         ({"block_size": 0}, "workers.0.block_size: found 0"),
-        ({"publishers": []}, "workers.0.publishers: Tuple should have at least 1 item"),
+        ({"publishers": []}, "workers.0.publishers: allowed 1 items or more"),
         ({"publishers": [{"endpoint": "tcp://1.2.3.4:1"}]}, "endpoint: found 'tcp://1.2.3.4:1'"),
         ({"publishers": [{**ENGINE, "replay_endpoint": "x"}]}, "replay_endpoint: found 'x'"),
         ({"publishers": [{**ENGINE, "dp_rank": 1}]}, "publishers: found dp_rank 1, allowed one of (0,)"),

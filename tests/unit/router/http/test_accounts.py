@@ -54,7 +54,7 @@ def test_any_other_request_is_refused_without_its_key(tmp_path: Path, headers: d
     ("text", "named"),
     [
         ("accounts: []\n", "accounts"),
-        ("accounts:\n  - name: a\n    keys: [kv-plain]\n", "accounts.0.keys.0"),
+        ("accounts:\n  - name: a\n    keys: [kv-plain]\n", "accounts.0.keys: allowed SHA-256"),
         ("accounts:\n  - name: 'a b'\n    keys: []\n", "accounts.0.name"),
         ("accounts:\n" + entry("a", "kv-1", requests_per_minute=0), "accounts.0.requests_per_minute"),
         ("accounts:\n" + entry("a", "kv-1", request_per_minute=1), "request_per_minute"),
