@@ -46,6 +46,9 @@ _USER_INFO = re.compile(r"//[^/@]*@")
 
 T = TypeVar("T")
 
+_AWAITED_S = 1.0
+"""Pause between two looks for a server that is waited for."""
+
 _log = structlog.get_logger("event_log")
 
 
@@ -84,6 +87,7 @@ class EventLog:
         on_lost: Callable[[], None] = lambda: None,
         on_found: Callable[[], None] = lambda: None,
         confirm_s: float = CONFIRM_S,
+        awaited_until: asyncio.Event | None = None,
     ) -> Self:
         """Return a connected client; `on_lost` and `on_found` report changes of the connection.
 
@@ -95,13 +99,27 @@ class EventLog:
             on_lost: called when the connection is lost.
             on_found: called when it is back.
             confirm_s: how long the server may take to confirm a publication, or to answer.
+            awaited_until: until this is set a server that is not there is waited for; None: it is not.
 
         Raises:
             BrokerUnavailable: there is no server at `url`, or it refuses the connection.
         """
-        log = cls(url, on_lost, on_found, confirm_s=confirm_s)
-        await log._connect(name, user, token)
-        return log
+        is_told = False
+        while True:
+            log = cls(url, on_lost, on_found, confirm_s=confirm_s)
+            try:
+                await log._connect(name, user, token)
+            except BrokerUnavailable as error:
+                if awaited_until is None or awaited_until.is_set() or log._were_credentials_refused:
+                    raise
+                if not is_told:
+                    _log.warning("log_awaited", url=log._shown_url, reason=str(error))
+                    is_told = True
+            else:
+                return log
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AWAITED_S):
+                    await awaited_until.wait()
 
     @property
     def url(self) -> str:

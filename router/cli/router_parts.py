@@ -279,6 +279,7 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
+            noted=() if self._journal is None else (self._journal.problem,),
             recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None), self._shadows),
         )
 

@@ -7,7 +7,7 @@ apply    the one way by which the state changes: fleet, heartbeats, promises, ou
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -191,8 +191,12 @@ class Routing:
         lease_s: float,
         decisions_max: int,
         recorder: Recorder | None = None,
+        noted: Sequence[Callable[[], str]] = (),
     ) -> None:
-        """Put the policy in force. `recorder` gets all that is applied, the policy first."""
+        """Put the policy in force. `recorder` gets all that is applied, the policy first.
+
+        `noted` return further notes of `readiness`; empty: there is nothing to say.
+        """
         self.state = state
         self.clock = clock
         self.decisions = DecisionLog(decisions_max)
@@ -201,6 +205,7 @@ class Routing:
         self.lease_s = lease_s
         self._record = (recorder or Recorders()).record
         self._taken = 0
+        self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
         self.match_s = self.choose_s = 0.0
@@ -298,6 +303,7 @@ class Routing:
         stale = {str(rank): view.stale for rank, view in zip(ranks, self._index.overlap((), ranks), strict=True)}
         notes = [] if fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
         notes += [f"{rank}: {reason}" for rank, reason in stale.items() if is_blind(reason)]
+        notes += filter(None, (each() for each in self._noted))
         progress = self._index.catching_up()
         reasons = [*([progress] if progress else []), *([] if ranks else ["no worker is fit"])]
         return Readiness(not reasons, reasons, notes[:_NOTES_MAX])

@@ -296,6 +296,12 @@ class JournalWriter:
     def _waiting(self) -> int:
         return len(self._buffer) + len(self._encoder) + (self._unsent.records if self._unsent else 0)
 
+    def problem(self) -> str:
+        """Return why records wait; empty if the log takes them."""
+        if not self._is_failing:
+            return ""
+        return f"the journal is not written: {self._waiting()} records wait for the event log (its disk may be full)"
+
     def statistics(self) -> JournalStatistics:
         """Return the current figures."""
         encoder = self._encoder

@@ -44,6 +44,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
             name=f"worker-agent {settings.worker.id}",
             user=settings.nats.user,
             token=settings.nats.credentials.get_secret_value(),
+            awaited_until=stop,
         )
         cleanup.push_async_callback(log.close)
         context = zmq.asyncio.Context()

@@ -40,7 +40,8 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
     names, nats = " ".join(worker.id for worker in settings.workers), settings.nats
     token = nats.credentials.get_secret_value()
     async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(nats.url, name=f"worker-agent {names}", user=nats.user, token=token)
+        name = f"worker-agent {names}"
+        log = await EventLog.connect(nats.url, name=name, user=nats.user, token=token, awaited_until=stop)
         cleanup.push_async_callback(log.close)
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)

@@ -110,7 +110,7 @@ async def run_served(
     tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
-        log = await _connected(settings, found, cleanup)
+        log = await _connected(settings, found, stop, cleanup)
         gate = FleetGate(settings.nats.fleet_secrets)
         worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
         await until(stop, worker_id.check())
@@ -134,13 +134,16 @@ async def run_served(
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
 
-async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: AsyncExitStack) -> EventLog:
+async def _connected(
+    settings: AgentSettings, found: asyncio.Event, stop: asyncio.Event, cleanup: AsyncExitStack
+) -> EventLog:
     log = await EventLog.connect(
         settings.nats.url,
         name=f"worker-agent {settings.worker.id}",
         user=settings.nats.user,
         token=settings.nats.credentials.get_secret_value(),
         on_found=found.set,
+        awaited_until=stop,
     )
     cleanup.push_async_callback(log.close)
     return log

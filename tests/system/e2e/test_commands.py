@@ -53,7 +53,7 @@ def test_a_used_nats_port_names_the_flag_that_helps() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("router",), ("indexer", "serve"), ("worker_agent", "serve"), ("worker_agent", "attach", "--model", "m")],
+    [("router",), ("indexer", "serve")],
 )
 def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
     refused = run(*command, "--nats-url", "nats://127.0.0.1:1", "--port", "0")

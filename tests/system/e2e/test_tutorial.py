@@ -47,6 +47,6 @@ def test_the_tutorial_shows_what_it_says(printed: str) -> None:
     assert overlaps[0] == overlaps[2] == 0
     assert overlaps[1] > 20
     assert "the prediction held, 896 cached tokens predicted, 896 reported" in printed
-    assert f"{workers[0]}/0  refused: failed this request" in printed
+    assert f"{workers[0]}/0  refused: " in printed
     assert f"worker.silent  {workers[0]}" in printed
     assert printed.count("equal          4 decisions, bit for bit") == 2

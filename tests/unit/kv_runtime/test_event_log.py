@@ -28,6 +28,27 @@ async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
     assert str(raised.value).startswith(f"nats.url {url}: ")
 
 
+async def test_a_server_that_is_not_there_yet_is_waited_for(broker: Broker) -> None:
+    await broker.kill()
+    with capture_logs() as logs:
+        connecting = asyncio.create_task(EventLog.connect(broker.url, name="test", awaited_until=asyncio.Event()))
+        await eventually(lambda: any(each["event"] == "log_awaited" for each in logs))
+        await broker.start()
+        log = await connecting
+    assert [each["url"] for each in logs if each["event"] == "log_awaited"] == [broker.url]
+    assert log.is_connected
+    await log.close()
+
+
+async def test_who_waits_for_a_server_stops_when_asked() -> None:
+    stop = asyncio.Event()
+    connecting = asyncio.create_task(EventLog.connect("nats://127.0.0.1:1", name="test", awaited_until=stop))
+    await asyncio.sleep(0)
+    stop.set()
+    with pytest.raises(BrokerUnavailable):
+        await connecting
+
+
 async def test_publishing_to_no_stream_is_an_error_that_names_the_subject(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^publish nowhere\.a: "):

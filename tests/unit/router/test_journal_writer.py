@@ -150,7 +150,12 @@ async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same
     bench = Bench()
     bench.log.fails = 2
     bench.record(1, 2)
+    async with asyncio.timeout(5):
+        while not bench.writer.problem():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+    assert bench.writer.problem().startswith("the journal is not written: 3 records wait")
     await bench.log.has(3)
+    assert bench.writer.problem() == ""
     bench.record(3)
     await bench.end()
     assert moments(bench.log.records) == [1, 2, 3]

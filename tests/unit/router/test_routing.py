@@ -61,6 +61,7 @@ class Bench:
             self.state.apply(FleetApplied(now_s=100.0, event=each))
             self.state.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
         self.index = FakeIndex(holds, stale)
+        self.problem = ""
         self.routing = Routing(
             self.state,
             self.index,
@@ -70,6 +71,7 @@ class Bench:
             lease_s=LEASE_S,
             decisions_max=1000,
             recorder=recorder,
+            noted=(lambda: self.problem,),
         )
 
     def take(self, request: RouteRequest) -> Lease:
@@ -326,6 +328,8 @@ def test_a_disconnected_log_is_noted_and_excludes_no_rank() -> None:
     assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[note])
     bench.state.apply(LogConnection(now_s=100.0, heard=True))
     assert bench.routing.readiness().notes == []
+    bench.problem = "the journal is not written"
+    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=["the journal is not written"])
 
 
 @pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind", "no_events"])
