@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import sequence_hashes
@@ -174,10 +175,14 @@ async def test_an_engine_that_hangs_is_out_of_the_fleet_until_it_answers_again(
         assert told[2] == told[0], "the same worker, which had not begun anew"
 
 
-async def test_a_worker_whose_log_is_not_there_loads_no_engine(trtllm: Fake) -> None:
-    with pytest.raises(ExceptionGroup) as failed:
-        async with serving_here("nats://127.0.0.1:1"):
-            await asyncio.Event().wait()
+async def test_a_worker_whose_log_is_not_there_waits_and_loads_no_engine(trtllm: Fake) -> None:
+    async def stopped_while_it_waits() -> None:
+        async with serving_here("nats://127.0.0.1:1") as stop:
+            await eventually(lambda: any(each["event"] == "log_awaited" for each in logs))
+            stop()
+
+    with capture_logs() as logs, pytest.raises(ExceptionGroup) as failed:
+        await stopped_while_it_waits()
     assert failed.group_contains(BrokerUnavailable)
     assert trtllm.control.executors == []
 
