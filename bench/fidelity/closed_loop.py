@@ -13,6 +13,7 @@ arguments.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import NamedTuple
@@ -37,17 +38,19 @@ class Sent(NamedTuple):
     in_flight: Sequence[int]
 
 
-class Placer:
+class Placer(ABC):
     """Chooses a worker for each request, in the order of sending; it may watch what becomes of them."""
 
+    @abstractmethod
     def choose(self, sent: Sent) -> int:
         """Return the worker for a turn."""
-        raise NotImplementedError
 
-    def on_output(self, request_id: str, output: EngineOutput, now_s: float, answer_tokens: int) -> None:
+    def on_output(  # noqa: B027 - the default
+        self, request_id: str, output: EngineOutput, now_s: float, answer_tokens: int
+    ) -> None:
         """Learn that a request has tokens, `answer_tokens` in all so far, or its last ones."""
 
-    def on_events(self, worker: int, events: Sequence[EngineEvent], now_s: float) -> None:
+    def on_events(self, worker: int, events: Sequence[EngineEvent], now_s: float) -> None:  # noqa: B027 - the default
         """Learn what an iteration that ended changed in a worker's cache."""
 
 

@@ -14,7 +14,7 @@ from bench.routing.virtual_fleet import VirtualFleet
 from bench.side_by_side import play_side_by_side
 
 SLO_TTFT_S, SLO_ITL_S = 1.0, 0.020
-"""Goodput: requests a second whose first token came within the one, and the others within the other on average."""
+"""Limits of a request that counts as goodput: seconds to its first token, and between tokens on average."""
 
 
 class PlacementGrid(NamedTuple):

@@ -167,8 +167,7 @@ class RouterParts:
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
         self._trends = Trends(self._clock, arrived, lambda: Sums(*saved()), self._gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
-        data = settings.data
-        self.data = HttpPlane(replies, data.limits(), sites=data.sites(), credentials=data.credentials(self._clock))
+        self.data = self._data_plane(replies)
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
@@ -181,6 +180,10 @@ class RouterParts:
         self._moments = Moments(log.url, settings.nats, settings.index, self._clock)
         self.control = self._control_of(gate)
         self._project()
+
+    def _data_plane(self, replies: Replies) -> HttpPlane:
+        data = self._settings.data
+        return HttpPlane(replies, data.limits(), sites=data.sites(), credentials=data.credentials(self._clock))
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing

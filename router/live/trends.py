@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     event_lag_s: float | None
 
 
-class Shown(msgspec.Struct, frozen=True):
+class TrendsPage(msgspec.Struct, frozen=True):
     """The answer of the endpoint."""
 
     step_s: int
@@ -103,9 +103,9 @@ class Trends:
         )
         self._rows.append(row)
 
-    def shown(self) -> Shown:
+    def shown(self) -> TrendsPage:
         """Return the rows."""
-        return Shown(STEP_S, self._bounds, list(self._rows))
+        return TrendsPage(STEP_S, self._bounds, list(self._rows))
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route, for an application to add."""
@@ -116,7 +116,7 @@ class Trends:
         return [web.get("/v1/trends", show)]
 
 
-def merged_trends(shown: Sequence[Shown]) -> Shown:
+def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
     """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
     rows = dict[int, list[Row]]()
     for row in (row for each in shown for row in each.rows):

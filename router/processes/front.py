@@ -40,7 +40,7 @@ from router.attribution.attribution import ROWS_MAX
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.live.routes import list_limit
-from router.live.trends import Shown, merged_trends
+from router.live.trends import TrendsPage, merged_trends
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import ProcessState, process_families
@@ -48,7 +48,7 @@ from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
-_decode_trends = msgspec.json.Decoder(Shown).decode
+_decode_trends = msgspec.json.Decoder(TrendsPage).decode
 _decode_report = msgspec.json.Decoder(SavingsReport).decode
 _TOKENS = "handover_tokens"
 _DECISIONS = b"\nevent: decisions\n"

@@ -162,9 +162,9 @@ class Request(Generic[A]):
 
     __slots__ = (
         "_aside", "_awaited", "_early", "_failed", "_is_resumed", "_is_running", "_life", "_stays", "attempt",
-        "attempts", "body", "destination", "exchange", "first_route", "gateway", "handoff", "inbound", "is_over",
-        "is_read", "left_at", "mode", "model", "plan", "prefilled_by", "progress", "prompt", "replay_buffer", "route",
-        "stream_loss", "ticket", "trace",
+        "attempts", "body", "destination", "events_when_left", "exchange", "first_route", "gateway", "handoff",
+        "inbound", "is_over", "is_read", "mode", "model", "plan", "prefilled_by", "progress", "prompt",
+        "replay_buffer", "route", "stream_loss", "ticket", "trace",
     )  # fmt: skip
 
     body: Body
@@ -191,7 +191,7 @@ class Request(Generic[A]):
         self.model = ""
         self.is_read = False
         self.is_over = False
-        self.left_at = 0
+        self.events_when_left = 0
         """How many events of the answer behind the first had come when the client left."""
         self.attempt: A | None = None
         """The present attempt; None while no worker has the request."""
@@ -549,7 +549,7 @@ class Request(Generic[A]):
         if self.attempt is not None and self.plan.is_aside:
             self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
         else:
-            self.left_at = later_events
+            self.events_when_left = later_events
             self._left()
 
     def served_elsewhere(self, worker_id: str) -> bool:

@@ -577,7 +577,7 @@ def _charge(request: FleetRequest) -> None:
     if account is None or not request.attempts:
         return
     last = request.attempts[-1]
-    later = request.left_at if last.later_tokens is None else last.later_tokens
+    later = request.events_when_left if last.later_tokens is None else last.later_tokens
     prompt_tokens = request.route.known_tokens or last.usage.input_tokens or 0
     account.charge(prompt_tokens + (last.usage.output_tokens or later + last.has_begun))
 
