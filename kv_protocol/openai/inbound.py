@@ -104,7 +104,12 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_one_choice(self) -> bool:
         """Whether the answer is of one prompt and has one choice."""
-        return self.n in (None, 1)
+        return self.n is None or self.n == 1
+
+    @property
+    def names_phase(self) -> bool:
+        """Whether the client runs the phases of prefill and decode itself."""
+        return self.disaggregated_params is not ABSENT and is_given(self.disaggregated_params)
 
     @property
     def is_guided(self) -> bool:
@@ -165,6 +170,11 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     def changed_by(self) -> str:
         """The key with which an engine makes another prompt than the router would; empty: there is none."""
         return "add_special_tokens" if self.add_special_tokens else super().changed_by
+
+    @property
+    def names_phase(self) -> bool:
+        """Whether the client runs the phases of prefill and decode itself."""
+        return super().names_phase or (self.prompt_token_ids is not ABSENT and is_given(self.prompt_token_ids))
 
     @property
     def rendered_bytes(self) -> int:

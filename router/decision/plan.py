@@ -42,8 +42,8 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
 class RequestPlan:
     """The phases of one request. Not shared: every event changes them."""
 
-    __slots__ = ("_failures", "_falls_back", "_tried", "is_fixed", "migration_limit", "migrations", "phase", "reroutes",
-                 "retry_limit")  # fmt: skip
+    migrations = 0
+    reroutes: tuple[Reroute, ...] = ()
 
     def __init__(
         self,
@@ -57,8 +57,7 @@ class RequestPlan:
         """Without `falls_back` a phase that cannot be served ends the request."""
         self.phase: RequestPhase = phase
         self.is_fixed, self._falls_back = fixed, falls_back
-        self.retry_limit, self.migration_limit, self.migrations = retry_limit, migration_limit, 0
-        self.reroutes: tuple[Reroute, ...] = ()
+        self.retry_limit, self.migration_limit = retry_limit, migration_limit
         self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
         self._failures: dict[RequestPhase, int] = {}
 

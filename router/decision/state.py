@@ -283,6 +283,11 @@ class RouterState:
 
     # ------------------------------------------------------------------------------------------------- figures
 
+    @property
+    def reads_overlap(self) -> bool:
+        """Whether the mode of the policy in force reads how much of a prompt each rank holds."""
+        return self.modes[self.policy.mode].reads_overlap
+
     def load_of(self, rank: WorkerRank) -> RankLoad:
         """Return the rank's present load; zeroes for an unknown rank."""
         return RankLoad(*(self.core.load_of(*rank) or ()))

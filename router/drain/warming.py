@@ -12,7 +12,7 @@ plane's connections.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -34,9 +34,6 @@ from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.request import Destination, Request
 from router.request.serving import FleetRequest, Serving
-
-if TYPE_CHECKING:
-    from router.request.bodies import ReadBody
 
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
 
@@ -111,18 +108,13 @@ class _Cache(Destination[RankAttempt]):
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
 
-    def read(self, request: FleetRequest) -> "ReadBody | asyncio.Future[ReadBody]":
-        """Return the parsed body."""
-        return self._serving.read(request)
-
-    def prompt_of(self, request: FleetRequest, read_s: float) -> EncodedPrompt:  # noqa: ARG002 - no client's request
-        """Return the prompt."""
-        return self._wish.prompt
-
-    def planned(self, request: FleetRequest, prompt_s: float) -> RequestPlan:  # noqa: ARG002 - no client's request
-        """Set the route, and return a plan with one try at each phase."""
-        request.route = request.first_route = self._wish.route
-        return RequestPlan(self._wish.route.phase, retry_limit=0, falls_back=False)
+    async def read(self, request: FleetRequest) -> None:
+        """Set the wish's body, prompt and route, and a plan with one try at each phase."""
+        exchange, wish = request.exchange, self._wish
+        read = await request.later(self._serving.bodies.read(exchange.path, exchange.body))
+        request.body, request.inbound = read
+        request.prompt, request.route, request.first_route = wish.prompt, wish.route, wish.route
+        request.plan = RequestPlan(wish.route.phase, retry_limit=0, falls_back=False)
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set the route to the decode worker."""

@@ -184,30 +184,22 @@ class Exchange:
     A client of HTTP/1.0 gets bytes until its connection ends instead of chunks.
     """
 
-    __slots__ = (
-        "_client", "_framing", "_is_chunked", "_lines", "_on_gone", "account", "began_s", "body", "has_begun",
-        "headers", "is_mid_event", "is_stream", "method", "path", "query", "relay",
-    )  # fmt: skip
+    relay: "ResponseRelay | None" = None
+    """Of the forwarded call; None: nothing is forwarded."""
+    has_begun = is_stream = False
+    """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
+    an event stream, which another call or the router continues."""
+    is_mid_event = False
+    """Whether the client has only the beginning of an event."""
+    _on_gone: Callable[[], None] | None = None
 
     def __init__(
         self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float, account: Account | None = None
     ) -> None:
+        """`began_s` is `perf_counter` at its first byte. `account` is that of its key; None: no keys are asked for."""
         self._client: ClientEnd | None = client
-        self.method, self.path, self.query = head.method, head.path, head.query
-        self.headers: Headers = head.headers
-        self.body = body
-        self.began_s = began_s
-        """`perf_counter` at its first byte."""
-        self.account = account
-        """Whose request it is; None: no keys are asked for."""
-        self.relay: ResponseRelay | None = None
-        """Of the forwarded call; None: nothing is forwarded."""
-        self._on_gone: Callable[[], None] | None = None
-        self.has_begun = self.is_stream = False
-        """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
-        an event stream, which another call or the router continues."""
-        self.is_mid_event = False
-        """Whether the client has only the beginning of an event."""
+        self.method, self.path, self.query, self.headers, _, _, _ = head
+        self.body, self.began_s, self.account = body, began_s, account
 
     @property
     def peer(self) -> str:

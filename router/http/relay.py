@@ -46,31 +46,25 @@ _CUT_SHORT = "the connection closed before the answer's end"
 class ResponseRelay:
     """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
 
-    __slots__ = (
-        "_buffer", "_exchange", "_has_token", "_heads", "_is_deserted", "_later_events", "_lines", "_reader",
-        "_received_s", "_recent", "_reusable", "_silent", "_since_s", "_state", "_tail", "_until_close", "_watcher",
-        "call", "connection", "dial", "paused", "received",
-    )  # fmt: skip
+    connection: "WorkerConnection | None" = None
+    dial: "asyncio.Task[None] | None" = None
+    received = paused = _until_close = False
+    _is_deserted = False
+    """Whether the client has left, and the worker's connection is closed once its answer has begun."""
+    _silent = True
+    _has_token = False
+    """Whether an event with the call's `token_mark` came."""
+    _later_events = 0
+    _state = _HEAD
+    _buffer: bytearray | None = None
+    """Received bytes of the head, or of the body's payload, that were not passed on yet."""
+    _tail = b""
 
     def __init__(
         self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, heads: HeadReader, now_s: float
     ) -> None:
-        self._exchange, self._watcher, self._heads = exchange, watcher, heads
-        self.call = call
+        self._exchange, self._watcher, self._heads, self.call = exchange, watcher, heads, call
         self._since_s = self._received_s = now_s
-        self.connection: WorkerConnection | None = None
-        self.dial: asyncio.Task[None] | None = None
-        self.received = self.paused = self._until_close = False
-        self._is_deserted = False
-        """Whether the client has left, and the worker's connection is closed once its answer has begun."""
-        self._silent = True
-        self._has_token = False
-        """Whether an event with the call's `token_mark` came."""
-        self._later_events = 0
-        self._state = _HEAD
-        self._buffer: bytearray | None = None
-        """Received bytes of the head, or of the body's payload, that were not passed on yet."""
-        self._tail = b""
         self._recent: list[bytes] = []
         """Chunks that were passed on, and are not in the tail yet."""
 

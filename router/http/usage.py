@@ -13,7 +13,9 @@ import re
 from typing import NamedTuple
 
 _USAGE = b'"usage"'
-_COUNT = re.compile(rb"\s*:\s*(\d{1,10})(?!\d)")
+_COUNTS = re.compile(
+    rb'"((?:completion|output|prompt|input|cached)_tokens)"\s*:\s*(\d{1,10})(?!\d)',
+)
 
 
 class Usage(NamedTuple):
@@ -32,17 +34,10 @@ def usage_in(tail: bytes) -> Usage:
     at = tail.rfind(_USAGE)
     if at < 0:
         return NO_USAGE
-    output_tokens = _last(tail, b'"completion_tokens"', at)
+    counts = {key: int(count) for key, count in _COUNTS.findall(tail, at)}
+    output_tokens, input_tokens = counts.get(b"completion_tokens"), counts.get(b"prompt_tokens")
     if output_tokens is None:
-        output_tokens = _last(tail, b'"output_tokens"', at)
-    input_tokens = _last(tail, b'"prompt_tokens"', at)
+        output_tokens = counts.get(b"output_tokens")
     if input_tokens is None:
-        input_tokens = _last(tail, b'"input_tokens"', at)
-    return Usage(output_tokens, _last(tail, b'"cached_tokens"', at), input_tokens)
-
-
-def _last(tail: bytes, key: bytes, begin: int) -> int | None:
-    """Return the count behind the last such key from `begin` on; None if there is none."""
-    at = tail.rfind(key, begin)
-    found = None if at < 0 else _COUNT.match(tail, at + len(key))
-    return None if found is None else int(found[1])
+        input_tokens = counts.get(b"input_tokens")
+    return Usage(output_tokens, counts.get(b"cached_tokens"), input_tokens)

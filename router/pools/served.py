@@ -41,11 +41,7 @@ from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_
 from router.request.request import Destination, Request
 
 if TYPE_CHECKING:
-    import asyncio
-
     from kv_protocol.decided import RequestPhase
-    from router.prompt import EncodedPrompt
-    from router.request.bodies import ReadBody
 
 _log = structlog.get_logger("pools")
 
@@ -106,29 +102,26 @@ class Pools(Destination[PoolAttempt]):
 
     # ------------------------------------------------------------------------------------------- until it is sent
 
-    def read(self, request: Request[PoolAttempt]) -> "ReadBody | asyncio.Future[ReadBody]":
-        """Return the parsed body, now or later; raise `RequestInvalid`."""
-        return self._service.bodies.read(request.exchange.path, request.exchange.body)
+    async def read(self, request: Request[PoolAttempt]) -> None:
+        """Set the request's body, prompt and plan, and select the pools; raise `RequestInvalid`.
 
-    def prompt_of(
-        self,
-        request: Request[PoolAttempt],
-        read_s: float,  # noqa: ARG002 - not counted
-    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-        """Return the prompt, now or later; None if its length is not read, is known, or has to be estimated."""
-        return prompt_of(self._service, request.inbound, request.body)
-
-    def planned(self, request: Request[PoolAttempt], prompt_s: float) -> RequestPlan:  # noqa: ARG002 - not counted
-        """Select the pools, and return the phases; raise `RequestInvalid`."""
-        service, inbound = self._service, request.inbound
-        request.route, self._question = pool_question(service, inbound, request.exchange.headers, request.prompt)
+        The prompt is None if its length is not read, is known, or has to be estimated.
+        """
+        service, exchange = self._service, request.exchange
+        read = await request.later(service.bodies.read(exchange.path, exchange.body))
+        request.body, request.inbound = body, inbound = read
+        request.model = inbound.model
+        made = prompt_of(service, inbound, body)
+        prompt = request.prompt = None
+        if made is not None:
+            request.prompt = prompt = await request.later(made)
+        request.route, self._question = pool_question(service, inbound, exchange.headers, prompt)
         self._sequences = service.plans(self._question.asked, one_token=inbound.limit_tokens == 1)
         phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
             phase = "prefill"
-        plan = request.plan = RequestPlan(phase, retry_limit=0, falls_back=False)
+        request.plan = RequestPlan(phase, retry_limit=0, falls_back=False)
         self.routed(request)
-        return plan
 
     def selected(self) -> dict[str, object]:
         """Return what the pools were selected by, and the pools, for people."""

@@ -46,29 +46,25 @@ _BUSY_S = 1.0
 class Attempt(ABC):
     """One try at a request: the answer's status, and the failure, if any."""
 
-    __slots__ = (
-        "came_whole", "has_begun", "is_retried", "is_streamed", "later_tokens", "rank", "reason", "retry_after_s",
-        "stage", "status", "usage",
-    )  # fmt: skip
+    status = 0
+    stage: UpstreamStage = "first_byte"
+    """Where it failed, if it did. `reason` is empty if it did not."""
+    reason = ""
+    retry_after_s: float | None = None
+    is_retried = False
+    """Whether it failed before its answer, and another worker was asked for."""
+    has_begun = False
+    """Whether a byte of the answer's body came, before its end."""
+    is_streamed = False
+    """Whether the answer is an event stream; known once its head came."""
+    usage = NO_USAGE
+    came_whole = False
+    """Whether the answer's first byte came with its last."""
+    later_tokens: int | None = None
+    """Tokens of the answer behind the first; None: it was not completed."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
-        self.status = 0
-        self.stage: UpstreamStage = "first_byte"
-        """Where it failed, if it did. `reason` is empty if it did not."""
-        self.reason = ""
-        self.retry_after_s: float | None = None
-        self.is_retried = False
-        """Whether it failed before its answer, and another worker was asked for."""
-        self.has_begun = False
-        """Whether a byte of the answer's body came, before its end."""
-        self.is_streamed = False
-        """Whether the answer is an event stream; known once its head came."""
-        self.usage = NO_USAGE
-        self.came_whole = False
-        """Whether the answer's first byte came with its last."""
-        self.later_tokens: int | None = None
-        """Tokens of the answer behind the first; None: it was not completed."""
 
     @property
     def is_answered(self) -> bool:
@@ -121,12 +117,10 @@ class Attempt(ABC):
 class RankAttempt(Attempt):
     """A worker rank's attempt: the decision, and the lease of its work."""
 
-    __slots__ = ("_decode_ms", "lease", "verdict")
+    _decode_ms = b""
 
     def __init__(self, verdict: Verdict, lease: Lease) -> None:
-        super().__init__(verdict.winner)
-        self.verdict, self.lease = verdict, lease
-        self._decode_ms = b""
+        self.rank, self.verdict, self.lease = verdict.winner, verdict, lease
 
     @property
     def outcome(self) -> AttemptOutcome:

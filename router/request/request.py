@@ -24,8 +24,7 @@ import asyncio
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import structlog
 
@@ -55,7 +54,6 @@ from router.request.tracer import TracedRequest
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
     from router.queue.gate import Ticket
-    from router.request.bodies import ReadBody
 
 _USAGE_BYTES = 4096
 
@@ -70,20 +68,12 @@ class Destination(ABC, Generic[A]):
     __slots__ = ()
 
     @abstractmethod
-    def read(self, request: "Request[A]") -> "ReadBody | asyncio.Future[ReadBody]":
-        """Return the parsed body, now or later; raise `RequestInvalid`."""
-
-    @abstractmethod
-    def prompt_of(self, request: "Request[A]", read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-        """Return the prompt, now or later; None if none is needed. The body took `read_s` to parse.
+    async def read(self, request: "Request[A]") -> None:
+        """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.
 
         Raises:
-            RequestInvalid, TextError, EncodersBusy, RequestRejected: there is none.
+            RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
         """
-
-    @abstractmethod
-    def planned(self, request: "Request[A]", prompt_s: float) -> RequestPlan:
-        """Set the request's `route`, and return its phases. The prompt took `prompt_s`. May raise as `prompt_of`."""
 
     def admits(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
@@ -157,15 +147,8 @@ class Gateway(NamedTuple):
 class Request(Generic[A]):
     """One request on its way; the handler of its own calls. `begin` starts it; `read` alone may be used without that.
 
-    `body` and `inbound` are set once the body is parsed, `prompt`, `plan` and `route` when all of it `is_read`.
+    `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
-
-    __slots__ = (
-        "_aside", "_awaited", "_early", "_failed", "_is_resumed", "_is_running", "_life", "_stays", "attempt",
-        "attempts", "body", "destination", "events_when_left", "exchange", "first_route", "gateway", "handoff",
-        "inbound", "is_over", "is_read", "mode", "model", "plan", "prefilled_by", "progress", "prompt",
-        "replay_buffer", "route", "stream_loss", "ticket", "trace",
-    )  # fmt: skip
 
     body: Body
     inbound: Inbound
@@ -174,6 +157,36 @@ class Request(Generic[A]):
     route: RouteRequest
     """Of the present phase; `first_route` is as the client sent it."""
     first_route: RouteRequest
+    model = ""
+    ticket: "Ticket | None" = None
+    """Its place in the queue, while it waits there."""
+    is_read = is_over = False
+    events_when_left = 0
+    """How many events of the answer behind the first had come when the client left."""
+    attempt: A | None = None
+    """The present attempt; None while no worker has the request."""
+    attempts: tuple[A, ...] = ()
+    """Those that are over."""
+    stream_loss: StreamLoss | None = None
+    """Why a stream that had begun ended with an error."""
+    handoff: PrefillAnswer | None = None
+    """The prefill worker's answer."""
+    progress: Progress | None = None
+    """How far the answer had come when its last worker failed."""
+    replay_buffer: StreamReplayBuffer | None = None
+    """Gets the events of the present attempt's stream, if another worker may resume it."""
+    prefilled_by: "WorkerRank | None" = None
+    """Who computed the prompt, if not the worker that answers."""
+    _failed: A | None = None
+    _stays: A | None = None
+    """A lost worker's attempt whose stream, once it has begun, no other can resume."""
+    _is_resumed = False
+    """Whether the client has the beginning of a stream that another worker is to continue."""
+    _aside: BufferedResponse | None = None
+    _life: Coroutine[Any, Any, None] | None = None
+    _is_running = False
+    _awaited: "asyncio.Future[Any] | None" = None
+    _early: tuple[Any] | None = None
 
     def __init__(
         self,
@@ -186,37 +199,6 @@ class Request(Generic[A]):
         """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
         self.exchange, self.destination, self.mode = exchange, destination, mode
         self.gateway, self.trace = gateway, trace
-        self.ticket: Ticket | None = None
-        """Its place in the queue, while it waits there."""
-        self.model = ""
-        self.is_read = False
-        self.is_over = False
-        self.events_when_left = 0
-        """How many events of the answer behind the first had come when the client left."""
-        self.attempt: A | None = None
-        """The present attempt; None while no worker has the request."""
-        self.attempts: tuple[A, ...] = ()
-        """Those that are over."""
-        self.stream_loss: StreamLoss | None = None
-        """Why a stream that had begun ended with an error."""
-        self.handoff: PrefillAnswer | None = None
-        """The prefill worker's answer."""
-        self.progress: Progress | None = None
-        """How far the answer had come when its last worker failed."""
-        self.replay_buffer: StreamReplayBuffer | None = None
-        """Gets the events of the present attempt's stream, if another worker may resume it."""
-        self.prefilled_by: WorkerRank | None = None
-        """Who computed the prompt, if not the worker that answers."""
-        self._failed: A | None = None
-        self._stays: A | None = None
-        """A lost worker's attempt whose stream, once it has begun, no other can resume."""
-        self._is_resumed = False
-        """Whether the client has the beginning of a stream that another worker is to continue."""
-        self._aside: BufferedResponse | None = None
-        self._life: Coroutine[Any, Any, None] | None = None
-        self._is_running = False
-        self._awaited: asyncio.Future[Any] | None = None
-        self._early: tuple[Any] | None = None
 
     # ------------------------------------------------------------------------------------------- the life
 
@@ -260,22 +242,8 @@ class Request(Generic[A]):
 
     async def read(self) -> None:
         """Parse the body, make the prompt, and plan the phases; raise what `Destination` raises."""
-        destination = self.destination
         try:
-            began_s = perf_counter()
-            read: Any = destination.read(self)
-            if isinstance(read, asyncio.Future):  # no local refers to it: its error would refer to itself
-                self._awaited, read = read, None
-                read = await self._later()
-            self.body, self.inbound = read
-            self.model = self.inbound.model
-            parsed_s = perf_counter()
-            prompt: Any = destination.prompt_of(self, parsed_s - began_s)
-            if isinstance(prompt, asyncio.Future):
-                self._awaited, prompt = prompt, None
-                prompt = await self._later()
-            self.prompt = prompt
-            self.plan = destination.planned(self, perf_counter() - parsed_s)
+            await self.destination.read(self)
             self.is_read = True
         finally:
             self._awaited = None
@@ -569,11 +537,14 @@ class Request(Generic[A]):
         early, self._early = self._early, None
         return (yield) if early is None else early[0]
 
-    async def _later(self) -> Any:  # noqa: ANN401
-        """Return the result of the awaited future."""
-        assert self._awaited is not None
-        self._awaited.add_done_callback(self._done)
-        return await self._until_resumed()
+    async def later(self, found: "T | asyncio.Future[T]") -> T:
+        """Return what was found, now or later. A request that ends meanwhile cancels the future."""
+        if not isinstance(found, asyncio.Future):
+            return found
+        self._awaited = found
+        found.add_done_callback(self._done)
+        del found  # its error would refer to itself
+        return cast("T", await self._until_resumed())
 
     def _done(self, future: "asyncio.Future[Any]") -> None:
         if not self.is_over and not future.cancelled():

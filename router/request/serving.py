@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
 from kv_protocol.openai.passed import PassedInbound
-from kv_protocol.openai.requests import ChatInbound, Inbound, is_given
+from kv_protocol.openai.requests import ChatInbound, Inbound
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
 from router.config import RouterSettings
@@ -39,7 +39,7 @@ from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
-from router.request.bodies import BodyParser, ReadBody
+from router.request.bodies import BodyParser
 from router.request.calls import Calls, wants_tokens
 from router.request.passed import MODE as PASSED
 from router.request.passed import completed, read_passed
@@ -50,9 +50,6 @@ from router.request.resumption import CannotResume
 from router.request.route_request import route_request
 from router.request.trace_record import RequestEnd, is_error
 from router.request.tracer import Tracer
-
-if TYPE_CHECKING:
-    import asyncio
 
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
@@ -150,78 +147,67 @@ class Serving(Destination[RankAttempt]):
 
     # ------------------------------------------------------------------------------------------- what is asked
 
-    def read(self, request: FleetRequest) -> "ReadBody | asyncio.Future[ReadBody]":
-        """Return the parsed body, now or later; raise `RequestInvalid`."""
-        exchange = request.exchange
-        if request.mode == PASSED:
-            return read_passed(exchange, self.bodies)
-        return self.bodies.read(exchange.path, exchange.body)
-
-    def prompt_of(self, request: FleetRequest, read_s: float) -> "EncodedPrompt | asyncio.Future[EncodedPrompt] | None":
-        """Return the prompt, now or later; None if neither the mode nor the configuration needs it.
+    async def read(self, request: FleetRequest) -> None:
+        """Set the request's body, prompt, route and plan.
 
         Raises:
-            RequestInvalid: `nvext.token_data` is no list of ids.
+            RequestInvalid: a field or a header cannot be read.
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
-        self.metrics.parsed(read_s)
-        state = self.routing.state
-        if isinstance(request.inbound, PassedInbound):
-            request.inbound = completed(request.inbound, request.exchange, state.fleet)
-            request.model = request.inbound.model or ""
-        inbound = request.inbound
-        model, endpoint = self._model(inbound.model), inbound.endpoint
+        exchange, metrics, began_s = request.exchange, self.metrics, perf_counter()
+        headers = exchange.headers
+        if request.mode == PASSED:
+            read = await request.later(read_passed(exchange, self.bodies))
+        else:
+            read = await request.later(self.bodies.read(exchange.path, exchange.body))
+        body, inbound = read
+        if isinstance(inbound, PassedInbound):
+            inbound = completed(inbound, exchange, self.routing.state.fleet)
+        parsed_s = perf_counter()
+        metrics.parsed(parsed_s - began_s)
+        request.body, request.inbound = body, inbound
+        name = request.model = inbound.model or ""
+        model, endpoint, prompt = self._model(name), inbound.endpoint, None
         if endpoint not in model.endpoints:
-            raise RequestRejected(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
-        if endpoint not in PROMPT_ENDPOINTS:
-            return None
-        if not (state.modes[state.policy.mode].reads_overlap or self._encodes_always):
-            return None
-        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=request.body)
-
-    def planned(self, request: FleetRequest, prompt_s: float) -> RequestPlan:
-        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
-        inbound, headers, prompt = request.inbound, request.exchange.headers, request.prompt
-        model, account = self._model(inbound.model), request.exchange.account
-        tenant = self._tenants.name(headers.get, None if account is None else account.name)
+            raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
         hashing = model.hashing
-        if prompt is not None:
-            hashing = prompt.hashing
-            self.metrics.tokenized(prompt_s)
+        if endpoint in PROMPT_ENDPOINTS and (self._encodes_always or self.routing.state.reads_overlap):
+            made = self._prompts.prompt(inbound, hashing, model.lora, model.images, body=body)
+            prompt = await request.later(made)
+            hashing, prompt_s = prompt.hashing, perf_counter() - parsed_s
+            metrics.tokenized(prompt_s)
             if request.trace is not None:
                 request.trace.prompted(prompt_s)
+        request.prompt = prompt
+        account = None if exchange.account is None else exchange.account.name
+        tenant = self._tenants.name(headers.get, account)
         route = route_request(self.new_id, inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
         if request.gateway is not None and request.gateway.allowed_workers is not None:
             route = replace(route, allowed_workers=request.gateway.allowed_workers)
         request.route = request.first_route = route
-        plan = self._plan_of(request)
+        plan = request.plan = self._plan_of(request)
         if plan.phase != "whole":
             self._place(request, plan)
             request.route = self._route_of(request, plan)
-        return plan
 
     def _plan_of(self, request: FleetRequest) -> RequestPlan:
+        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, route, failures = request.inbound, request.route, self._failures
         is_sent_here = request.gateway is None  # else once, and to one worker
         retry_limit = failures.retry_limit if is_sent_here else 0
-        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+        if route.endpoint not in DEFAULT_ENDPOINTS:
             return RequestPlan("whole", retry_limit=retry_limit)
-        has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
-        if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
-            phase = requested_phase(bytes(params), accepted=self._accepts_params)
+        if inbound.names_phase:
+            phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
             return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
         now_s = self.routing.clock.now()
         roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
-        is_one = inbound.has_one_choice
-        goes_on = route.max_tokens != 1  # for one token no decode worker would fetch the KV
-        may_split = is_sent_here and self._splits_prompts and is_one and goes_on
-        is_short = route.isl_tokens <= _MIGRATED_TOKENS_MAX
-        is_movable = is_sent_here and inbound.stream and is_one and is_short and not inbound.is_guided
-        return RequestPlan(
-            first_phase(roles, may_split=may_split),
-            retry_limit=retry_limit,
-            migration_limit=failures.migration_limit if is_movable else 0,
-        )
+        is_one = is_sent_here and inbound.has_one_choice
+        may_split = self._splits_prompts and is_one and route.max_tokens != 1  # for one token no KV would be fetched
+        migrations = 0
+        if inbound.stream and is_one and route.isl_tokens <= _MIGRATED_TOKENS_MAX and not inbound.is_guided:
+            migrations = failures.migration_limit
+        return RequestPlan(first_phase(roles, may_split=may_split), retry_limit=retry_limit, migration_limit=migrations)
 
     def _place(self, request: FleetRequest, plan: RequestPlan) -> None:
         """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""

@@ -19,7 +19,6 @@ from router.http.heads import Headers, RequestHead
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
-from router.request.bodies import ReadBody
 from router.request.request import Destination, Request
 from router.request.route_request import route_request
 
@@ -76,17 +75,12 @@ class Life(Destination[Try]):
 
     # ------------------------------------------------------------------------------------------- as a destination
 
-    def read(self, request: Request[Try]) -> ReadBody:
-        body = request.exchange.body
-        return ReadBody(Body(body), decode_inbound(request.exchange.path, body))
-
-    def prompt_of(self, request: Request[Try], read_s: float) -> None:
-        del request, read_s
-
-    def planned(self, request: Request[Try], prompt_s: float) -> RequestPlan:
-        del prompt_s
+    async def read(self, request: Request[Try]) -> None:
+        request.body = Body(request.exchange.body)
+        request.inbound = decode_inbound(request.exchange.path, request.exchange.body)
+        request.prompt = None
         request.route = route_request(lambda: "id", request.inbound, {}, Hashing(16), None)
-        return self._plan
+        request.plan = self._plan
 
     def admits(self, request: Request[Try]) -> bool:
         del request
