@@ -77,9 +77,9 @@ class VirtualRouter:
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
-        recorder = None if recorder_of is None else recorder_of(self.state, clock)
+        recorders = [] if recorder_of is None else [recorder_of(self.state, clock)]
         self._routing = Routing(
-            self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorder=recorder
+            self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorders=recorders
         )
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_runtime.text.chat_messages import TextError, blame_characters, checked_unicode, prepared_messages
+from kv_runtime.text.chat_messages import TextError, checked_unicode, prepared_messages
 
 BYTE_IDS = 256
 """Ids below are UTF-8 bytes; those from here on are marks."""
@@ -20,20 +20,19 @@ ROLE_MARKS = {
 }
 END, TOOLS, CALLS = "<|end|>", "<|tools|>", "<|calls|>"
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), END, TOOLS, CALLS)
-_PACKED_MARKS = {mark: (BYTE_IDS + at).to_bytes(4, "little") for at, mark in enumerate(MARKS)}
+_MARK_CHARACTERS = {mark: chr(BYTE_IDS + at) for at, mark in enumerate(MARKS)}
+"""Characters whose numbers are the marks' ids."""
 
 
 def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return pairs of a mark and the text after it; raise `TextError`."""
-    checked = prepared_messages(messages)
-    blame_characters(checked)
     tools, continues = options.get("tools"), options.get("continue_final_message", False)
     found = [(TOOLS, _json("tools", tools)), (END, "")] if tools else []
-    for index, message in enumerate(checked):
-        mark = ROLE_MARKS.get(message["role"])
+    for index, message in enumerate(prepared_messages(messages)):
+        content, mark = message["content"], ROLE_MARKS.get(message["role"])
         if mark is None:
             raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
-        found.append((mark, message["content"]))
+        found.append((mark, content if content.isascii() else checked_unicode(f"messages[{index}].content", content)))
         if message.get("tool_calls"):
             found.append((CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
         found.append((END, ""))
@@ -46,17 +45,17 @@ def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
 
 def packed(found: list[tuple[str, str]]) -> bytes:
     """Return the ids of the pieces, packed."""
-    ids: list[bytes] = []
-    for mark, text in found:
-        ids.append(_PACKED_MARKS[mark])
-        if text:
-            ids.append(packed_bytes(text))
-    return b"".join(ids)
+    return "".join([_MARK_CHARACTERS[mark] + _bytes(text) for mark, text in found]).encode("utf-32-le")
 
 
 def packed_bytes(text: str) -> bytes:
-    """Return the bytes of the text in UTF-8 as ids, packed: the numbers of its characters, if all are ASCII."""
-    return (text if text.isascii() else text.encode().decode("latin-1")).encode("utf-32-le")
+    """Return the bytes of the text in UTF-8 as ids, packed."""
+    return _bytes(text).encode("utf-32-le")
+
+
+def _bytes(text: str) -> str:
+    """Return characters whose numbers are the bytes of the text in UTF-8."""
+    return text if text.isascii() else text.encode().decode("latin-1")
 
 
 def _json(field: str, value: object) -> str:

@@ -33,7 +33,6 @@ from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
-from router.decision.recorders import Recorders
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import LEASE_S, StateSettings
@@ -283,7 +282,7 @@ class RouterParts:
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
             noted=() if self._journal is None else (self._journal.problem,),
-            recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None), self._shadows),
+            recorders=[each for each in (self._journal, self._replicas, self._shadows) if each is not None],
         )
 
     def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":

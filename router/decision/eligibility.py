@@ -28,6 +28,7 @@ constraints.
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Literal, get_args
 
 from kv_protocol.decided import RouteRequest
@@ -88,6 +89,10 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
 )
 
 
+_limits = attrgetter("phase", "lora", "required_taints", "pinned_worker", "pinned_dp_rank", "allowed_workers", "tried")
+_UNLIMITED = ("whole", "", (), None, None, None, ())
+"""What `_limits` returns for a request that any fit worker may take."""
+
 RankColumns = ModelView | View
 """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
@@ -135,17 +140,9 @@ def constrains(request: RouteRequest, seq_len_min: int) -> bool:
 
     `seq_len_min` is the smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: no worker states one.
     """
-    return bool(
-        request.endpoint not in DEFAULT_ENDPOINTS
-        or request.phase != "whole"
-        or request.lora
-        or request.required_taints
-        or (seq_len_min and request.known_tokens and _tokens(request) > seq_len_min)
-        or request.pinned_worker is not None
-        or request.pinned_dp_rank is not None
-        or request.allowed_workers is not None
-        or request.tried
-    )
+    if seq_len_min and request.known_tokens and _tokens(request) > seq_len_min:
+        return True
+    return request.endpoint not in DEFAULT_ENDPOINTS or bool(_limits(request) != _UNLIMITED)
 
 
 def _tokens(request: RouteRequest) -> int:

@@ -24,15 +24,3 @@ class Recorder(Protocol):
 
     def record(self, what: Applied) -> None:
         """`what` was applied."""
-
-
-class Recorders:
-    """Several recorders, called one after the other; without any, nothing is recorded."""
-
-    def __init__(self, *recorders: Recorder) -> None:
-        self._records = [each.record for each in recorders]
-
-    def record(self, what: Applied) -> None:
-        """`what` was applied."""
-        for record in self._records:
-            record(what)

@@ -24,7 +24,7 @@ from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
 from router.decision.latency import Arrival, latency_of
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder, Recorders, RefusedRequest
+from router.decision.recorders import Applied, Recorder, RefusedRequest
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
@@ -63,11 +63,10 @@ class Readiness(NamedTuple):
 class DecisionRecord:
     """A verdict and, once known, its outcome."""
 
-    __slots__ = ("outcome", "verdict")
+    outcome: OutcomeKnown | None = None
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
-        self.outcome: OutcomeKnown | None = None
 
     @property
     def decision(self) -> Decision:
@@ -110,25 +109,22 @@ class DecisionLog:
 class Lease(DecisionRecord):
     """The work of one request that is booked at one rank; only the first call of `end` has an effect."""
 
-    __slots__ = ("_began_s", "_renewed_s", "_routing", "first_byte_s", "itl_s", "lease_id", "ttft_s")
+    first_byte_s: float | None = None
+    """From the decision to the answer's first byte; None until then."""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    """As in `Latency`; None until the end."""
+    _renewed_s = 0.0
 
     def __init__(self, routing: "Routing", verdict: Verdict) -> None:
-        super().__init__(verdict)
-        self._routing = routing
-        self.lease_id = verdict.request.decision_id
-        self._began_s = self._renewed_s = verdict.now_s
-        self.first_byte_s: float | None = None
-        """From the decision to the answer's first byte; None until then."""
-        self.ttft_s: float | None = None
-        self.itl_s: float | None = None
-        """As in `Latency`; None until the end."""
+        self._routing, self.verdict = routing, verdict
 
     def first_token(self) -> None:
         """The answer has begun: the prompt is computed. Further calls do nothing."""
         if self.first_byte_s is None:
             self._renewed_s = self._routing.clock.now()
-            self.first_byte_s = self._renewed_s - self._began_s
-            self._routing.tell(FirstToken(lease_id=self.lease_id))
+            self.first_byte_s = self._renewed_s - self.verdict.now_s
+            self._routing.tell(FirstToken(lease_id=self.verdict.decision_id))
 
     def on_bytes(self) -> None:
         """Bytes of the answer came."""
@@ -138,7 +134,7 @@ class Lease(DecisionRecord):
         now_s = self._routing.clock.now()
         if now_s - self._renewed_s >= self._routing.lease_s / _RENEWALS:
             self._renewed_s = now_s
-            self._routing.tell(Renewed(lease_id=self.lease_id))
+            self._routing.tell(Renewed(lease_id=self.verdict.decision_id))
 
     def end(
         self,
@@ -158,14 +154,14 @@ class Lease(DecisionRecord):
         if self.outcome is not None:
             return
         now_s = self._routing.clock.now()
-        duration_s = now_s - self._began_s
+        duration_s = now_s - self.verdict.now_s
         if came_whole and self.first_byte_s is None:
             self.first_byte_s = duration_s
         came = arrival or Arrival(is_streamed=True, later_tokens=(output_tokens or 1) - 1)
         self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
         known = self.outcome = OutcomeKnown(
             now_s=now_s,
-            decision_id=self.lease_id,
+            decision_id=self.verdict.decision_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
             ttft_s=self.ttft_s,
@@ -190,10 +186,10 @@ class Routing:
         seed: int,
         lease_s: float,
         decisions_max: int,
-        recorder: Recorder | None = None,
+        recorders: Sequence[Recorder] = (),
         noted: Sequence[Callable[[], str]] = (),
     ) -> None:
-        """Put the policy in force. `recorder` gets all that is applied, the policy first.
+        """Put the policy in force. `recorders` get all that is applied, the policy first.
 
         `noted` return further notes of `readiness`; empty: there is nothing to say.
         """
@@ -203,7 +199,7 @@ class Routing:
         self._index = index
         self._seed = seed
         self.lease_s = lease_s
-        self._record = (recorder or Recorders()).record
+        self._records = [each.record for each in recorders]
         self._taken = 0
         self._noted = noted
         self.calibration = Calibration()
@@ -225,6 +221,10 @@ class Routing:
         """Apply a record to the state, and hand it to the recorder."""
         self.state.apply(record)
         self._record(record)
+
+    def _record(self, what: Applied) -> None:
+        for record in self._records:
+            record(what)
 
     def decide(self, request: RouteRequest) -> Verdict:
         """Return a decision for the request; nothing is promised yet.

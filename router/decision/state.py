@@ -183,8 +183,8 @@ class RouterState:
             if known.is_unstreamed:
                 self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
             self.breakers.follow(known.ending, now_s)
-        latency, tokens = (known.ttft_s, known.mean_itl_s), (known.output_tokens or 0, known.cached_tokens)
-        self.core.ended(lease_id, now_s, known.outcome == "ok", *latency, *tokens)
+        is_ok, ttft_s, itl_s = known.outcome == "ok", known.ttft_s, known.mean_itl_s
+        self.core.ended(lease_id, now_s, is_ok, ttft_s, itl_s, known.output_tokens or 0, known.cached_tokens)
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)

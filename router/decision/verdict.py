@@ -44,7 +44,8 @@ class Verdict(built.Verdict):
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
     """
 
-    __slots__ = ("_view", "epochs", "model_view", "request", "seqs", "trusts", "why", "winner")
+    epochs: tuple[int, ...] | None = None
+    seqs: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -67,10 +68,9 @@ class Verdict(built.Verdict):
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
             LimitExceeded: a user's mode chose a rank that does not exist.
         """
-        self.request, self.model_view, self.trusts, self.why = request, model_view, trusts, why
-        self.epochs: tuple[int, ...] | None = None if answer is None else answer.epochs
-        self.seqs: tuple[int, ...] | None = None if answer is None else answer.seqs
-        self._view = view
+        self.request, self.model_view, self.trusts, self.why, self._view = request, model_view, trusts, why, view
+        if answer is not None:
+            self.epochs, self.seqs = answer.epochs, answer.seqs
         ranks = model_view.ranks
         if not ranks or (why is not None and all(why)):
             raise NoEligibleWorker(request.model, exclusions_of(ranks, why or ()))

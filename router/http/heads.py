@@ -132,20 +132,15 @@ class HeadReader:
         Raises:
             Malformed: it cannot be parsed, or the end of its body is unclear.
         """
-        lines = head[:-4].split(b"\r\n")
-        status, http_1_1, status_line = self._status_lines[lines[0]]
-        count = len(lines) - 1
+        found = head[:-4].split(b"\r\n")
+        status, http_1_1, status_line = self._status_lines[found[0]]
+        count = len(found) - 1
         if count > HEADERS_MAX:
             raise Malformed(502, f"headers: found {count} lines, allowed {HEADERS_MAX}")
-        headers: Headers = {}
-        passed = [status_line]
-        known = self._answer_fields
-        for line in lines[1:]:
-            name, value, out = known[line]
-            headers[name] = value
-            passed.append(out)
+        fields = [self._answer_fields[line] for line in found[1:]]
+        headers = {name: value for name, value, _ in fields}
         if len(headers) != count:
-            headers = _joined([known[line][:2] for line in lines[1:]])
+            headers = _joined([field[:2] for field in fields])
         body_bytes = _body_bytes(headers, http_1_1)
         if status < 200 or status in _BODYLESS:  # noqa: PLR2004 - the first that is no interim answer
             body_bytes = 0
@@ -153,8 +148,10 @@ class HeadReader:
         if b"connection" in headers:
             named = _tokens(headers[b"connection"])
             reusable = reusable and b"close" not in named
-            passed[1:] = [known[line][2] for line in lines[1:] if known[line][0] not in named]
-        return AnswerHead(status, headers, body_bytes, reusable, b"".join(passed))
+            fields = [field for field in fields if field[0] not in named]
+        return AnswerHead(
+            status, headers, body_bytes, reusable, b"".join([status_line, *[out for _, _, out in fields]])
+        )
 
 
 class _ParsedLines(dict[bytes, Any]):

@@ -39,7 +39,7 @@ from kv_runtime.clock import ManualClock
 from router.decision.errors import NoEligibleWorker
 from router.decision.latency import Arrival
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
-from router.decision.recorders import Recorder, Recorders
+from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
@@ -173,7 +173,7 @@ class Life:
             seed=seed,
             lease_s=self.settings.lease_s,
             decisions_max=10,
-            recorder=Recorders(self.shelf, *others),
+            recorders=[self.shelf, *others],
         )
         self._policy = policy
         self._lives = dict.fromkeys(WORKERS, 0)

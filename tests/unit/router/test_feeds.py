@@ -27,7 +27,16 @@ from tests.unit.router.samples import MODEL, registered, state
 
 def routing(clock: ManualClock, recorder: Recorder | None = None) -> Routing:
     index: Any = None  # no test here queries it
-    return Routing(state(lease_s=1.0), index, clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorder=recorder)
+    return Routing(
+        state(lease_s=1.0),
+        index,
+        clock,
+        Policy(),
+        seed=0,
+        lease_s=1.0,
+        decisions_max=1,
+        recorders=[recorder] if recorder else [],
+    )
 
 
 class Kept:

@@ -38,7 +38,7 @@ class Life:
         self.records = recorder.records
         index: Any = None  # not asked here
         self.routing = Routing(
-            state(), index, self.clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorder=recorder
+            state(), index, self.clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorders=[recorder]
         )
         self.store = RatesStore("" if directory is None else str(directory), self.routing, self.clock)
         self.store.restore()

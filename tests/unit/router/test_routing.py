@@ -70,7 +70,7 @@ class Bench:
             seed=seed,
             lease_s=LEASE_S,
             decisions_max=1000,
-            recorder=recorder,
+            recorders=[] if recorder is None else [recorder],
             noted=(lambda: self.problem,),
         )
 
