@@ -94,11 +94,11 @@ class DataSection(BodyBoundsSection):
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
 
-    connections_max: int = Field(
-        _HTTP.connections_max,
+    connections_max: int | None = Field(
+        None,
         ge=1,
         le=1_000_000,
-        description="clients' connections; beyond it 503; lowered at the start to what the limit of open files allows",
+        description="clients' connections; beyond it 503; by default what the limit of open files allows, to 16,384",
     )
 
     @model_validator(mode="after")

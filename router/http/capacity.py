@@ -8,7 +8,7 @@ A request takes one descriptor of each side, so a side gets half of what is free
 from typing import NamedTuple
 
 from kv_runtime.open_files import RESERVED, OpenFiles
-from router.http.limits import HttpLimits
+from router.http.limits import CONNECTIONS_MAX, HttpLimits
 
 CLIENTS_MIN = 16
 """The data plane does not start with room for fewer clients."""
@@ -36,17 +36,14 @@ def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
     if free < 2 * CLIENTS_MIN:
         least = files.used + RESERVED + 2 * CLIENTS_MIN
         raise TooFewFiles(f"open files: found a limit of {files.allowed}, allowed {least} and more: {_REMEDY}")
-    clients = min(limits.connections_max, max(free // 2, free - limits.worker_connections_max))
+    clients = min(limits.connections_max or CONNECTIONS_MAX, max(free // 2, free - limits.worker_connections_max))
     return Capacity(clients, min(limits.worker_connections_max, free - clients))
 
 
 def lowered(limits: HttpLimits, found: Capacity, files: OpenFiles) -> str:
-    """Return the message that names the lowered bound and the remedy; empty if no bound was lowered."""
-    sides = (
-        ("data.connections_max", limits.connections_max, found.clients),
-        ("that of connections to workers", limits.worker_connections_max, found.workers),
-    )
-    changes = [f"{name} is {wanted}, in force is {got}" for name, wanted, got in sides if got < wanted]
-    if not changes:
+    """Return why fewer clients are served than the setting says; empty: as many, or it says nothing."""
+    wanted = limits.connections_max
+    if wanted is None or found.clients >= wanted:
         return ""
-    return f"{'; '.join(changes)}: the limit of open files is {files.allowed}, {files.used} are used: {_REMEDY}"
+    setting = f"data.connections_max is {wanted}, in force is {found.clients}"
+    return f"{setting}: the limit of open files is {files.allowed}, {files.used} are used: {_REMEDY}"

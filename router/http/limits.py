@@ -5,6 +5,8 @@ import msgspec
 CONNECT_S = 2.0
 """How long a connection to a worker may take: one lost SYN is sent again after a second."""
 
+CONNECTIONS_MAX = 16_384
+
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, counts and seconds. Beyond a limit the request is refused, or the connection closed."""
@@ -26,12 +28,13 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client may read nothing while bytes for it are pending: a phone out of reach comes back within it."""
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read the refusal."""
-    connections_max: int = 16_384
+    connections_max: int | None = None
+    """None: as many as the open files allow, `CONNECTIONS_MAX` at most."""
     pipelined_bytes_max: int = 64 << 10
     """Bytes of later requests that are read while one is served; beyond them reading stops until it is answered."""
     write_bytes_max: int = 64 << 10
     """Bytes that may wait for a slow client; then its worker is not read until the client has read a quarter."""
-    worker_connections_max: int = 16_384
+    worker_connections_max: int = CONNECTIONS_MAX
     worker_idle_s: float = 4.0
     """How long an idle connection to a worker is kept; less than servers' own limit (uvicorn: 5 s)."""
     drain_s: float = 30.0

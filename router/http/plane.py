@@ -28,7 +28,7 @@ from router.http.client import ClientConnection, ClientStatistics
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import HeadReader, RequestHead
-from router.http.limits import HttpLimits
+from router.http.limits import CONNECTIONS_MAX, HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.worker import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
@@ -94,7 +94,7 @@ class HttpPlane:
         self.draining_since_s = 0.0
         """Start of the drain, by the loop's clock."""
         self.loop: asyncio.AbstractEventLoop
-        self.capacity = Capacity(self.limits.connections_max, self.limits.worker_connections_max)
+        self.capacity = Capacity(CONNECTIONS_MAX, self.limits.worker_connections_max)
         self._files = files
         self._acceptor = Acceptor(self._take)
         self._adoptions: TaskSet | None = None
@@ -120,7 +120,7 @@ class HttpPlane:
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
         if reason := lowered(self.limits, self.capacity, files):
-            _log.info("connections_bound_lowered", reason=reason)
+            _log.warning("connections_bound_lowered", reason=reason)
         await self._acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property

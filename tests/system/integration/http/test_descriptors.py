@@ -19,7 +19,7 @@ FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
     with capture_logs() as logs:
-        async with Upstream(GOOD) as worker, running(FEW_FILES) as http:
+        async with Upstream(GOOD) as worker, running(FEW_FILES, connections_max=1000) as http:
             http.worker = worker.base_url
             kept = [await http.dial() for _ in range(CLIENTS_MIN)]
             refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
@@ -29,7 +29,7 @@ async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> No
                 assert (await answered(reader)).status == 200
             assert http.plane.statistics().capacity == (CLIENTS_MIN, CLIENTS_MIN)
     (line,) = [each for each in logs if each["event"] == "connections_bound_lowered"]
-    assert "data.connections_max is 16384, in force is 16" in line["reason"]
+    assert "data.connections_max is 1000, in force is 16" in line["reason"]
     assert "ulimit" in line["reason"]
 
 
