@@ -138,12 +138,18 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
     The difference is in `cost_unit`, before the weight of the first token and the multiplier of constraints.
     """
     chosen, other = decision.chosen.terms, runner_up.terms
-    unit = decision.cost_unit
-    weight = max(_ttft_weight(chosen), _ttft_weight(other)) if unit == "ms" else 1.0
-    names = {name: f"{name}_{unit}" for name in ADDENDS[unit]}
-    more = {name: getattr(other, field) - getattr(chosen, field) for name, field in names.items()}
-    term = max(more, key=lambda name: more[name] * (weight if name in _UNTIL_FIRST else 1.0))
+    weights = term_weights(decision)
+    more = {name: getattr(other, f"{name}_{decision.cost_unit}") for name in weights}
+    more = {name: value - getattr(chosen, f"{name}_{decision.cost_unit}") for name, value in more.items()}
+    term = max(more, key=lambda name: more[name] * weights[name])
     return term, more[term]
+
+
+def term_weights(decision: Decision) -> dict[str, float]:
+    """Return by each addend of the cost how often it counts: their weighted sum, times the multiplier, is the cost."""
+    unit = decision.cost_unit
+    weight = max(_ttft_weight(each.terms) for each in decision.candidates) if unit == "ms" else 1.0
+    return {name: weight if unit == "ms" and name in _UNTIL_FIRST else 1.0 for name in ADDENDS[unit]}
 
 
 def _by_cost(decision: Decision) -> list[Candidate]:

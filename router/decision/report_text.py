@@ -1,9 +1,9 @@
 """A decision's report for people: one sentence, all candidates, the outcome, the request's other decisions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from kv_protocol.decision import ADDENDS, Candidate, CostUnit, Decision
-from router.decision.explain import deciding_term
+from kv_protocol.decision import Candidate, CostUnit, Decision
+from router.decision.explain import deciding_term, term_weights
 from router.decision.report import DecisionReport, Outcome, RequestReport, misses, predicted_cached_tokens
 
 _CAUSES = {
@@ -80,9 +80,12 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 
 
 def table(decision: Decision) -> list[str]:
-    """Return a row for each candidate, cheapest first, with every term, and one for each rank that was refused."""
+    """Return a row for each candidate, cheapest first, and one for each rank that was refused.
+
+    A candidate's terms, as they count, add up to its cost before the multiplier.
+    """
     unit = decision.cost_unit
-    terms = [f"{term}_{unit}" for term in ADDENDS[unit]] if decision.chosen.is_weighed else []
+    terms = term_weights(decision) if decision.chosen.is_weighed else {}
     rows = [_header(terms, unit)]
     rows += [
         _row(decision, each, terms) for each in sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
@@ -91,15 +94,16 @@ def table(decision: Decision) -> list[str]:
     return lines + [f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded]
 
 
-def _header(terms: Sequence[str], unit: CostUnit) -> list[str]:
-    names = [term.replace("_", " ") for term in terms]
+def _header(terms: Mapping[str, float], unit: CostUnit) -> list[str]:
+    names = [f"{term} {unit}" if weight == 1 else f"{weight:g} x {term} {unit}" for term, weight in terms.items()]
     weighed = [f"cost {unit}", *names, "credit blocks", "times"] if terms else []
     return ["", "rank", *weighed, "gpu blocks", "expected blocks", "ttft ms", "trust"]
 
 
-def _row(decision: Decision, candidate: Candidate, terms: Sequence[str]) -> list[str]:
+def _row(decision: Decision, candidate: Candidate, terms: Mapping[str, float]) -> list[str]:
     of, ttft_s = candidate.terms, candidate.predicted_ttft_s
-    addends = [f"{getattr(of, term):.1f}" for term in terms]
+    unit = decision.cost_unit
+    addends = [f"{weight * getattr(of, f'{term}_{unit}'):.1f}" for term, weight in terms.items()]
     weighed = [f"{of.cost:.1f}", *addends, f"{of.overlap_credit_blocks:.1f}", f"{of.constraint_multiplier:.2f}"]
     return [
         "*" if candidate is decision.chosen else "",

@@ -91,9 +91,9 @@ function unitText(decision) {
 function columnsOf(decision, terms, largest) {
   const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
   const weighed = [
-    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Weighted sum of the terms, ${unit}` },
+    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
     { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, kind), kind]), largest, shares(row, terms)) },
-    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field]), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}` : unit })),
+    ...terms.map(([text, field, kind]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, kind)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${kind.startsWith("first") ? ", times policy.ttft_weight" : ""}` : unit })),
     { name: "times", width: "60px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "Factor for its constraints" },
   ];
   return [
@@ -106,7 +106,7 @@ function columnsOf(decision, terms, largest) {
 }
 
 function shares(row, terms) {
-  return terms.map(([text, field]) => `${text} ${ms(row.terms[field])}`).join(", ");
+  return terms.map(([text, field, kind]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, kind))}`).join(", ");
 }
 
 /** The weight of terms up to the first token, which the cost was made with; 1 for all others. */

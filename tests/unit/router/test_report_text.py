@@ -82,10 +82,10 @@ def test_a_single_candidate_needs_no_cause() -> None:
 
 def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_refused() -> None:
     header, chosen, other, refused = table(IN_MS)
-    names = "rank cost ms wait ms prefill ms lateness ms stall ms decode ms slowdown ms credit blocks times"
+    names = "rank cost ms 4 x wait ms 4 x prefill ms 4 x lateness ms stall ms decode ms slowdown ms credit blocks times"
     assert header.split() == f"{names} gpu blocks expected blocks ttft ms trust".split()
-    assert " ".join(chosen.split()) == "* w1/0 62.0 2.0 10.0 0.0 0.0 14.0 0.0 4.0 1.00 4 4 30 EXACT"
-    assert " ".join(other.split()) == "w0/0 150.0 0.0 34.0 0.0 0.0 14.0 0.0 0.0 1.00 0 0 - EXACT"
+    assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 0.0 0.0 14.0 0.0 4.0 1.00 4 4 30 EXACT"
+    assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 0.0 0.0 14.0 0.0 0.0 1.00 0 0 - EXACT"
     assert len(header) == len(chosen) == len(other)
     assert refused == "w2/1  refused: draining"
 
