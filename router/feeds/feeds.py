@@ -1,6 +1,7 @@
 """Applies fleet events, heartbeats, load reports, the log's connection and time to the state (`Routing.apply`)."""
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Literal
 
 import structlog
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.5
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
+_EARLY_MAX = 1024
+"""Instances that are remembered because they sent a heartbeat and are not registered."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 
@@ -49,6 +52,8 @@ class RouterFeeds:
         """Fleet events that passed the gate and change nothing."""
         self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
         """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
+        self._heard_early: dict[tuple[str, str], float] = {}
+        """When those instances sent their last heartbeat: it counts once they register, on another way to here."""
 
     async def start(self) -> None:
         """Subscribe to the log."""
@@ -97,7 +102,10 @@ class RouterFeeds:
         now_s = self._clock.now()
         self._routing.apply(FleetApplied(now_s=now_s, event=event))
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
+        heard_s = self._heard_early.pop((event.worker_id, event.instance), -math.inf)
         worker = self._fleet.worker(event.worker_id)
+        if isinstance(event, WorkerRegistered) and now_s - heard_s < ACQUAINTED_S:
+            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
         if isinstance(event, WorkerRegistered) and worker is not None:
             for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
@@ -127,6 +135,9 @@ class RouterFeeds:
             return
         if self._dp_ranks(rank.worker_id, heartbeat.instance) is None:
             self.unregistered_messages["heartbeat"] += 1
+            if len(self._heard_early) >= _EARLY_MAX:
+                self._heard_early.clear()
+            self._heard_early[rank.worker_id, heartbeat.instance] = self._clock.now()
             return
         now_s = self._clock.now()
         self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))

@@ -73,7 +73,7 @@ class HealthWatch:
     """Probes the engine, registers it and withdraws it. `log_connections` counts the connections to the log.
 
     `describe(anew)` returns the current registration; None: the engine cannot join as it is. Unless `anew`, it may
-    read names and adapters alone. `beat` publishes heartbeats: routers await one of a worker of which they just heard.
+    read names and adapters alone.
     """
 
     def __init__(
@@ -84,10 +84,9 @@ class HealthWatch:
         *,
         log_connections: Callable[[], int],
         describe: Describe | None = None,
-        beat: Callable[[], Awaitable[None]] | None = None,
         is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._client, self._membership, self._describe, self._beat = client, membership, describe, beat
+        self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
         self._is_asleep = is_asleep
         self._attachment = Attachment()
@@ -121,8 +120,6 @@ class HealthWatch:
         self._log_problem(problem)
         if step == "register" and await self._described(anew=True) is not None and await self._membership.register():
             self._attachment.entered()
-            if self._beat is not None:
-                await self._beat()
         elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
             self._attachment.left()
         elif self._attachment.is_in and not problem and await self._described(anew=False):

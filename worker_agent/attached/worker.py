@@ -282,7 +282,6 @@ class AttachedWorker:
             host.clock,
             log_connections=lambda: host.log.statistics().reconnects_total,
             describe=_Description(settings, engine, worker, base_url).describe,
-            beat=streams.path.consolidator.publish_heartbeats,
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")

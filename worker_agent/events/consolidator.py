@@ -94,7 +94,7 @@ class Consolidator:
         """Accept recovery questions, and announce the new epochs in a first heartbeat."""
         for answers in self.answers.values():
             await answers.listen()
-        await self.publish_heartbeats()
+        await self._publish_heartbeats()
 
     def positions(self) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq) now."""
@@ -122,10 +122,10 @@ class Consolidator:
 
     async def _run_heartbeats(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self.publish_heartbeats()
+            await self._publish_heartbeats()
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
-    async def publish_heartbeats(self) -> None:
+    async def _publish_heartbeats(self) -> None:
         """Publish a heartbeat of each rank now."""
         for dp_rank in self._core.dp_ranks:
             heartbeat = self._core.heartbeat(dp_rank, self._unread(dp_rank))

@@ -293,11 +293,6 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
                 await clock.advance(PROBE_PERIOD_S)
             await eventually(lambda: clock.sleepers)
 
-        beats = list[str]()
-
-        async def beat() -> None:
-            beats.append("after it joined")
-
         worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance="i")
         membership = Membership(registration(), worker_id, clock, asyncio.Event())
         watch = HealthWatch(
@@ -306,7 +301,6 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
             clock,
             log_connections=lambda: 0,
             describe=describe,
-            beat=beat,
             is_asleep=lambda: sleeps[0],
         )
         health.status = 200
@@ -322,7 +316,6 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
         sleeps[0] = False
         await probe(1)
         await eventually(lambda: isinstance(told[-1], WorkerRegistered))
-        assert len(beats) == 2
         stop.set()
         await running_watch
 

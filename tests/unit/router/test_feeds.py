@@ -291,6 +291,16 @@ async def test_the_end_of_another_instance_is_logged_as_refused_counted_and_not_
     assert router.addresses() == ["http://127.0.0.1:1"]
 
 
+@pytest.mark.parametrize(("waited_s", "reason"), [(0.0, ""), (ACQUAINTED_S, "no heartbeat yet")])
+async def test_a_heartbeat_that_overtook_its_registration_counts_for_two_periods(waited_s: float, reason: str) -> None:
+    router = await begun()
+    await router.log.beat(WorkerRank("w0", 0), registered().instance)
+    await router.clock.advance(waited_s)
+    await router.log.join(registered())
+    state = router.routing.state
+    assert [state.fleet.unfit(worker, router.clock.now()) for worker in state.fleet.workers()] == [reason]
+
+
 async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_leave_nothing_behind() -> None:
     router = await begun(registered())
     before = len(router.recorded.records)
