@@ -205,7 +205,7 @@ class _RunningRouter:
         if reply.is_ok:
             return reply.body
         if any_id and reply.status == _NOT_FOUND:
-            words = "allowed a request or decision among the newest of the router; --journal finds older ones"
+            words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
             raise NothingRead(_not_there(any_id, words))
         found = reply.problem or f"status {reply.status}"
         raise NothingRead(f"--router: found {found} at {self._url}, allowed the control plane of a running router")
