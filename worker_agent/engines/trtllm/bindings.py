@@ -23,6 +23,7 @@ import structlog
 from pydantic import ValidationError
 
 from kv_protocol.errors import shortened
+from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs, config_classes
 from worker_agent.engine_args.field_kinds import found
@@ -363,12 +364,12 @@ _WORD = re.compile(r"\w+")
 
 def refusals(args: EngineArgs, error: ValidationError, above: Path = ()) -> Iterator[str]:
     """Yield each argument that the installed version refused, with its place; `above` is the refused section's path."""
-    for each in error.errors(include_url=False, include_context=False):
+    for each in error.errors(include_url=False):
         path = (*above, *(str(part) for part in each["loc"]))
         origin = _origin(args, path)
         place = "" if origin is None else f"{origin.place}: "
         name = f"{dotted(path)}: " if path else ""
-        yield f"{place}{name}{each['msg']}, found {found(shown(path, each['input']))}"
+        yield f"{place}{name}found {found(shown(path, each['input']))}, {allowed(each)}"
 
 
 def named_in(args: EngineArgs, error: Exception) -> str:
