@@ -68,6 +68,7 @@ ROOM = Row(
             description="kvrouter_index_memory_bytes by part; index.memory_bytes_max bounds the sum. Near it: raise "
             "it, or new blocks are refused.",
             queries=(Query(f"max by (part) ({selected('index_memory_bytes')})", "{{part}}"),),
+            unit="bytes",
             kind="stacked",
         ),
         Panel(
@@ -136,6 +137,7 @@ SNAPSHOTS = Row(
                 Query(f"max({selected('log_bytes')})", "log"),
                 Query(f"max({selected('snapshot_bytes')})", "snapshot"),
             ),
+            unit="bytes",
         ),
     ),
 )

@@ -95,8 +95,10 @@ def _lines(panel: Panel) -> timeseries.Panel:
     built = timeseries.Panel().line_width(1).fill_opacity(8).show_points(look.VisibilityMode.NEVER).legend(_legend())
     for ref_id, query in zip(_REF_IDS, panel.queries, strict=False):
         if query.right:
-            at_the_right = grid.DynamicConfigValue(id_val="custom.axisPlacement", value="right")
-            built.override_by_query(ref_id, [at_the_right])
+            at_the_right = {"custom.axisPlacement": "right", "unit": "short"}  # else that of the left axis
+            built.override_by_query(
+                ref_id, [grid.DynamicConfigValue(id_val=at, value=to) for at, to in at_the_right.items()]
+            )
     if panel.bad_from is not None:
         built.thresholds_style(common.GraphThresholdsStyleConfig().mode(look.GraphThresholdsStyleMode.DASHED))
     return built

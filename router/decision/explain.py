@@ -135,13 +135,13 @@ def _cause(decision: Decision, runner_up: Candidate) -> str:
 def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]:
     """Return the term that adds most to the runner-up's cost beyond the winner's, and its difference.
 
-    The difference is in `cost_unit`, before the weight of the first token and the multiplier of constraints.
+    The difference is in `cost_unit`, as it counts, before the multiplier of constraints.
     """
     chosen, other = decision.chosen.terms, runner_up.terms
     weights = term_weights(decision)
-    more = {name: getattr(other, f"{name}_{decision.cost_unit}") for name in weights}
-    more = {name: value - getattr(chosen, f"{name}_{decision.cost_unit}") for name, value in more.items()}
-    term = max(more, key=lambda name: more[name] * weights[name])
+    fields = {name: f"{name}_{decision.cost_unit}" for name in weights}
+    more = {name: weights[name] * (getattr(other, field) - getattr(chosen, field)) for name, field in fields.items()}
+    term = max(more, key=lambda name: more[name])
     return term, more[term]
 
 

@@ -50,7 +50,7 @@ def _cause(decision: Decision) -> str:
     term, more = deciding_term(decision, runner_up)
     if more <= 0:
         return f"the factor for its constraints is smaller than at {_name(runner_up)}, the next best"
-    return f"its {term} is {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
+    return f"its {term} costs {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
 
 
 def _alternative(decision: Decision) -> Iterator[str]:

@@ -31,7 +31,7 @@ _LINES = (
 _NAMED = {"green": "#73bf69", "orange": "#ff9830", "purple": "#b877d9"}
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BELOW_1 = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-_SIGNS = {"s": "s", "reqps": "/s", "cps": "/s"}
+_SIGNS = {"s": "s", "reqps": "/s", "cps": "/s", "bytes": "B"}
 
 
 class Series(NamedTuple):
@@ -48,6 +48,7 @@ Answers = Mapping[tuple[str, str], Sequence[Series]]
 class _Line(NamedTuple):
     legend: str
     points: Sequence[tuple[float, float]]
+    is_at_the_right: bool
 
 
 def picture(board: Mapping[str, Any], answers: Answers) -> tuple[bytes, list[str]]:
@@ -81,7 +82,12 @@ def _drawn(figure: Figure, panel: Mapping[str, Any], answers: Answers, rows: int
     box.set_facecolor(_PANEL)
     _bare(box)
     figure.text(left + 0.008, top - 0.75 / rows, panel["title"], fontsize=11.5, va="center")
-    lines = [_Line(_legend(target, each), each.points) for target, each in _of(panel, answers) if each.points]
+    at_the_right = _at_the_right(panel)
+    lines = [
+        _Line(_legend(target, each), each.points, target["refId"] in at_the_right)
+        for target, each in _of(panel, answers)
+        if each.points
+    ]
     wide = 0.045 if at["w"] < WIDTH else 0.03
     inner = (left + wide, top - (at["h"] - 2.2) / rows, at["w"] / WIDTH - wide - 0.012, (at["h"] - 3.6) / rows)
     axes = figure.add_axes(inner)
@@ -98,6 +104,15 @@ def _of(panel: Mapping[str, Any], answers: Answers) -> list[tuple[Mapping[str, A
     return [
         (target, each) for target in panel["targets"] for each in answers.get((panel["title"], target["refId"]), ())
     ]
+
+
+def _at_the_right(panel: Mapping[str, Any]) -> set[str]:
+    """Return the refIds of the queries whose series have the axis at the right."""
+    return {
+        each["matcher"]["options"]
+        for each in panel["fieldConfig"]["overrides"]
+        if {"id": "custom.axisPlacement", "value": "right"} in each["properties"]
+    }
 
 
 def _legend(target: Mapping[str, Any], series: Series) -> str:
@@ -157,8 +172,9 @@ def _draw_legend(axes: Axes, legends: Sequence[str], colors: Sequence[str]) -> N
     names = [*legends[:LEGENDS_MAX], *([f"and {more} more"] if more > 0 else [])]
     shown_colors = [*colors[:LEGENDS_MAX], _DIM][: len(names)]
     handles = [mpl.lines.Line2D([], [], color=color, linewidth=2) for color in shown_colors]
+    corner = -0.02 / axes.get_position().width, -0.13
     axes.legend(
-        handles, names, loc="upper left", bbox_to_anchor=(-0.08, -0.13), ncols=3, frameon=False, fontsize=9,
+        handles, names, loc="upper left", bbox_to_anchor=corner, ncols=3, frameon=False, fontsize=9,
         labelcolor=_TEXT, handlelength=1, columnspacing=1, borderpad=0, labelspacing=0.2,
     )  # fmt: skip
 
@@ -168,6 +184,7 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) ->
     is_stacked = custom.get("stacking", {}).get("mode") == "normal"
     sums: dict[float, float] = {}
     colors = _colors(panel, lines)
+    right = axes.twinx() if any(line.is_at_the_right for line in lines) else axes
     for number, line in enumerate(lines):
         times = [at_s for at_s, _ in line.points]
         below = [sums.get(at_s, 0.0) if is_stacked else 0.0 for at_s in times]
@@ -176,11 +193,16 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], lines: Sequence[_Line]) ->
             sums |= dict(zip(times, above, strict=True))
             axes.fill_between(times, below, above, color=colors[number], alpha=0.55, linewidth=0)
         marker = "." if len(times) == 1 else ""
-        axes.plot(times, above, color=colors[number], linewidth=1.6, marker=marker, clip_on=False, zorder=3)
-    _timed(axes, panel)
-    values = [value for line in lines for _, value in line.points]
-    if min(values) >= 0:
-        axes.set_ylim(0, 1.08 * max([*values, *sums.values()]) or 1)
+        side = right if line.is_at_the_right else axes
+        side.plot(times, above, color=colors[number], linewidth=1.6, marker=marker, clip_on=False, zorder=3)
+    for side in {axes, right}:
+        _timed(side, panel)
+        values = [value for line in lines for _, value in line.points if line.is_at_the_right == (side is not axes)]
+        if values and min(values) >= 0:
+            side.set_ylim(0, 1.08 * max([*values, *(sums.values() if side is axes else ())]) or 1)
+    if right is not axes:
+        right.grid(visible=False)
+        right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, "")))
     _draw_legend(axes, [line.legend for line in lines], colors)
 
 

@@ -102,7 +102,10 @@ REFUSED_VALUES: list[tuple[dict[str, Any], str]] = [
         {"scheduler_config": {"dynamic_batch_config": {"dynamic_batch_moving_average_window": "x"}}},
         "scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window: ",
     ),
-    ({"backend": "_autodeploy", "max_beam_width": 2}, "max_beam_width: found 2 (an integer), AutoDeploy does not support beam"),
+    (
+        {"backend": "_autodeploy", "max_beam_width": 2},
+        "max_beam_width: found 2 (an integer), AutoDeploy does not support beam",
+    ),
 ]
 
 

@@ -22,7 +22,8 @@ OK = Outcome(outcome="ok", cached_tokens=64, ttft_s=0.041, duration_s=0.5, outpu
 
 def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_prediction_held() -> None:
     assert sentence(RequestReport(decision=IN_MS, outcome=OK)) == (
-        "Request r-1, 81 tokens for m, went to w1/0 because its prefill is 24.0 ms less than at w0/0, the next best; "
+        "Request r-1, 81 tokens for m, went to w1/0 because its prefill costs 96.0 ms less than at w0/0, "
+        "the next best; "
         "w0/0 would have cost 88.0 ms more in all, 150.0 against 62.0 ms; "
         "the prediction held, 64 cached tokens predicted, 64 reported."
     )
@@ -31,7 +32,9 @@ def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_p
 def test_the_sentence_of_costs_in_blocks_speaks_of_blocks() -> None:
     costs = CostTerms(cost=3.0, prefill_blocks=1.0, decode_blocks=2.0), CostTerms(cost=9.0, decode_blocks=9.0)
     told = decision(candidate("w0/0", terms=costs[0]), candidate("w1/0", terms=costs[1]), reason="load")
-    assert "because its decode is 7.0 blocks less than at w1/0, the next best" in sentence(RequestReport(decision=told))
+    assert "because its decode costs 7.0 blocks less than at w1/0, the next best" in sentence(
+        RequestReport(decision=told)
+    )
     assert "w1/0 would have cost 6.0 blocks more in all, 9.0 against 3.0 blocks" in sentence(
         RequestReport(decision=told)
     )
