@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+from contextlib import suppress
 from time import monotonic, time_ns
 from typing import Protocol
 
@@ -19,6 +20,9 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Return when `now` has advanced by `seconds`, to within a millisecond; other tasks run once even for 0."""
 
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set, or after `seconds`."""
+
 
 class SystemClock:
     """The machine's clock."""
@@ -34,6 +38,12 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
         await asyncio.sleep(max(0.0, seconds))
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set, or after `seconds`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await event.wait()
 
 
 class ManualClock:
@@ -61,6 +71,16 @@ class ManualClock:
         awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._numbers), awake))
         await awake
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set, or once the clock was moved past `seconds` from now."""
+        waits = [asyncio.ensure_future(self.sleep(seconds)), asyncio.ensure_future(event.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.wait(waits)
 
     @property
     def sleepers(self) -> int:

@@ -1,5 +1,6 @@
 """The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.routing.canonical_stream import EPOCH
@@ -40,6 +41,10 @@ class VirtualClock:
     async def sleep(self, seconds: float) -> None:
         """Never called: nothing waits in virtual time."""
         raise AssertionError(f"a sleep of {seconds} s in virtual time")
+
+    async def wait(self, _event: asyncio.Event, seconds: float) -> None:
+        """Never called, as `sleep`."""
+        await self.sleep(seconds)
 
 
 class VirtualIndex(IndexFold):

@@ -36,7 +36,6 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 
 TICK_S = 0.5
@@ -135,7 +134,7 @@ class IndexFeed:
             self._log_refused_ranks()
             self._log_overfull_ranks()
             self._forget_unknown_ranks()
-            await until(stop, self._clock.sleep(TICK_S))
+            await self._clock.wait(stop, TICK_S)
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
         """Return once `rank` was applied up to `seq` of `epoch`; wait for ever if that never happens.

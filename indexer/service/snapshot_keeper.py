@@ -70,7 +70,7 @@ class SnapshotKeeper:
         while not stop.is_set():
             if self._event_log.is_connected and not self._feed.catching_up():
                 await until(stop, self._check())
-            await until(stop, self._clock.sleep(LOOK_S))
+            await self._clock.wait(stop, LOOK_S)
 
     def statistics(self) -> KeeperStatistics:
         """Return the figures for metrics."""

@@ -72,7 +72,7 @@ def _print_once(url: str, token: str, interval_s: float) -> int:
             reader = FleetReader(HttpAsker(session, _TIMEOUT_S), clock, url, token)
             await until(stop, reader.read())
             if not reader.snapshot.problem:
-                await until(stop, clock.sleep(interval_s))
+                await clock.wait(stop, interval_s)
                 await until(stop, reader.read())
             found.append(reader)
 

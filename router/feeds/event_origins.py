@@ -18,7 +18,6 @@ from typing import NamedTuple
 import structlog
 
 from kv_protocol.ids import WorkerRank
-from kv_runtime.supervise import until
 from router.decision.routing import OverlapIndex, Routing
 from router.decision.verdict import Verdict
 from router.fleet.trust import Disparity
@@ -66,7 +65,7 @@ class EventOrigins:
         """Look for the blocks of requests until `stop` is set."""
         while not stop.is_set():
             self.look()
-            await until(stop, self._routing.clock.sleep(_PERIOD_S))
+            await self._routing.clock.wait(stop, _PERIOD_S)
 
     def look(self) -> None:
         """Look once."""

@@ -15,7 +15,6 @@ from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogCon
 from kv_protocol.ledger import Expired
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.doctor.catalogue import CATALOGUE
@@ -84,7 +83,7 @@ class RouterFeeds:
             for record in self._routing.tick():
                 if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
                     _log.warning("lease_expired", lease=record.event.lease_id, cause=record.event.cause)
-            await until(stop, self._clock.sleep(TICK_S))
+            await self._clock.wait(stop, TICK_S)
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import TrustMoved
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.fleet.calibration import COMPARE_DOUBTS, CompareDoubt, Move
@@ -41,7 +40,7 @@ class TrustWatch:
         """Check periodically until `stop` is set."""
         while not stop.is_set():
             self.look()
-            await until(stop, self._clock.sleep(LOOK_S))
+            await self._clock.wait(stop, LOOK_S)
 
     def look(self) -> None:
         """Write what requests showed, and each new state that was the same at the last check."""

@@ -15,7 +15,6 @@ import structlog
 
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import until
 from router.decision.routing import Routing
 from router.fleet.breakers import BreakerState
 from router.fleet.registry import SILENT_S
@@ -37,7 +36,7 @@ class FleetWatch:
         """Check periodically until `stop` is set."""
         while not stop.is_set():
             self.look()
-            await until(stop, self._clock.sleep(LOOK_S))
+            await self._clock.wait(stop, LOOK_S)
 
     def look(self) -> None:
         """Log what has changed since the last check."""

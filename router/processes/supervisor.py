@@ -114,7 +114,7 @@ class Supervisor:
                 return self._fail(f"process {process.name} {how}, {recent} times in {self._restarts.window_s:g} s")
             pause_s = self._restarts.pause_after_s(recent)
             _log.error("process_ended", process=process.name, how=how, starts_again_in_s=pause_s)
-            await until(self._over, self._clock.sleep(pause_s))
+            await self._clock.wait(self._over, pause_s)
             if self._over.is_set():
                 return None
             process.restarts += 1

@@ -12,17 +12,16 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from kv_runtime.supervise import Part, thread_part
 
 T = TypeVar("T")
-_Jobs = SimpleQueue[tuple["asyncio.Future[Any]", Callable[[], Any]]]
+_Jobs = SimpleQueue[tuple["asyncio.Future[Any]", Callable[[], Any]] | None]
+"""None: a thread is to look whether it is to end."""
 LARGE_BYTES = 1 << 20
 """Some 0.6 s of work for the slower encoder."""
-_IDLE_S = 0.2
-"""How soon an idle thread notices that it is to end."""
 
 
 class EncodersBusy(Exception):
@@ -53,10 +52,16 @@ class EncodingPool:
         """Return the threads as parts of a process."""
         works = {"": self.work, "-large": self.work_large}
         return [
-            thread_part(f"{self._name}{kind}-{at}", work, stage=stage)
+            thread_part(f"{self._name}{kind}-{at}", work, stage=stage, wake=self.wake)
             for kind, work in works.items()
             for at in range(self._threads)
         ]
+
+    def wake(self) -> None:
+        """Let all threads look whether they are to end."""
+        for jobs in (self._jobs, self._large_jobs):
+            for _ in range(self._threads):
+                jobs.put(None)
 
     def submit(self, work: Callable[[], T], size_bytes: int) -> "asyncio.Future[T]":
         """Return the future result of `work` on `size_bytes` of text; raise `EncodersBusy` if too much waits."""
@@ -88,11 +93,9 @@ class EncodingPool:
 
 def _work(jobs: _Jobs, stop: threading.Event) -> None:
     while not stop.is_set():
-        with suppress(Empty):
-            future, work = jobs.get(timeout=_IDLE_S)
-            if not future.cancelled():
-                _do(future, work)
-            del future, work
+        if (job := jobs.get()) is not None and not job[0].cancelled():
+            _do(*job)
+        del job
 
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:

@@ -118,7 +118,7 @@ class EngineParity:
                 while waiting and not stop.is_set():
                     some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
                     await until(stop, asyncio.gather(*(self._compare(session, each) for each in some)))
-                await until(stop, self._clock.sleep(_PERIOD_S))
+                await self._clock.wait(stop, _PERIOD_S)
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""

@@ -134,8 +134,8 @@ class ModelPrompts:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder_name]
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
-        self.work, self.work_large = self._pool.work, self._pool.work_large
-        """Work of each thread, until an event is set; and of those for large text."""
+        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
+        """Work of each thread, until an event is set and they are woken; and of those for large text."""
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""

@@ -250,7 +250,7 @@ class Admission:
             await until(stop, self._has_waiting.wait())
             self._has_waiting.clear()
             while self._tickets and not stop.is_set():
-                await until(stop, self._clock.sleep(LOOK_S))
+                await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
         self._refuse(self._queue.stop(self.now_s()))

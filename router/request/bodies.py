@@ -39,8 +39,8 @@ class BodyParser:
         """`checks_options`: of chats and completions, as an agent with an engine in its process does."""
         self._limits, self._checks_options = limits, checks_options
         self._pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        self.work, self.work_large = self._pool.work, self._pool.work_large
-        """Work of the threads, until an event is set."""
+        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
+        """Work of the threads, until an event is set and they are woken."""
 
     def parts(self, stage: int) -> list[Part]:
         """Return the threads as parts of the process: large bodies are parsed only while they run."""

@@ -164,7 +164,7 @@ class AttachedWorkers:
                     _log.warning("worker_not_attached", worker=worker_id, url=engine.address.url, reason=reason)
                 engine.problem = reason
             engine.attached = None
-            await until(engine.stop, self._clock.sleep(RETRY_S))
+            await self._clock.wait(engine.stop, RETRY_S)
         if self._engines.get(worker_id) is engine:
             del self._engines[worker_id]
 
@@ -246,7 +246,7 @@ async def stated_directory(settings: RouterSettings, clock: Clock, stop: asyncio
         if not is_logged:
             _log.warning("waiting_for_workers", urls=[each.engine.base_url for each in asked])
             is_logged = True
-        await until(stop, clock.sleep(_WAIT_S))
+        await clock.wait(stop, _WAIT_S)
     return ""
 
 

@@ -1,5 +1,6 @@
 """Virtual time: what is due is done in order, and no more of it than a world needs."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
@@ -67,3 +68,7 @@ class ProcessClock:
     async def sleep(self, seconds: float) -> None:
         """Fail: no process sleeps in virtual time; later work is scheduled on the timeline."""
         raise AssertionError(f"a sleep of {seconds} s in virtual time")
+
+    async def wait(self, _event: asyncio.Event, seconds: float) -> None:
+        """Fail, as `sleep`."""
+        await self.sleep(seconds)

@@ -21,7 +21,6 @@ import structlog
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import until
 from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.fleet.membership import Membership
 
@@ -101,7 +100,7 @@ class HealthWatch:
         """Probe the engine until `stop` is set; then publish that it is draining."""
         while not stop.is_set():
             await self._probe()
-            await until(stop, self._clock.sleep(PROBE_PERIOD_S))
+            await self._clock.wait(stop, PROBE_PERIOD_S)
         if self._attachment.is_in:
             await self._membership.drain()
 

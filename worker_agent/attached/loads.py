@@ -97,7 +97,7 @@ class EngineLoads:
         """Read and announce until `stop` is set."""
         while not stop.is_set():
             await until(stop, self._read_and_announce())
-            await until(stop, self._clock.sleep(self._poll_s))
+            await self._clock.wait(stop, self._poll_s)
 
     async def _read_and_announce(self) -> None:
         try:

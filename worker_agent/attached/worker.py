@@ -189,7 +189,7 @@ class AttachedWorker:
             if not is_logged:
                 _log.warning("waiting_for_engine", worker=self.worker_id, url=engine.base_url)
                 is_logged = True
-            await until(stop, self._host.clock.sleep(_WAIT_S))
+            await self._host.clock.wait(stop, _WAIT_S)
         return None
 
     async def _loaded(self, directory: str) -> Text:

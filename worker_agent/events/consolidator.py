@@ -15,7 +15,7 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import Part, until
+from kv_runtime.supervise import Part
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
@@ -123,7 +123,7 @@ class Consolidator:
     async def _run_heartbeats(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._publish_heartbeats()
-            await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
+            await self._clock.wait(stop, HEARTBEAT_PERIOD_S)
 
     async def _publish_heartbeats(self) -> None:
         """Publish a heartbeat of each rank now."""

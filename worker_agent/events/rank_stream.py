@@ -122,7 +122,7 @@ class RankStreamSender:
     async def _go_back(self, failure: BaseException, stop: asyncio.Event) -> None:
         if not isinstance(failure, BrokerUnavailable):
             raise failure
-        await until(stop, self._clock.sleep(self._retry_s))
+        await self._clock.wait(stop, self._retry_s)
         self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
         self._attempt += 1
         self._failure, self._is_ahead = None, False

@@ -63,7 +63,7 @@ class CanaryWatch:
         while not stop.is_set():
             due_s = self._canary.due_s(self._clock.now())
             if due_s > 0:
-                await until(stop, self._clock.sleep(due_s))
+                await self._clock.wait(stop, due_s)
             elif (answered := await until(stop, self._probe())) is not None:
                 self._judge(*answered)
 

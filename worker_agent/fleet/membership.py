@@ -65,7 +65,7 @@ class Membership:
             await until(stop, self._check_when_due())
 
     async def _check_when_due(self) -> None:
-        await until(self._worker_id.changed, self._clock.sleep(CHECK_PERIOD_S))
+        await self._clock.wait(self._worker_id.changed, CHECK_PERIOD_S)
         await self._repair()
         await self._clock.sleep(REPAIR_PAUSE_S)
 
@@ -137,7 +137,7 @@ class Membership:
         while not stop.is_set():
             if await (self.leave(self._unfit) if self._unfit else self.register()):
                 return
-            await until(stop, self._clock.sleep(retry_s))
+            await self._clock.wait(stop, retry_s)
             retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     async def _publish(self, event: FleetEvent) -> bool:

@@ -108,7 +108,7 @@ class LoadReports:
     async def run(self, stop: asyncio.Event) -> None:
         """Announce, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""
         while not stop.is_set():
-            await until(stop, until(self._fresh, self._clock.sleep(REST_PERIOD_S)))
+            await until(stop, self._clock.wait(self._fresh, REST_PERIOD_S))
             self._fresh.clear()
             for dp_rank, report in self._polled.copy().items():
                 if self._announced.get(dp_rank) is not report:
@@ -117,7 +117,7 @@ class LoadReports:
                     await self._announce(dp_rank, report)
             if self._is_at_rest():
                 await self._announce_rest()
-            await until(stop, self._clock.sleep(REPORT_PERIOD_S))
+            await self._clock.wait(stop, REPORT_PERIOD_S)
 
     def _is_at_rest(self) -> bool:
         if self._in_flight is None or self._in_flight() or self.failure or self.thread.failure:

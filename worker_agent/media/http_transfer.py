@@ -22,7 +22,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, until
+from kv_runtime.supervise import Part
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import TransferSection
 from worker_agent.media.offers import TTL_S, Offers, OfferStatistics
@@ -128,7 +128,7 @@ class HttpEmbeddingTransfer:
 
     async def _expire(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await until(stop, self._clock.sleep(TTL_S))
+            await self._clock.wait(stop, TTL_S)
             self._offers.expire(self._clock.now())
 
 

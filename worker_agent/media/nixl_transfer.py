@@ -32,7 +32,7 @@ import structlog
 from blake3 import blake3
 
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import Part, until
+from kv_runtime.supervise import Part
 from worker_agent.media.config import TransferSection
 from worker_agent.media.offers import Offers, OfferStatistics
 from worker_agent.media.refusals import MediaReason, MediaRefused
@@ -187,7 +187,7 @@ class NixlEmbeddingTransfer:
     async def _tend(self, stop: asyncio.Event) -> None:
         """Free embeddings that were read or have expired; at the end all of them."""
         while not stop.is_set():
-            await until(stop, self._clock.sleep(_POLL_S))
+            await self._clock.wait(stop, _POLL_S)
             notices = await self._call(self._agent.get_new_notifs)
             for token in [each for tokens in notices.values() for each in tokens]:
                 await self._forget(token.decode("ascii", "replace"))

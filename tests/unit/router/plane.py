@@ -323,4 +323,6 @@ async def running_plane(
         await plane.hang_up()
         stop.set()
         read.set()
+        for pool in pools:
+            pool.wake()
         await serving

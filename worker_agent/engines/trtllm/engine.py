@@ -29,7 +29,7 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.main_thread import ThreadCall
-from kv_runtime.supervise import TaskSet, TaskSetFull, until
+from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.loading import EngineLoader, described
@@ -193,9 +193,9 @@ class TensorRTLLMEngine:
         try:
             async with TaskSet(_ABORTS_MAX) as self._aborts:
                 while not self._ended.is_set():
-                    await until(self._ended, self._clock.sleep(self._settings.watch_s))
+                    await self._clock.wait(self._ended, self._settings.watch_s)
                     await self._check_health()
-                await until(self._idle, self._clock.sleep(_FAREWELL_S))
+                await self._clock.wait(self._idle, _FAREWELL_S)
                 self._cut(self._stopped_because)
         finally:
             self._aborts = None
@@ -208,7 +208,7 @@ class TensorRTLLMEngine:
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests; return when the engine is shut down, or did not end within `shutdown_s`."""
         self._is_accepting = False
-        await until(self._idle, self._clock.sleep(grace_s))
+        await self._clock.wait(self._idle, grace_s)
         self._cut("the engine stopped first")
         if self._last_handoff_s is not None and self._fault is None:
             await self._await_transfers(self._last_handoff_s)
