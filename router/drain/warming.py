@@ -127,8 +127,8 @@ class _Cache(Destination[RankAttempt]):
             raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
         return self._serving.take(verdict)
 
-    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall | None:
-        """Return the call to the worker; None: it left."""
+    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall:
+        """Return the call to the worker."""
         return self._serving.call(request, attempt)
 
     def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:  # noqa: ARG002

@@ -43,22 +43,28 @@ BUFFERED_BYTES_MAX = 256 << 10
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
-class OutboundCall(NamedTuple):
+class CallLimits(NamedTuple):
+    """How long each step of a call may take, in seconds."""
+
+    connect_s: float
+    first_byte_s: float
+    """From `forward` on, connecting included."""
+    between_bytes_s: float
+    """Between two reads of the answer."""
+    total_s: float
+
+
+class OutboundCall(msgspec.Struct, frozen=True):
     """A request to a worker: `base_url` + `path`, header lines that end by CRLF (no host, no length), the body's parts.
 
-    The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
-    included), between two reads of it, and for all of it. `replay_buffer` gets the events of a stream, and returns what
-    of them is passed on.
+    `replay_buffer` gets the events of a stream, and returns what of them is passed on.
     """
 
     base_url: str
     path: str
     headers: bytes
     body: bytes | tuple[Bytes | memoryview, ...]
-    connect_s: float
-    first_byte_s: float
-    between_bytes_s: float
-    total_s: float
+    limits: CallLimits
     replay_buffer: StreamReplayBuffer | None = None
     is_once: bool = False
     """The call can be answered only once: it is never sent again. When the client leaves, the worker's connection is

@@ -428,12 +428,12 @@ class ResponseRelay:
         if self.received:
             self.received, self._received_s = False, now_s
         quiet_s, reason = now_s - self._received_s, ""
-        if now_s - self._since_s > call.total_s:
-            reason = f"TimeoutError: not whole within {call.total_s:g} s"
-        elif self._silent and now_s - self._since_s > call.first_byte_s:
-            reason = f"TimeoutError: no byte within {call.first_byte_s:g} s"
-        elif not (self._silent or self.paused) and quiet_s > call.between_bytes_s:
-            reason = f"TimeoutError: no byte for {call.between_bytes_s:g} s"
+        if now_s - self._since_s > call.limits.total_s:
+            reason = f"TimeoutError: not whole within {call.limits.total_s:g} s"
+        elif self._silent and now_s - self._since_s > call.limits.first_byte_s:
+            reason = f"TimeoutError: no byte within {call.limits.first_byte_s:g} s"
+        elif not (self._silent or self.paused) and quiet_s > call.limits.between_bytes_s:
+            reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
         elif not (self.paused or self._exchange.is_mid_event or self._is_deserted):
             reason = self._watcher.lost(quiet_s, begun=self._exchange.has_begun)
         if reason:

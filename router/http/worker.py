@@ -209,10 +209,10 @@ class Upstreams:
         phase: UpstreamStage = "connect"
         reason, connection = "", None
         try:
-            async with asyncio.timeout(relay.call.connect_s):
+            async with asyncio.timeout(relay.call.limits.connect_s):
                 connection = await self._connected(origin)
         except TimeoutError:
-            reason = f"TimeoutError: not connected within {relay.call.connect_s:g} s"
+            reason = f"TimeoutError: not connected within {relay.call.limits.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
             if _is_ours(error):

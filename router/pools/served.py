@@ -160,7 +160,7 @@ class Pools(Destination[PoolAttempt]):
         sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
         headers = sent_on(request.exchange.headers, self._question.request_id, to_prefill=to_prefill)
         limits = self._service.call_limits(streamed=bool(request.inbound.stream) and not to_prefill)
-        return OutboundCall(attempt.url, request.inbound.path, headers, sent, *limits)
+        return OutboundCall(attempt.url, request.inbound.path, headers, sent, limits)
 
     # ------------------------------------------------------------------------------------------- the answer
 

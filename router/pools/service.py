@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
 from router.config import RouterSettings
 from router.decision.routing import Readiness
+from router.http.exchange import CallLimits
 from router.http.heads import HOP_BY_HOP, Headers
 from router.http.limits import CONNECT_S
 from router.http.worker import Upstreams
@@ -24,15 +24,6 @@ _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"exp
 """Headers of a connection, and headers that this process writes itself."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
 """Headers that a prefill pool does not need."""
-
-
-class CallLimits(NamedTuple):
-    """Seconds, as `OutboundCall` has them."""
-
-    connect_s: float
-    first_byte_s: float
-    between_bytes_s: float
-    total_s: float
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,8 +30,7 @@ from kv_protocol.openai.requests import Inbound, is_given
 from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
-from router.fleet.registry import Fleet
-from router.http.exchange import BUFFERED_BYTES_MAX, OutboundCall
+from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
 from router.http.heads import Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
@@ -51,9 +50,9 @@ from router.request.resumption import (
     stops_of,
 )
 
-_PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
-"""Client headers that workers get, too."""
 _TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
+_PASSED_ON = _TRACE_NAMES | {b"x-session-id"}
+"""Client headers that workers get, too."""
 _TRACE_BYTES_MAX = 1024
 """Longer trace headers are dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
 _EMBEDDINGS_BYTES_MAX = 4 << 20
@@ -79,19 +78,19 @@ def wants_tokens(headers: Headers) -> bool:
 class Calls:
     """Builds calls to workers of the fleet."""
 
-    def __init__(self, fleet: Fleet, settings: RouterSettings, detokenizer: Callable[[], Decoder]) -> None:
+    def __init__(self, settings: RouterSettings, detokenizer: Callable[[], Decoder]) -> None:
         """`detokenizer` returns a new one of the models' text."""
-        self._fleet, self._detokenizer = fleet, detokenizer
+        self._detokenizer = detokenizer
         limits = settings.failures
-        self._limits = CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s
-        self._buffered_limits = CONNECT_S, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self._buffered = self._streamed._replace(first_byte_s=limits.whole_s)
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def call(
         self, request: Request[Any], verdict: Verdict, client: Headers, replay_buffer: StreamReplayBuffer | None
-    ) -> OutboundCall | None:
-        """Return the call to the winner, after the request's handoff and progress; None if it left the fleet meanwhile.
+    ) -> OutboundCall:
+        """Return the call to the winner, after the request's handoff and progress.
 
         `client` are the headers of the client's request; `replay_buffer` gets the rest of the answer.
 
@@ -99,17 +98,15 @@ class Calls:
             CannotResume: the winner cannot continue the answer.
         """
         inbound, body, prompt, progress = request.inbound, request.body, request.prompt, request.progress
-        worker = self._fleet.worker(verdict.winner.worker_id)
-        if worker is None:
-            return None
-        registration, phase = worker.registration, verdict.request.phase
-        text = body.text
+        registration, route, text = verdict.registration, verdict.request, body.text
+        phase, endpoint = route.phase, route.endpoint
         if phase != "whole" and not is_given(inbound.disaggregated_params):
             text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
         kind = client.get(b"content-type", _JSON) if isinstance(inbound, PassedInbound) else _JSON
-        lines = self._worker_headers, kind, verdict.request.request_id.encode()
+        lines = self._worker_headers, kind, route.request_id.encode()
         headers = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % lines
-        headers += _passed_on(client)
+        if not _PASSED_ON.isdisjoint(client):
+            headers += _passed_on(client)
         if registration.event_source not in _CONTINUING and (replay_buffer is not None or progress is not None):
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
                 return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
@@ -118,21 +115,26 @@ class Calls:
             text = _continuing(text, registration, inbound, progress)
         if replay_buffer is not None or wants_tokens(client):
             headers += _CONTINUABLE
-        limits = self._limits if inbound.stream and phase != "prefill" else self._buffered_limits
-        is_decode = phase == "decode"
-        endpoint = verdict.request.endpoint
-        buffered_bytes_max = _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX
-        token_mark = _DELTA if endpoint == "responses" else b""
-        rest = (*limits, replay_buffer, is_decode, buffered_bytes_max, token_mark, (), request.exchange.method)
-        if not registration.accepts_token_ids:
-            sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-            return OutboundCall(registration.base_url, inbound.path, headers, sent, *rest)
-        headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-        has_room = prompt is not None and len(text) + 4 * len(prompt.ids) // 3 <= self._text_bytes_max
-        parts = with_prompt_ids(text, prompt.ids) if prompt is not None and has_room else (text,)
+        sent: Bytes | tuple[Bytes | memoryview, ...] = text
+        if registration.accepts_token_ids:
+            headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
+            if prompt is not None and len(text) + 4 * len(prompt.ids) // 3 <= self._text_bytes_max:
+                sent = with_prompt_ids(text, prompt.ids)
         if body.images:
-            parts = (*parts[:-1], *body.with_images(parts[-1]))
-        return OutboundCall(registration.base_url, inbound.path, headers, parts, *rest)
+            parts = sent if isinstance(sent, tuple) else (sent,)
+            sent = *parts[:-1], *body.with_images(parts[-1])
+        return OutboundCall(
+            registration.base_url,
+            inbound.path,
+            headers,
+            sent if isinstance(sent, (bytes, tuple)) else (sent,),
+            self._streamed if inbound.stream and phase != "prefill" else self._buffered,
+            replay_buffer,
+            phase == "decode",
+            _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX,
+            _DELTA if endpoint == "responses" else b"",
+            method=request.exchange.method,
+        )
 
     def _with_ids(
         self,
@@ -158,7 +160,7 @@ class Calls:
             replay_buffer.hide_ids()
         if registration.accepts_token_ids:
             headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-        rest = (*self._limits, replay_buffer, False, _EVENT_BYTES_MAX)
+        rest = self._streamed, replay_buffer, False, _EVENT_BYTES_MAX
         return OutboundCall(registration.base_url, path, headers, sent, *rest)
 
     def _resumed(
@@ -218,12 +220,10 @@ def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Byt
 
 
 def _passed_on(headers: Headers) -> bytes:
-    lines = b""
-    for name in _PASSED_ON:
-        value = headers.get(name)
-        if value is not None and (name not in _TRACE_NAMES or len(value) <= _TRACE_BYTES_MAX):
-            lines += b"%s: %s\r\n" % (name, value)
-    return lines
+    found = [(name, headers[name]) for name in sorted(_PASSED_ON & headers.keys())]
+    return b"".join(
+        [b"%b: %b\r\n" % each for each in found if each[0] not in _TRACE_NAMES or len(each[1]) <= _TRACE_BYTES_MAX]
+    )
 
 
 def _worker_headers(token: str) -> bytes:

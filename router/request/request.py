@@ -90,8 +90,8 @@ class Destination(ABC, Generic[A]):
         """Choose a worker for the present phase, and book the work there; raise `RequestRejected`."""
 
     @abstractmethod
-    def call(self, request: "Request[A]", attempt: A) -> OutboundCall | None:
-        """Return the call to the chosen worker; None: it left. Raise `CannotResume`."""
+    def call(self, request: "Request[A]", attempt: A) -> OutboundCall:
+        """Return the call to the chosen worker; raise `CannotResume`."""
 
     def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
         """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
@@ -270,9 +270,7 @@ class Request(Generic[A]):
         keeps_events = self._is_resumed or (plan.may_migrate() and not plan.is_aside)
         self.replay_buffer = self.destination.replay_buffer(self) if keeps_events else None
         call = self.destination.call(self, attempt)
-        if call is None:
-            self.on_failed("connect", "the worker left", begun=False)
-        elif plan.is_aside:
+        if plan.is_aside:
             aside = self._aside = BufferedResponse(self.exchange.outward, ASIDE_BYTES_MAX)
             aside.ask(call, self)
         else:

@@ -109,7 +109,7 @@ class Serving(Destination[RankAttempt]):
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._recent, self._kept = prompts, tenants, recent, kept
-        self._calls = Calls(routing.state.fleet, settings, prompts.detokenizer)
+        self._calls = Calls(settings, prompts.detokenizer)
         self._worker_log = RateLimitedLog(_log, routing.clock)
         self._conditional = settings.disaggregation.limits()
         self._failures, disaggregation = settings.failures, settings.disaggregation
@@ -383,20 +383,20 @@ class Serving(Destination[RankAttempt]):
 
     # ------------------------------------------------------------------------------------------- forwarding
 
-    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall | None:
-        """Return the call to the chosen worker; None: it left. Raise `CannotResume`."""
+    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall:
+        """Return the call to the chosen worker; raise `CannotResume`."""
         trace, gateway, headers = request.trace, request.gateway, request.exchange.headers
         if trace is not None:
             headers = trace.sending(headers)
-        call: OutboundCall | None = None
         try:
             call = self._calls.call(request, attempt.verdict, headers, request.replay_buffer)
-        finally:
-            if call is None and trace is not None:
+        except CannotResume:
+            if trace is not None:
                 trace.not_sent()
-        if call is None or gateway is None or request.route.pinned_worker == attempt.rank.worker_id:
+            raise
+        if gateway is None or request.route.pinned_worker == attempt.rank.worker_id:
             return call
-        return call._replace(alternatives=gateway.alternatives(attempt.verdict))
+        return replace(call, alternatives=gateway.alternatives(attempt.verdict))
 
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
         """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""

@@ -14,7 +14,7 @@ from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.requests import decode_inbound
 from router.decision.plan import RequestPlan
 from router.http import refusals
-from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.heads import Headers, RequestHead
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
@@ -102,7 +102,7 @@ class Life(Destination[Try]):
         state = f" behind {request.progress.token_count}" if request.progress is not None else ""
         state += f" with {request.handoff.params.decode()}" if request.handoff is not None else ""
         self.facts.append(f"{self._plan.phase} at {attempt.rank.worker_id}{state}")
-        return OutboundCall("http://w", COMPLETIONS, b"", b"", 1.0, 1.0, 1.0, 1.0)
+        return OutboundCall("http://w", COMPLETIONS, b"", b"", CallLimits(1.0, 1.0, 1.0, 1.0))
 
     def fetching_call(self, request: Request[Try]) -> OutboundCall | None:
         del request

@@ -10,7 +10,7 @@ import msgspec
 from kv_runtime.open_files import OpenFiles
 from router.http.client import ClientStatistics
 from router.http.credentials import Credentials
-from router.http.exchange import Exchange, OutboundCall, UpstreamStage
+from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
 from router.http.heads import Headers
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
@@ -137,7 +137,8 @@ class Http:
         if kept is not None:
             kept.is_engines = self.is_engines
             self.kept.append(kept)
-        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), *self.timeouts, kept, self.is_once)
+        limits = CallLimits(*self.timeouts)
+        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), limits, kept, self.is_once)
         exchange.forward(call, watcher)
 
     @property
