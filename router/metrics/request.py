@@ -48,7 +48,8 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry, routing: Routing, modes: tuple[str, ...] = tuple(MODES)) -> None:
         self._fleet = routing.state.fleet
         self._modes = modes
-        self._inflight = 0
+        self.inflight = 0
+        """Requests that are being served."""
         self._requests: dict[tuple[str, str, str], Count] = {}
         self._duration, self._ttft, self._itl = _ByMode(modes), _ByMode(modes), _ByMode(modes)
         self._ttft_of_model = {UNKNOWN_MODEL: Distribution(_SECONDS)}
@@ -68,10 +69,6 @@ class RequestMetrics:
         self.settled = self._workers.settled
         self.worker_failed = self._workers.worker_failed
         Projection(registry, self.families)
-
-    def begin(self) -> None:
-        """A request came."""
-        self._inflight += 1
 
     def parsed(self, seconds: float) -> None:
         """A request was read in this time. Every request begins so: pending observations are settled here."""
@@ -94,7 +91,7 @@ class RequestMetrics:
 
     def end(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
         """A request ended; an unknown model is counted as `unknown`."""
-        self._inflight -= 1
+        self.inflight -= 1
         self._duration[mode].observe(duration_s)
         count = self._requests.get((model, mode, outcome)) or self._counted(model, mode, outcome)
         count.value += 1
@@ -161,7 +158,7 @@ class RequestMetrics:
         self._follow_the_fleet()
         requests = [(at, float(count.value)) for at, count in self._requests.items()]
         yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)
-        yield gauge("inflight_requests", "Requests being served", (), [((), float(self._inflight))])
+        yield gauge("inflight_requests", "Requests being served", (), [((), float(self.inflight))])
         for name, meaning, by_mode in (
             ("request_duration_seconds", "Time from a request's head to the last byte of its answer", self._duration),
             (

@@ -103,7 +103,6 @@ class Serving(Destination[RankAttempt]):
         `tracer` is None if tracing is off.
         """
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
-        self.inflight = 0
         self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
@@ -123,9 +122,9 @@ class Serving(Destination[RankAttempt]):
 
         `mode` is that of its metrics, that in force without it.
         """
-        if self.inflight >= self._inflight_max:
+        if self.metrics.inflight >= self._inflight_max:
             self.metrics.rejected("inflight_requests_max")
-            message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
+            message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
             return None
         account = exchange.account
@@ -133,8 +132,7 @@ class Serving(Destination[RankAttempt]):
             self.metrics.rejected(refusal.param or "")
             self.refuse(exchange, refusal)
             return None
-        self.inflight += 1
-        self.metrics.begin()
+        self.metrics.inflight += 1
         trace = None if self._tracer is None else self._tracer.begin(exchange.headers, exchange.began_s)
         request: FleetRequest = Request(exchange, self, mode or self.routing.policy.mode, gateway, trace)
         request.begin()
@@ -533,7 +531,6 @@ class Serving(Destination[RankAttempt]):
         if request.ticket is not None:
             request.ticket.cancel()
         e2e_s, trace = perf_counter() - request.exchange.began_s, request.trace
-        self.inflight -= 1
         _charge(request)
         metrics.end(request.model, request.mode, outcome, e2e_s)
         for attempt in attempts[:-1]:

@@ -60,7 +60,7 @@ async def test_a_stream_that_its_client_leaves_costs_what_had_come(tmp_path: Pat
         for _ in range(29):
             await reader.readuntil(event())
         writer.close()
-        await until(lambda: plane.serving.inflight == 0)
+        await until(lambda: plane.serving.metrics.inflight == 0)
         status, code, _ = await refusal_of(plane)
         assert (status, code) == (429, "tokens_per_minute")
 

@@ -563,7 +563,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(
                 await reader.readuntil(seen)
             writer.transport.abort() if abort else writer.close()
             await worker.gone.wait()
-            await until(lambda: plane.serving.inflight == 0)
+            await until(lambda: plane.serving.metrics.inflight == 0)
             assert other.received == [], "no other worker repeats the request"
     plane.assert_nothing_is_promised()
     assert plane.outcome("r").outcome == "cancelled"
@@ -592,7 +592,7 @@ async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_to
         await reader.readuntil(event("first"))
         writer.transport.abort()
         left.set()
-        await until(lambda: plane.serving.inflight == 0)
+        await until(lambda: plane.serving.metrics.inflight == 0)
         await worker.gone.wait()
         assert plane.outcome("r").outcome == "cancelled"
         assert plane.outcomes() == {"cancelled": 1}
@@ -619,7 +619,7 @@ async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Pl
             await asyncio.sleep(0)
         writer.transport.abort()
         await worker.gone.wait()
-        await until(lambda: plane.serving.inflight == 0)
+        await until(lambda: plane.serving.metrics.inflight == 0)
     assert plane.outcome("r").outcome == "cancelled"
     gc.collect()
 

@@ -135,9 +135,9 @@ async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
             placed = (await stream.read()).request_body.response.header_mutation.set_headers
             named = {each.header.key: each.header.raw_value for each in placed}
             assert named["x-gateway-destination-endpoint"] == b"127.0.0.1:1"
-            assert plane.serving.inflight == 1
+            assert plane.serving.metrics.inflight == 1
             stream.cancel()
-            await until(lambda: plane.serving.inflight == 0)
+            await until(lambda: plane.serving.metrics.inflight == 0)
         assert plane.outcomes() == {"cancelled": 1}
 
 
@@ -151,12 +151,12 @@ async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> N
             for message in (head, body):
                 await stream.write(message)
                 await stream.read()
-            assert plane.serving.inflight == 1
+            assert plane.serving.metrics.inflight == 1
             await stream.write(head)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stream.read()
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            await until(lambda: plane.serving.inflight == 0)
+            await until(lambda: plane.serving.metrics.inflight == 0)
         assert plane.outcomes() == {"cancelled": 1}
         assert picker.statistics().failed == 1
 
@@ -242,7 +242,7 @@ async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream
         assert last.immediate_response.status.code == 408
         assert b"not complete in time" in last.immediate_response.body
         assert dict(picker.statistics().outcomes) == {"refused": 1}
-        assert (picker.statistics().streams, picker.statistics().failed, plane.serving.inflight) == (0, 0, 0)
+        assert (picker.statistics().streams, picker.statistics().failed, plane.serving.metrics.inflight) == (0, 0, 0)
 
 
 async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() -> None:

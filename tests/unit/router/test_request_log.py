@@ -28,7 +28,7 @@ async def lines(plane: Plane, **body: Any) -> list[dict[str, Any]]:
     """Return what the log says of one request."""
     with capture_logs() as logged:
         await plane.post(body, x_request_id="r1")
-        await until(lambda: plane.serving.inflight == 0)
+        await until(lambda: plane.serving.metrics.inflight == 0)
     return of(logged)
 
 
@@ -71,7 +71,7 @@ async def test_a_line_names_the_workers_of_both_phases() -> None:
     async with fleet("prefill", "decode", request_log_ratio=1.0) as running:
         with capture_logs() as logged:
             await running.ask()
-            await until(lambda: running.plane.serving.inflight == 0)
+            await until(lambda: running.plane.serving.metrics.inflight == 0)
         (line,) = of(logged)
         assert (line["phases"], line["worker"], line["retries"]) == (["prefill p0/0", "decode d1/0"], "d1", 0)
 
@@ -149,9 +149,9 @@ async def test_a_client_that_leaves_is_an_outcome() -> None:
         plane.join("w0", worker.base_url)
         with capture_logs() as logged:
             _, writer = await plane.dial()
-            await until(lambda: plane.serving.inflight == 1 and bool(worker.received))
+            await until(lambda: plane.serving.metrics.inflight == 1 and bool(worker.received))
             writer.close()
-            await until(lambda: plane.serving.inflight == 0)
+            await until(lambda: plane.serving.metrics.inflight == 0)
         (line,) = of(logged)
         assert (line["event"], line["outcome"], line["worker"]) == ("request_ended", "cancelled", "w0")
 
@@ -202,6 +202,6 @@ async def test_a_line_counts_migrations() -> None:
         running.workers["a1"].cut_after = 2
         with capture_logs() as logged:
             await running.ask()
-            await until(lambda: running.plane.serving.inflight == 0)
+            await until(lambda: running.plane.serving.metrics.inflight == 0)
         (line,) = of(logged)
         assert (line["migrations"], line["retries"], len(line["phases"]), line["outcome"]) == (2, 0, 3, "ok")

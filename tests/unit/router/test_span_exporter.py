@@ -52,7 +52,7 @@ async def answered_requests(exporter: SpanExporter, count: int) -> None:
         plane.join("w0", worker.base_url)
         for _ in range(count):
             assert (await plane.post()).status == 200
-        await until(lambda: plane.serving.inflight == 0)
+        await until(lambda: plane.serving.metrics.inflight == 0)
 
 
 async def test_spans_for_a_collector_that_is_away_are_dropped_counted_and_named_in_the_log() -> None:

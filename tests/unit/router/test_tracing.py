@@ -44,7 +44,7 @@ def one_tree(spans: list[Span]) -> tuple[Span, list[Span], list[Span]]:
 
 
 async def tree(traced: Traced) -> tuple[Span, list[Span], list[Span]]:
-    await until(lambda: traced.plane.serving.inflight == 0)
+    await until(lambda: traced.plane.serving.metrics.inflight == 0)
     return one_tree(await traced.spans())
 
 
@@ -291,7 +291,7 @@ async def test_a_request_is_sampled_as_its_caller_says_or_by_the_ratio(
     async with traced_plane(sampling) as traced, Upstream(GOOD) as worker:
         traced.plane.join("w0", worker.base_url)
         await traced.plane.post(**({"traceparent": given} if given else {}))
-        await until(lambda: traced.plane.serving.inflight == 0)
+        await until(lambda: traced.plane.serving.metrics.inflight == 0)
         assert bool(await traced.spans()) is sent
         assert worker.received[0].headers["traceparent"].endswith("-01" if sent else "-00")
 
@@ -313,7 +313,7 @@ async def test_an_unsampled_request_is_sent_if_its_first_token_was_late(ttft_s: 
         async with Upstream(script) as worker:
             traced.plane.join("w0", worker.base_url)
             await traced.plane.post({"stream": True})
-            await until(lambda: traced.plane.serving.inflight == 0)
+            await until(lambda: traced.plane.serving.metrics.inflight == 0)
             spans = await traced.spans()
         exemplars = traced.plane.exemplars("time_to_first_token_seconds")
     assert bool(spans) is sent
