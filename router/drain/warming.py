@@ -32,7 +32,8 @@ from router.http.worker import Upstreams
 from router.prompt import EncodedPrompt
 from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.request.attempt import RankAttempt
-from router.request.request import Destination, Request
+from router.request.destination import Destination
+from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
 _GIVEN_UP = "local: given up: it took too long, or the router stops"

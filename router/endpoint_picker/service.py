@@ -44,8 +44,8 @@ from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHa
 from router.http.heads import RequestHead
 from router.http.limits import HttpLimits
 from router.http.refusals import Refusal
+from router.request.destination import Gateway
 from router.request.replies import Replies
-from router.request.request import Gateway
 from router.request.serving import FleetRequest, Serving
 
 if TYPE_CHECKING:

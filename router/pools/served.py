@@ -37,8 +37,9 @@ from router.pools.reader import PoolQuestion, pool_question, prompt_of
 from router.pools.selection import PoolPhase
 from router.pools.service import PoolService, sent_on
 from router.request.attempt import CLIENT_FAULT, REDIRECTS, SERVER_FAULT, Attempt
+from router.request.destination import Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
-from router.request.request import Destination, Request
+from router.request.request import Request
 
 if TYPE_CHECKING:
     from kv_protocol.decided import RequestPhase

@@ -12,8 +12,7 @@
 | anywhere | the client leaves | its resources are released at once |
 
 A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
-`Destination`'s concern: the workers of a fleet (`serving.py`), pools (`router/pools/served.py`), the cache of a worker
-(`router/drain/warming.py`).
+`Destination`'s concern (`destination.py`).
 
 The life is a coroutine without a task. It is suspended where it waits: for a thread, for admission, for the pause
 before a retry, for the end of an answer. Callbacks of these resume it in their own turn of the event loop, so that a
@@ -22,31 +21,29 @@ request which waits for none of the first three is forwarded in the turn in whic
 
 import asyncio
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import structlog
 
 from kv_protocol.body_limits import Body
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.decided import RouteRequest
-from kv_protocol.decision import Exclusion
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import CHAT
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from kv_runtime.text.chat_template import TextError
 from router.decision.plan import RequestPlan, StreamLoss
-from router.decision.verdict import Verdict
 from router.http import refusals
 from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
-from router.http.exchange import Exchange, OutboundCall, UpstreamStage
+from router.http.exchange import Exchange, UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import usage_in
 from router.prompt import EncodedPrompt, EncodersBusy
 from router.request.attempt import Attempt
+from router.request.destination import Destination, Gateway
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.request.resumption import CannotResume
 from router.request.tracer import TracedRequest
@@ -60,88 +57,6 @@ _USAGE_BYTES = 4096
 _log = structlog.get_logger("router")
 A = TypeVar("A", bound=Attempt)
 T = TypeVar("T")
-
-
-class Destination(ABC, Generic[A]):
-    """Where requests go, and what is recorded of them. Its methods are called in the order of a request's life."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    async def read(self, request: "Request[A]") -> None:
-        """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.
-
-        Raises:
-            RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
-        """
-
-    def admits(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
-        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
-        return True
-
-    def waited(self, request: "Request[A]", refusal: Refusal | None) -> None:
-        """The request was resumed; raise `RequestRejected` if it was turned away."""
-
-    def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
-        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
-
-    @abstractmethod
-    def choose(self, request: "Request[A]") -> A:
-        """Choose a worker for the present phase, and book the work there; raise `RequestRejected`."""
-
-    @abstractmethod
-    def call(self, request: "Request[A]", attempt: A) -> OutboundCall:
-        """Return the call to the chosen worker; raise `CannotResume`."""
-
-    def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
-        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
-        return None
-
-    def replay_buffer(self, request: "Request[A]") -> StreamReplayBuffer:
-        """Return a buffer for a stream that may resume on another worker."""
-        raise AssertionError(f"{request.model}: these streams are not resumed")
-
-    @abstractmethod
-    def answer_lines(self, request: "Request[A]", attempt: A, *, is_aside: bool) -> bytes:
-        """Return the header lines that say how the request was routed, each ended by CRLF.
-
-        `is_aside`: of a prefill worker's answer that the client gets.
-        """
-
-    def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
-        """Return whether another worker can serve the request."""
-        return True
-
-    def lost(self, attempt: A, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - the default
-        """Return why the attempt's worker seems to be lost; empty if it does not. Times as of `Request.lost`."""
-        return ""
-
-    def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
-        """Return the pause before the retry of this number, 1 the first; 0: none."""
-        return 0.0
-
-    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
-        """The request is refused because no worker is eligible."""
-
-    def began(self, request: "Request[A]", attempt: A) -> None:
-        """The worker computed the prompt."""
-
-    @abstractmethod
-    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over. If the request is over too, and the attempt complete, the client has its answer."""
-
-    @abstractmethod
-    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
-        """The request is over, and all of its attempts are settled."""
-
-
-class Gateway(NamedTuple):
-    """A gateway that sends a request itself: once, and to one worker, the chosen one or an alternative."""
-
-    allowed_workers: frozenset[str] | None
-    """Ids of those that it can reach, and offers; None: all."""
-    alternatives: Callable[[Verdict], tuple[str, ...]]
-    """Returns URLs of other workers that may take the same call."""
 
 
 class Request(Generic[A]):

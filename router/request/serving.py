@@ -41,10 +41,11 @@ from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
 from router.request.bodies import BodyParser
 from router.request.calls import Calls, wants_tokens
+from router.request.destination import Destination, Gateway
 from router.request.passed import MODE as PASSED
 from router.request.passed import completed, read_passed
 from router.request.replies import refuse
-from router.request.request import Destination, Gateway, Request, log_names
+from router.request.request import Request, log_names
 from router.request.request_log import RequestLog
 from router.request.resumption import CannotResume
 from router.request.route_request import route_request

@@ -19,7 +19,8 @@ from router.http.heads import Headers, RequestHead
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
-from router.request.request import Destination, Request
+from router.request.destination import Destination
+from router.request.request import Request
 from router.request.route_request import route_request
 
 STREAM: Headers = {b"content-type": b"text/event-stream"}

@@ -1,0 +1,105 @@
+"""Where requests go, and what is recorded of them: the seams between a request's life and what it is served by.
+
+the workers of a fleet    `serving.py`
+pools                     `router/pools/served.py`
+the cache of a worker     `router/drain/warming.py`
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from kv_protocol.decision import Exclusion
+from kv_protocol.journal import OutcomeName
+from router.decision.verdict import Verdict
+from router.http.exchange import OutboundCall
+from router.http.refusals import Refusal
+from router.http.stream_replay import StreamReplayBuffer
+from router.request.attempt import Attempt
+
+if TYPE_CHECKING:
+    from router.request.request import Request
+
+A = TypeVar("A", bound=Attempt)
+
+
+class Destination(ABC, Generic[A]):
+    """Where requests go, and what is recorded of them. Its methods are called in the order of a request's life."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def read(self, request: "Request[A]") -> None:
+        """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.
+
+        Raises:
+            RequestInvalid, TextError, EncodersBusy, RequestRejected: it cannot be served.
+        """
+
+    def admits(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
+        """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
+        return True
+
+    def waited(self, request: "Request[A]", refusal: Refusal | None) -> None:
+        """The request was resumed; raise `RequestRejected` if it was turned away."""
+
+    def routed(self, request: "Request[A]", pinned: str | None = None) -> None:
+        """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
+
+    @abstractmethod
+    def choose(self, request: "Request[A]") -> A:
+        """Choose a worker for the present phase, and book the work there; raise `RequestRejected`."""
+
+    @abstractmethod
+    def call(self, request: "Request[A]", attempt: A) -> OutboundCall:
+        """Return the call to the chosen worker; raise `CannotResume`."""
+
+    def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
+        """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
+        return None
+
+    def replay_buffer(self, request: "Request[A]") -> StreamReplayBuffer:
+        """Return a buffer for a stream that may resume on another worker."""
+        raise AssertionError(f"{request.model}: these streams are not resumed")
+
+    @abstractmethod
+    def answer_lines(self, request: "Request[A]", attempt: A, *, is_aside: bool) -> bytes:
+        """Return the header lines that say how the request was routed, each ended by CRLF.
+
+        `is_aside`: of a prefill worker's answer that the client gets.
+        """
+
+    def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
+        """Return whether another worker can serve the request."""
+        return True
+
+    def lost(self, attempt: A, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - the default
+        """Return why the attempt's worker seems to be lost; empty if it does not. Times as of `Request.lost`."""
+        return ""
+
+    def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
+        """Return the pause before the retry of this number, 1 the first; 0: none."""
+        return 0.0
+
+    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
+        """The request is refused because no worker is eligible."""
+
+    def began(self, request: "Request[A]", attempt: A) -> None:
+        """The worker computed the prompt."""
+
+    @abstractmethod
+    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
+        """A worker's part is over. If the request is over too, and the attempt complete, the client has its answer."""
+
+    @abstractmethod
+    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
+        """The request is over, and all of its attempts are settled."""
+
+
+class Gateway(NamedTuple):
+    """A gateway that sends a request itself: once, and to one worker, the chosen one or an alternative."""
+
+    allowed_workers: frozenset[str] | None
+    """Ids of those that it can reach, and offers; None: all."""
+    alternatives: Callable[[Verdict], tuple[str, ...]]
+    """Returns URLs of other workers that may take the same call."""
