@@ -9,9 +9,9 @@ the scan stops at the first bound that is exceeded:
     token ids         `prompt_bytes_max` / 4   prompt, input, prompt_token_ids, nvext.token_data; their JSON may
                                                have twice the bytes of prompt text
     everything else   `options_bytes_max`      all other values, keys, white space
-    values            `values_max`             members of objects and items of lists, at any depth; token ids beside
+    values            `values_max`             members of objects and items of lists, at any depth; not token ids
     depth             `DEPTH_MAX`              lists and objects in one another
-    images            the whole body           the base64 of `data:` URLs in messages and input
+    images            the whole body           the base64 of `data:` URLs in messages and input, under a URL's key
 
 Images are cut out (`cut`): decoders read a body without them. The scan follows strings and brackets alone. A decoder
 still has to refuse what is no JSON.
@@ -53,17 +53,21 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
 _IDS = re.compile(rb"[0-9, \t\r\n]*+")
 _NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
+_URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+\Z')
+"""The keys whose strings may be images, audio, video and files, with what is between key and string. Source: the OpenAI
+API reference, "Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
+_URL_KEY_BYTES_MAX = 64
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 
 Bytes = bytes | bytearray
 
 
 class BodyLimits(NamedTuple):
-    """Bounds; `section` is the section of the configuration that has `prompt_bytes_max`, for messages."""
+    """Bounds; `section` is the section of the configuration that has `prompt_bytes_max`, named in errors."""
 
     prompt_bytes_max: int = 8 << 20
     options_bytes_max: int = 1 << 20
-    """Schemas and tools of agents take a tenth of it."""
+    """Schemas and tools of LLM agents take a tenth of it."""
     values_max: int = 1 << 16
     """A decoder makes so many objects in some 5 ms."""
     section: str = "data"
@@ -78,7 +82,7 @@ class ImageSpan(NamedTuple):
 
 
 class Body(NamedTuple):
-    r"""A body as decoders read it: `text` is JSON, in which a name of `images` stands for each image's base64.
+    r"""A body as decoders read it: `text` is JSON, with a key of `images` in place of each image's base64.
 
     `escaped` names the images that are written with `\/` for each slash.
     """
@@ -92,7 +96,7 @@ class Body(NamedTuple):
 
         For an image with escaped slashes this makes a copy: call it on a thread.
         """
-        name = url[url.rfind(",", -_URL_HEAD_BYTES_MAX) + 1 :] if self.images else ""
+        name = url.rpartition(",")[2] if self.images else ""
         image = self.images.get(name)
         return _unescaped(image) if image is not None and name in self.escaped else image
 
@@ -141,7 +145,7 @@ def _unescaped(image: memoryview) -> memoryview:
 
 
 class _Scan:
-    """One pass over a body. `_stop` is where the bytes of the current kind of values end."""
+    """One pass over a body. `_stop` is the offset that the bytes of the current kind of values may reach."""
 
     def __init__(self, body: Bytes, limits: BodyLimits) -> None:
         self._body, self._limits = body, limits
@@ -198,8 +202,8 @@ class _Scan:
             self._value(is_chat=False)
         else:
             begin, stop = self._at, self._stop
-            self._setting, self._allowed = "prompt_bytes_max", self._limits.prompt_bytes_max
             depth = self._id_list() if is_ids else 0
+            self._setting, self._allowed = "prompt_bytes_max", self._limits.prompt_bytes_max
             self._stop = self._at + self._text_left
             if is_ids:
                 self._container(depth, is_chat=path in _CHAT_KEYS)
@@ -213,6 +217,7 @@ class _Scan:
     def _id_list(self) -> int:
         """Pass the ids at the beginning of a list, or those of a list of lists; return how many lists are open then."""
         self._stop = self._at + self._id_bytes_left
+        self._setting, self._allowed = f"prompt_bytes_max x {_ID_JSON}", _ID_JSON * self._limits.prompt_bytes_max
         self._at += 1
         self._space()
         depth = 1
@@ -274,7 +279,7 @@ class _Scan:
                     depth += 1
                     if depth > DEPTH_MAX:
                         raise RequestInvalid(
-                            self._field, Verbatim(f"more than {DEPTH_MAX} levels"), f"at most {DEPTH_MAX}"
+                            self._field or "body", Verbatim(f"more than {DEPTH_MAX} levels"), f"at most {DEPTH_MAX}"
                         )
                     self._values += 1
                     if self._values > self._limits.values_max:
@@ -295,7 +300,7 @@ class _Scan:
     def _string(self, *, is_chat: bool = False) -> None:
         """Pass a string; one that is an image's URL is free."""
         begin = self._at
-        if is_chat and self._body.startswith(b"data:", begin + 1) and self._image():
+        if is_chat and self._body.startswith(b"data:", begin + 1) and self._is_url(begin) and self._image():
             return
         self._at = begin + 1
         while True:
@@ -305,6 +310,9 @@ class _Scan:
             if not passed:
                 self._malformed()
         self._at += 1
+
+    def _is_url(self, begin: int) -> bool:
+        return _URL_KEY.search(self._body, max(0, begin - _URL_KEY_BYTES_MAX), begin) is not None
 
     def _image(self) -> bool:
         r"""Pass a `data:` URL that is long, ASCII, and has no escapes but `\/`; return whether it is one."""
@@ -319,7 +327,7 @@ class _Scan:
             piece = body[at : window if quote < 0 else quote]
             if quote < 0 and piece.endswith(_ESCAPE):
                 piece = piece[:-1]
-            if not piece or not piece.isascii() or piece.count(_ESCAPE) != piece.count(_ESCAPED_SLASH):
+            if (not piece and quote < 0) or not piece.isascii() or piece.count(_ESCAPE) != piece.count(_ESCAPED_SLASH):
                 return False
             is_escaped = is_escaped or _BACKSLASH in piece
             if quote >= 0:
@@ -366,7 +374,7 @@ class _Scan:
             allowed = self._limits.values_max
             self._refuse(f"more than {allowed} values in the body", f"at most {allowed}")
         if self._at > self._stop:
-            what = "bytes of prompts beside images" if self._setting else "bytes beside prompts"
+            what = "bytes of prompts, images not counted" if self._setting else "bytes outside the prompts"
             self._refuse(f"more than {self._allowed} {what}", f"at most {self._allowed}", self._setting)
 
     def _refuse(self, found: str, allowed: str, setting: str = "") -> NoReturn:

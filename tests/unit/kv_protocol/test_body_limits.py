@@ -51,7 +51,7 @@ def chat(*parts: Any) -> bytes:
         (body(input=["x" * 2001, "x" * 2001]), "input", "4000 (data.prompt_bytes_max)"),
         (body(input="x" * 2001, instructions="x" * 2001), "instructions", "4000 (data.prompt_bytes_max)"),
         (body(nvext={"token_data": [1] * 1001}), "nvext.token_data", "1000 (data.prompt_bytes_max / 4)"),
-        (body(prompt=[10**9] * 900), "prompt", "4000 (data.prompt_bytes_max)"),
+        (body(prompt=[10**9] * 900), "prompt", "8000 (data.prompt_bytes_max x 2)"),
         (body(prompt=["x" * 4001]), "prompt", "4000 (data.prompt_bytes_max)"),
         (body(guided_json={"a": "x" * 1001}), "guided_json", "1000"),
         (body(tools=[image_part()]), "tools", "1000"),
@@ -111,6 +111,25 @@ def test_images_count_for_nothing_and_stay_what_they_are() -> None:
     assert len(made.text) < 500
     assert [bytes(made.base64_of(url) or b"") for url in urls] == [b"QUJD" * 3000, b"QUJD" * 3000 + b"REVG"]
     assert b"".join(made.with_images(made.text)) == data
+
+
+@pytest.mark.parametrize("part", [{"type": "text", "text": IMAGE}, IMAGE], ids=["a part", "a content"])
+def test_a_text_that_looks_like_an_image_stays_text(part: Any) -> None:
+    with pytest.raises(BodyTooLarge, match="prompt_bytes_max"):
+        read(chat(part))
+
+
+@pytest.mark.parametrize("length", [(256 << 10) - 4, 256 << 10, (256 << 10) + 4, 512 << 10])
+@pytest.mark.parametrize("key", ["image_url", "file_data"])
+def test_an_image_may_have_any_length(length: int, key: str) -> None:
+    data = body(input=[{"type": "input_image", key: "data:image/png;base64," + "A" * length}])
+    assert [len(image) for image in read(data).images.values()] == [length]
+
+
+def test_a_key_that_begins_like_an_image_is_a_key() -> None:
+    for before in range(40):
+        data = body(messages=[{"x" * ((256 << 10) - before): 0, "data:": {"url": ";base64," + "A" * 5000}}])
+        assert read(data, LIMITS._replace(prompt_bytes_max=1 << 20)).text == data
 
 
 def escaped(data: bytes) -> bytes:

@@ -59,7 +59,7 @@ async def test_a_long_prompt_of_ids_is_routed_by_them(prompt: Any) -> None:
             {"messages": [{}], "response_format": {"a": "x" * 1_100_000}},
             413,
             "response_format",
-            "bytes beside prompts",
+            "bytes outside the prompts",
         ),
         ({"messages": [{"role": "user", "content": "x" * 9_000_000}]}, 413, "messages", "(data.prompt_bytes_max)"),
         ({"messages": WITH_IMAGE, "n": None, "nvext": "x"}, 400, "nvext", 'found "x", allowed'),
