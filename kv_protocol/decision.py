@@ -19,7 +19,8 @@ OverlapSource = Literal["index", "approximate"]
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The addends of one candidate's cost; `cost` is their weighted sum, times the constraint multiplier.
 
-    A cost in blocks has none of the terms in ms, a cost in ms no term in blocks but the credit, which is no addend.
+    A cost in blocks has none of the terms in ms, a cost in ms no term in blocks but two that are no addends: the
+    credit, and what is not credited since it will be evicted before the request is computed.
     """
 
     overlap_credit_blocks: float = 0.0
@@ -35,13 +36,14 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: float = 0.0
     decode_ms: float = 0.0
     slowdown_ms: float = 0.0
+    overlap_lost_blocks: float = 0.0
 
 
 ADDENDS: dict[CostUnit, tuple[str, ...]] = {
     unit: tuple(
         name.removesuffix(f"_{unit}")
         for name in CostTerms.__struct_fields__
-        if name.endswith(f"_{unit}") and name != "overlap_credit_blocks"
+        if name.endswith(f"_{unit}") and not name.startswith("overlap_")
     )
     for unit in get_args(CostUnit)
 }

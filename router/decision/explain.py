@@ -68,6 +68,9 @@ def _ttft_weight(terms: CostTerms) -> float:
 def _notes(candidate: Candidate) -> Iterator[str]:
     if candidate.is_weighed and candidate.expected_blocks > _device(candidate):
         yield f"{candidate.expected_blocks - _device(candidate)} more are on their way there"
+    if candidate.terms.overlap_lost_blocks:
+        lost = candidate.terms.overlap_lost_blocks
+        yield f"it lacks room, and will evict {lost:.0f} more before it computes the prompt"
     if candidate.is_spilled:
         yield "no credit, since too much is queued there"
     if candidate.predicted_ttft_s is not None and candidate.predicted_itl_s is not None:

@@ -58,7 +58,7 @@ class ModelView:
         self._disparities = _disparities(fleet, rows, hashing, fleet.images(model, now_s))
         self._doubts: tuple[str, ...] | None = None
         self._trusted = Trusted((), None)
-        self.standing: Any = core.standing(self.ranks)
+        self.standing: Any = core.standing(self.ranks, [each.total_kv_blocks for each in self.registrations])
         """The ranks, as the core reads them."""
         self.undoubted = ("",) * len(self.ranks)
 

@@ -20,6 +20,8 @@ Unmet = Literal["admit", "queue", "reject"]
 
 RateSpread = Literal["lessened", "whole"]
 """How far from the mean a learnt factor counts that is beyond 1.25 of it (`tests/reference/rates.py`)."""
+Evictions = Literal["unforeseen", "foreseen"]
+"""Whether it is foreseen that a rank evicts blocks before the request is computed (`tests/reference/time_cost.py`)."""
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -75,6 +77,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What mode kv compares: ms. Journals of versions that compared blocks say nothing."""
     rate_spread: RateSpread = "lessened"
     """How far ranks' learnt rates count as apart: whole. Journals of versions that lessened it say nothing."""
+    evictions: Evictions = "unforeseen"
+    """What mode kv does: foreseen. Journals of versions that foresaw none say nothing."""
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
@@ -107,7 +111,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return _of(self, phase) if phase in ("prefill", "decode") else self
 
 
-CURRENT: dict[str, Any] = {"cost": "ms", "rate_spread": "whole"}
+CURRENT: dict[str, Any] = {"cost": "ms", "rate_spread": "whole", "evictions": "foreseen"}
 """Fields that no configuration sets."""
 
 

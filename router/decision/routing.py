@@ -332,7 +332,7 @@ def compared_of(verdict: Verdict, reported_tokens: int) -> Compared | None:
         epoch=verdict.epoch,
         decision_id=verdict.request.decision_id,
         block_size=block_size,
-        held_tokens=verdict.overlap_blocks * block_size,
+        held_tokens=(verdict.overlap_blocks - verdict.lost_blocks) * block_size,
         possible_tokens=max(verdict.expected_blocks, verdict.most_blocks) * block_size,
         reported_tokens=reported_tokens,
     )

@@ -38,7 +38,7 @@ class Compared(NamedTuple):
     decision_id: str
     block_size: int
     held_tokens: int
-    """The index says that the rank's GPU holds them."""
+    """The index says that the rank's GPU holds them, and they are not expected to be evicted before they are used."""
     possible_tokens: int
     """The same with other tiers, and with what requests in flight bring."""
     reported_tokens: int

@@ -17,9 +17,10 @@ Core::Core(const Settings& settings)
 
 // ---------------------------------------------------------------------------------------------------------------- what is read
 
-std::shared_ptr<Standing> Core::standing(const std::vector<RankKey>& keys) {
+std::shared_ptr<Standing> Core::standing(const std::vector<RankKey>& keys, std::vector<i64> capacity) {
     auto made = std::make_shared<Standing>();
     made->ranks = ranks_;
+    made->capacity = std::move(capacity);
     made->held.reserve(keys.size());
     for (const RankKey& key : keys) {
         made->held.emplace_back(ranks, key);
@@ -70,6 +71,7 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     if (!view.has_load && (policy.reads_load || !view.is_blank)) {
         ledger.columns(rows, n, view.is_blank ? std::vector<u64>{} : *request.blocks, numbers.queued.data(), numbers.requests.data(),
                        numbers.blocks.data(), numbers.shared.data());
+        numbers.capacity = view.standing->capacity;
         view.has_load = true;
     }
     if (policy.affinity != Affinity::kOff && !view.bound.has_value()) {
@@ -117,14 +119,16 @@ void Core::read_forecast(View& view, const Request& request) {
     }
 }
 
-std::pair<double, double> Core::expected_s(const View& view, const Request& request, std::size_t place) const {
-    const RankNumbers& numbers = view.numbers;
-    const i64 tokens = request.isl_tokens;
-    const double uncached = static_cast<double>(std::max<i64>(0, tokens - numbers.expected(place) * request.block_size));
+std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t place) const {
+    const RankNumbers& numbers = verdict.view->numbers;
+    const Request& request = *verdict.request;
+    const i64 tokens = request.isl_tokens, own_blocks = request.own_blocks();
+    const i64 lost = verdict.foresees_evictions() ? numbers.lost(place, own_blocks) : 0;
+    const double uncached = static_cast<double>(std::max<i64>(0, tokens - (numbers.expected(place) - lost) * request.block_size));
     const double pairs = uncached * (static_cast<double>(tokens) - uncached * 0.5);
     const double queued = static_cast<double>(numbers.queued[place]);
     const double ttft_s = kFirstS + (queued + uncached) * kPrefillTokenS + pairs * kPrefillPairS;
-    const i64 blocks = numbers.blocks[place] - numbers.shared[place] + request.own_blocks();
+    const i64 blocks = numbers.blocks[place] - numbers.shared[place] + own_blocks;
     const double step_s = kStepS + (static_cast<double>(numbers.requests[place]) + 1.0) * kStepSequenceS;
     return {request.is_prefilled ? ttft_s : 0.0, step_s + static_cast<double>(blocks * request.block_size) * kStepKvTokenS};
 }
@@ -187,7 +191,7 @@ void DecisionSums::add(const Verdict& verdict) {
 }
 
 void Core::expect(const Verdict& verdict) {
-    const auto [ttft_s, itl_s] = expected_s(*verdict.view, *verdict.request, verdict.place());
+    const auto [ttft_s, itl_s] = expected_s(verdict, verdict.place());
     const RankKey& winner = verdict.view->standing->held[verdict.place()].key();
     rates.decided(verdict.request->decision_id, {verdict.request->model, Held(ranks, winner), ttft_s, itl_s});
 }

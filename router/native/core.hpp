@@ -36,7 +36,7 @@ struct Policy {
     bool reads_overlap, reads_load, reads_forecast, is_timed;
     Weights weights;
     double temperature;
-    bool predicts, is_whole_spread;
+    bool predicts, is_whole_spread, foresees_evictions;
     i64 spill_tokens;
     bool bounds_newcomers;
     Affinity affinity;
@@ -67,6 +67,7 @@ struct Standing {
     std::shared_ptr<Ranks> ranks;  // as long as its rows are held
     std::vector<Held> held;
     std::vector<u32> rows;
+    std::vector<i64> capacity;  // blocks of KV of each; 0: not known
 };
 
 // How far the index's answer is trusted at each rank of a standing.
@@ -117,7 +118,9 @@ public:
     std::string reason;
     bool meets_targets = true;
     i64 overlap_blocks = 0, expected_blocks = 0, regret_blocks = 0;
+    i64 lost_blocks = 0;  // of the winner, of those expected: evicted before the request is computed
 
+    bool foresees_evictions() const { return policy->foresees_evictions && policy->mode == Mode::kCost; }
     u32 place() const { return candidates[winner_at]; }
     u32 winner() const { return view->standing->rows[place()]; }
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
@@ -160,7 +163,7 @@ public:
     explicit Core(const Settings& settings);
 
     // ------------------------------------------------------------------------------------------------ what is read
-    std::shared_ptr<Standing> standing(const std::vector<RankKey>& ranks);
+    std::shared_ptr<Standing> standing(const std::vector<RankKey>& ranks, std::vector<i64> capacity);
     // The view of a request as far as the policy reads it. `tiers` and `epochs`: the index's answer; none: it was not asked.
     std::shared_ptr<View> look(std::shared_ptr<const Standing> standing, const Trusts& trusts, const Policy& policy,
                                const Request& request, std::vector<std::int32_t> tiers,
@@ -168,7 +171,7 @@ public:
     // The same view as another policy reads it: what it reads and the first did not, but for the index's answer, is read now.
     std::shared_ptr<View> look_again(const View& view, const Policy& policy, const Request& request);
     // The seconds until its first token that the reference engine would need at a place, and between tokens.
-    std::pair<double, double> expected_s(const View& view, const Request& request, std::size_t place) const;
+    std::pair<double, double> expected_s(const Verdict& verdict, std::size_t place) const;
 
     // ------------------------------------------------------------------------------------------------ what happens
     void take(const Verdict& verdict);

@@ -134,7 +134,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  if (place >= verdict.view->numbers.count) {
                      refuse("place", static_cast<i64>(place), "one of the view's ranks");
                  }
-                 return core.expected_s(*verdict.view, *verdict.request, place);
+                 return core.expected_s(verdict, place);
              },
              "verdict"_a, "place"_a);
 }
@@ -288,14 +288,17 @@ void bind_core(nb::module_& module) {
              },
              "lease_s"_a, "ttl_s"_a, "blocks_max"_a, "idle_s"_a, "sessions_max"_a)
         .def("standing",
-             [](PyCore& self, const std::vector<RankTuple>& ranks) {
+             [](PyCore& self, const std::vector<RankTuple>& ranks, std::vector<i64> capacity) {
                  std::vector<RankKey> keys;
                  for (const auto& [worker_id, dp_rank] : ranks) {
                      keys.push_back({worker_id, dp_rank});
                  }
-                 return self.standing(keys);
+                 if (capacity.size() != keys.size()) {
+                     refuse("capacity", static_cast<i64>(capacity.size()), "as many as ranks");
+                 }
+                 return self.standing(keys, std::move(capacity));
              },
-             "ranks"_a);
+             "ranks"_a, "capacity"_a);
     bind_core_events(core);
     bind_core_sums(core);
     bind_core_queries(core);

@@ -34,6 +34,7 @@ std::vector<char> spilled(const RankNumbers& ranks, const Question& question, co
 RankNumbers::RankNumbers(const RankNumbers& all, const std::vector<u32>& places)
     : count(places.size()), predicted(picked(all.predicted, places)), queued(picked(all.queued, places)),
       requests(picked(all.requests, places)), blocks(picked(all.blocks, places)), shared(picked(all.shared, places)),
+      capacity(picked(all.capacity, places)),
       history(picked(all.history, places)), trust(picked(all.trust, places)), prefill(picked(all.prefill, places)),
       decode(picked(all.decode, places)), ttft_s(picked(all.ttft_s, places)), itl_s(picked(all.itl_s, places)) {
     tiers.reserve(kTiers * count);
@@ -91,13 +92,19 @@ Costs Costs::in_blocks(const RankNumbers& ranks, const Question& question, const
 
 Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Weights& weights,
                    const std::vector<double>& multiplier) {
-    Costs made(ranks.count, true, kTimeTerms);
+    Costs made(ranks.count, true, kTimeTerms + (question.foresees_evictions ? 1 : 0));
     for (int addend = 0; addend < 6; ++addend) {
         made.places_[static_cast<std::size_t>(kWaitMs + addend)] = addend;
     }
     made.places_[kCost] = 6;
     made.places_[kCredit] = 7;
     credit_blocks(ranks, question, weights, made.numbers_.data() + 7 * ranks.count);
+    if (question.foresees_evictions) {
+        double* const lost = made.place(kLost, 8);
+        for (std::size_t at = 0; at < ranks.count; ++at) {
+            lost[at] = static_cast<double>(ranks.lost(at, question.own_blocks));
+        }
+    }
     time_terms(ranks, question, weights, made.numbers_.data());
     made.multiply(multiplier);
     return made;

@@ -26,10 +26,19 @@ struct RankNumbers {
     RankNumbers(const RankNumbers& all, const std::vector<u32>& places);
 
     i64 expected(std::size_t place) const { return std::max<i64>(tiers[place], predicted[place]); }
+    // Blocks that a rank lacks for its promised requests and one more; 0 where its capacity is not known.
+    i64 over(std::size_t place, i64 own_blocks) const {
+        return capacity.empty() || capacity[place] == 0 ? 0 : std::max<i64>(0, blocks[place] - shared[place] + own_blocks - capacity[place]);
+    }
+    // Expected blocks that will be evicted before the request is computed: nothing in use holds them, and room is short.
+    i64 lost(std::size_t place, i64 own_blocks) const {
+        return std::min(over(place, own_blocks), std::max<i64>(0, expected(place) - shared[place]));
+    }
 
     std::size_t count;
     std::vector<std::int32_t> tiers;  // leading blocks held on tiers 0..t, tier by tier
     std::vector<i64> predicted, queued, requests, blocks, shared;
+    std::vector<i64> capacity;            // blocks of KV, 0: not known; empty: not read
     std::vector<double> history;
     std::vector<double> trust;            // empty: 1 at every rank
     std::vector<double> prefill, decode;  // learnt factors; empty: not read
@@ -47,13 +56,13 @@ struct Question {
     i64 tokens, block_size, own_blocks;
     double output_tokens;
     i64 spill_tokens;
-    bool is_prefilled, is_decoded;
+    bool is_prefilled, is_decoded, foresees_evictions;
 };
 
 // The terms of every candidate, in the order of the fields of `CostTerms`.
 class Costs {
 public:
-    enum Field { kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost, kWaitMs, kFields = 13 };
+    enum Field { kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost, kWaitMs, kLost = 13, kFields };
 
     Costs() { places_.fill(-1); }
 

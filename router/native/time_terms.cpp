@@ -24,6 +24,10 @@ void credit_blocks(const RankNumbers& ranks, const Question& question, const Wei
             credit += static_cast<double>(host - device) * weights.host_weight;
             credit += static_cast<double>(disk - host) * weights.disk_weight;
         }
+        if (question.foresees_evictions) {
+            const double worth = weights.overlap_credit - (cpu[at] > gpu[at] ? weights.host_weight : 0.0);
+            credit = std::max(0.0, credit - static_cast<double>(ranks.lost(at, question.own_blocks)) * worth);
+        }
         out[at] = ranks.trust.empty() ? credit : credit * ranks.trust[at];
     }
 }

@@ -111,6 +111,7 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     made->temperature = read<double>(given, "temperature");
     made->predicts = read<bool>(given, "predict_on_route");
     made->is_whole_spread = read<std::string>(given, "rate_spread") == "whole";
+    made->foresees_evictions = read<std::string>(given, "evictions") == "foreseen";
     made->spill_tokens = read<i64>(given, "spill_tokens");
     made->bounds_newcomers = read<bool>(given, "newcomers");
     made->affinity = one_of<Affinity>(read<std::string>(given, "affinity"),
@@ -179,7 +180,11 @@ void init_of_view(Verdict* made, PyCore& core, const nb::handle& given, std::sha
     for (const nb::handle each : given.attr("ranks")) {
         keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
     }
-    auto view = std::make_shared<View>(core.standing(keys), read<double>(given, "now_s"), read<u64>(given, "turn"));
+    std::vector<i64> capacity;
+    for (const nb::handle each : given.attr("registrations")) {
+        capacity.push_back(read<i64>(each, "total_kv_blocks"));
+    }
+    auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), read<double>(given, "now_s"), read<u64>(given, "turn"));
     RankNumbers& numbers = view->numbers;
     const std::size_t n = keys.size();
     const auto floats = [n](const nb::handle& of, const char* name) {
@@ -193,6 +198,7 @@ void init_of_view(Verdict* made, PyCore& core, const nb::handle& given, std::sha
     numbers.requests = counts("active_requests");
     numbers.blocks = counts("active_blocks");
     numbers.shared = counts("shared_blocks");
+    numbers.capacity = view->standing->capacity;
     numbers.history = floats(given, "history_blocks");
     numbers.trust = floats(given, "trust_factor");
     const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
@@ -296,6 +302,7 @@ void bind_verdict(nb::module_& module) {
         .def_ro("margin", &Verdict::margin)
         .def_ro("overlap_blocks", &Verdict::overlap_blocks)
         .def_ro("expected_blocks", &Verdict::expected_blocks)
+        .def_ro("lost_blocks", &Verdict::lost_blocks)
         .def_ro("regret_blocks", &Verdict::regret_blocks)
         .def_prop_ro("most_blocks",
                      [](const Verdict& verdict) {

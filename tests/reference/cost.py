@@ -66,19 +66,25 @@ def terms_in_blocks(
     return found
 
 
-def credited_blocks(rows: Sequence[Row], request: RouteRequest, parameters: CostParameters) -> list[float]:
-    """Return the blocks credited to each candidate for what it holds, before the spill gate."""
+def credited_blocks(
+    rows: Sequence[Row], request: RouteRequest, parameters: CostParameters, lost: Sequence[int] | None = None
+) -> list[float]:
+    """Return the blocks credited to each candidate for what it holds, before the spill gate.
+
+    What is `lost` falls to the host where the rank has more of the prefix there.
+    """
     if not parameters.overlap_credit:
         return [0.0] * len(rows)
     least = min(row.queued_tokens for row in rows)
     own_tokens = max(1, -(-request.isl_tokens // request.block_size) * request.block_size)
     found = list[float]()
-    for row in rows:
+    for row, lost_blocks in zip(rows, lost or [0] * len(rows), strict=True):
         device, host, disk = (max(held, row.predicted) for held in row.depths[:3])
         credit = float(device) * parameters.overlap_credit
         excess = float(row.queued_tokens - least) / float(own_tokens)
         credit *= 1.0 / (parameters.overlap_credit_decay * excess + 1.0)
         credit += float(host - device) * parameters.host_weight
         credit += float(disk - host) * parameters.disk_weight
-        found.append(credit * row.trust_factor)
+        worth = parameters.overlap_credit - (parameters.host_weight if row.depths[1] > row.depths[0] else 0.0)
+        found.append(max(0.0, credit - float(lost_blocks) * worth) * row.trust_factor)
     return found

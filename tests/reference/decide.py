@@ -42,7 +42,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Verd
         reason = "pinned"
     elif places != eligible and reason != "affinity":
         reason = "newcomer"
-    return Verdict(request, policy.mode, policy.unmet, reason, seed, view, places, choice)
+    return Verdict(request, policy, reason, seed, view, places, choice)
 
 
 def _settled(view: View, places: list[int]) -> list[int]:

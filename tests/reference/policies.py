@@ -111,7 +111,7 @@ def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount
     if view.output_tokens is None:
         return terms_in_blocks(view.rows, request, policy, factors)
-    return terms_in_ms(view.rows, request, policy.parameters, factors, view.output_tokens)
+    return terms_in_ms(view.rows, request, policy, factors, view.output_tokens)
 
 
 def _by_cost(view: View, request: RouteRequest, policy: Policy, seed: int) -> Choice:

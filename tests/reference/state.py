@@ -197,7 +197,7 @@ class ReferenceState:
 
     def take(self, verdict: Verdict) -> None:
         """Carry a decision out."""
-        request, winner, mode = verdict.request, verdict.winner, MODES[verdict.mode]
+        request, winner, mode = verdict.request, verdict.winner, MODES[verdict.policy.mode]
         self.turns[request.model] += 1
         is_miss = request.reusable_blocks and not any(row.expected for row in verdict.view.rows)
         if mode.reads_overlap and is_miss:
@@ -205,7 +205,7 @@ class ReferenceState:
         if mode.reads_forecast:
             self.forecasts.decided(request.decision_id, _features(winner, request))
         if verdict.view.output_tokens is not None:
-            self.rates.decided(expected_latency(winner, request))
+            self.rates.decided(expected_latency(winner, request, verdict.policy))
         self._promise(verdict.promise, verdict.view.now_s)
 
     def _view(self, request: RouteRequest, ask: AskIndex, now_s: float, policy: Policy) -> View:

@@ -1,6 +1,7 @@
 """The cost of a candidate in milliseconds: what all requests together wait longer if the request goes there.
 
-    uncached = max(0, ISL - credited blocks * B)                    credited blocks: as in `cost.py`
+    uncached = max(0, ISL - credited blocks * B)                    credited blocks: as in `cost.py`, but what is lost
+    lost     = min(over, max(0, expected blocks - those in use)),   over = max(0, blocks in use with it - C)
     wait     = p * queued tokens * PREFILL_TOKEN                    for the prompts queued before
     prefill  = p * (uncached * PREFILL_TOKEN + pairs * PREFILL_PAIR),   pairs = uncached * (ISL - uncached / 2)
     lateness = (wait + prefill)^2 / lateness_s                      a late first token is worse than two early ones
@@ -14,6 +15,10 @@ B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and ca
 estimate is preferred. A prefill worker decodes nothing: it has neither stall, decode nor slowdown. A decode worker gets
 the prompt's KV: it has decode and slowdown alone. There is no spill gate: a queue has its price.
 
+Lost: a rank whose C KV blocks do not suffice for its promised requests and this one admits those before first. They
+take what nothing uses, so by the time that the request is computed, as many of its blocks are gone as were missing. A
+policy of before (`evictions` unforeseen), or a C that is not known, has over = 0.
+
 Every number results from the same steps in the same order as in C++, so that all machines agree on each bit.
 """
 
@@ -21,7 +26,7 @@ from collections.abc import Sequence
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
-from router.decision.policy import CostParameters
+from router.decision.policy import CostParameters, Policy
 from tests.reference.cost import credited_blocks
 from tests.reference.rates import (
     FIRST_S,
@@ -41,7 +46,7 @@ STEP_MS, SEQUENCE_MS, KV_TOKEN_MS = 1e3 * STEP_S, 1e3 * STEP_SEQUENCE_S, 1e3 * S
 def terms_in_ms(
     rows: Sequence[Row],
     request: RouteRequest,
-    parameters: CostParameters,
+    policy: Policy,
     multipliers: Sequence[float],
     output_tokens: float,
 ) -> list[CostTerms]:
@@ -50,16 +55,27 @@ def terms_in_ms(
         output_tokens = float(request.expected_osl)
     if request.max_tokens:
         output_tokens = min(output_tokens, float(request.max_tokens))
-    credits_ = credited_blocks(rows, request, parameters)
+    lost = [lost_blocks(row, request, policy) for row in rows]
+    credits_ = credited_blocks(rows, request, policy.parameters, lost)
     return [
-        _terms(row, credit, request, parameters, multiplier, output_tokens)
-        for row, credit, multiplier in zip(rows, credits_, multipliers, strict=True)
+        _terms(row, credit, each, request, policy.parameters, multiplier, output_tokens)
+        for row, credit, each, multiplier in zip(rows, credits_, lost, multipliers, strict=True)
     ]
+
+
+def lost_blocks(row: Row, request: RouteRequest, policy: Policy) -> int:
+    """Return how many of the expected blocks will be evicted before the request is computed."""
+    capacity, own_blocks = row.registration.total_kv_blocks, -(-request.isl_tokens // request.block_size)
+    if policy.evictions == "unforeseen" or not capacity:
+        return 0
+    over = max(0, row.active_blocks - row.shared_blocks + own_blocks - capacity)
+    return min(over, max(0, row.expected - row.shared_blocks))
 
 
 def _terms(
     row: Row,
     credit: float,
+    lost: int,
     request: RouteRequest,
     parameters: CostParameters,
     multiplier: float,
@@ -93,15 +109,17 @@ def _terms(
         stall_ms=stall,
         decode_ms=decode,
         slowdown_ms=slowdown,
+        overlap_lost_blocks=float(lost),
     )
 
 
-def expected_latency(row: Row, request: RouteRequest) -> Expected:
+def expected_latency(row: Row, request: RouteRequest, policy: Policy) -> Expected:
     """Return the latencies that the reference engine would have at the rank, to be compared with the measured ones.
 
     The TTFT is 0, and nothing is learnt from it, for a decode worker: its prompts are computed elsewhere.
     """
-    uncached = float(max(0, request.isl_tokens - row.expected * request.block_size))
+    expected = row.expected - lost_blocks(row, request, policy)
+    uncached = float(max(0, request.isl_tokens - expected * request.block_size))
     pairs = uncached * (float(request.isl_tokens) - uncached * 0.5)
     ttft_s = FIRST_S + (float(row.queued_tokens) + uncached) * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S
     blocks = row.active_blocks - row.shared_blocks + -(-request.isl_tokens // request.block_size)

@@ -22,6 +22,7 @@ from kv_protocol.decided import (
 from kv_protocol.decision import CostTerms
 from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
+from router.decision.policy import Policy
 from tests.reference.policies import Choice
 from tests.reference.view import Row, View
 
@@ -32,9 +33,7 @@ class Verdict(NamedTuple):
     """A decision. `places` are the candidates' indices in `view`; `choice` has indices of candidates."""
 
     request: RouteRequest
-    mode: str
-    unmet: str
-    """What happens to the request if it does not meet its targets."""
+    policy: Policy
     reason: str
     seed: int
     view: View
@@ -64,7 +63,7 @@ class Verdict(NamedTuple):
         record = Decided(
             now_s=self.view.now_s,
             request=self.request,
-            policy=self.mode,
+            policy=self.policy.mode,
             seed=self.seed,
             kv_seq=kv_seq,
             turn=self.view.turn,
@@ -77,7 +76,7 @@ class Verdict(NamedTuple):
             reason=self.reason,
             uncached_tokens=self.promise.uncached_tokens,
             epoch=winner.epoch,
-            action="admit" if choice.meets_targets else self.unmet,
+            action="admit" if choice.meets_targets else self.policy.unmet,
             ttft_s=ttft_s,
             itl_s=itl_s,
             best=struct.pack(f"<{len(best)}H", *(self.places[at] for at in best)),

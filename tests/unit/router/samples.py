@@ -103,6 +103,7 @@ class Row(NamedTuple):
     role: Role = "aggregated"
     max_seq_len: int = 0
     max_prompt_tokens: int = 0
+    total_kv_blocks: int = 0
     loras: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
     overlap_blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -123,7 +124,7 @@ class Row(NamedTuple):
     @property
     def registrations(self) -> WorkerRegistered:
         """What its worker registered."""
-        names = ("role", "max_seq_len", "max_prompt_tokens", "loras", "taints")
+        names = ("role", "max_seq_len", "max_prompt_tokens", "total_kv_blocks", "loras", "taints")
         return registered(self.rank.worker_id, **{name: getattr(self, name) for name in names})
 
 

@@ -52,6 +52,13 @@ def test_a_cost_in_ms_is_told_by_its_terms_and_by_the_one_that_decided() -> None
     )
 
 
+def test_a_rank_that_lacks_room_is_said_to_lose_what_it_holds() -> None:
+    moment = view(row("w0/0", overlap_blocks=(4, 4, 4, 4), total_kv_blocks=8, active_blocks=5))
+    moment = moment._replace(rates=RateColumns(np.ones(1), np.ones(1), 10.0))
+    text = explain(decide(moment, route(81), Policy.current(), 1).decision())
+    assert "1.0 blocks credited; it lacks room, and will evict 3 more before it computes the prompt" in text
+
+
 def test_candidates_are_listed_cheapest_first() -> None:
     text = explained(*[row(f"w{at}/0", active_blocks=blocks) for at, blocks in enumerate((30, 10, 20))])
     assert re.findall(r"^  (w\d)/0: cost ([\d.]+)", text, re.MULTILINE) == [

@@ -99,6 +99,44 @@ def test_what_the_reference_engine_would_need_is_what_measurements_are_compared_
     assert itl_s == pytest.approx((STEP_MS + 6 * SEQUENCE_MS + 600 * 16 * KV_TOKEN_MS) / 1e3)
 
 
+def crowded(name: str = "w0/0", **changed: Any) -> Row:
+    """A rank of 600 blocks of which 550 are in use, 10 of them the request's own; it holds 40 of its blocks."""
+    has: dict[str, Any] = {"total_kv_blocks": 600, "active_requests": 5, "active_blocks": 550, "shared_blocks": 10}
+    return row(name, **has | {"overlap_blocks": (40, 40, 40, 40)} | changed)
+
+
+@pytest.mark.parametrize(("active_blocks", "credited"), [(510, 40), (525, 25), (540, 10), (600, 10)])
+def test_as_many_blocks_as_are_missing_are_lost_of_those_that_nothing_uses(active_blocks: int, credited: int) -> None:
+    found = terms(crowded(active_blocks=active_blocks))
+    assert (found.overlap_credit_blocks, found.overlap_lost_blocks) == (credited, 40 - credited)
+    assert found.prefill_ms == pytest.approx(prefill_ms(TOKENS - 16 * credited))
+
+
+def test_what_is_lost_is_still_worth_a_copy_where_it_falls_to_the_host() -> None:
+    found = terms(crowded(active_blocks=525, overlap_blocks=(40, 44, 44, 44)))
+    assert found.overlap_credit_blocks == 25 + 0.75 * (4 + 15)
+
+
+@pytest.mark.parametrize("changed", [{"total_kv_blocks": 0}, {"active_blocks": 510}])
+def test_nothing_is_lost_where_there_is_room_or_where_nobody_knows(changed: dict[str, Any]) -> None:
+    found = terms(crowded(**changed))
+    assert (found.overlap_lost_blocks, found.overlap_credit_blocks) == (0.0, 40.0)
+
+
+def test_a_policy_of_before_foresees_no_evictions() -> None:
+    moment = view(crowded())._replace(rates=RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS))
+    verdict = decide(moment, route(TOKENS, block_size=16), Policy(cost="ms", rate_spread="whole"), 1)
+    found = verdict.terms(0)
+    assert (found.overlap_lost_blocks, found.overlap_credit_blocks, verdict.lost_blocks) == (0.0, 40.0, 0)
+
+
+def test_measurements_are_compared_without_what_is_lost() -> None:
+    moment = view(crowded(active_blocks=525))._replace(rates=RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS))
+    verdict = decided(moment)
+    assert verdict.lost_blocks == 15
+    assert state().core.expected_s(verdict, 0)[0] == pytest.approx(17e-3 + prefill_ms(75 * 16) / 1e3)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
