@@ -1,8 +1,10 @@
 """A recorded workload against simulated engines in virtual time: a closed loop of sessions, taken in order.
 
     start        `concurrency` sessions begin at once; where one ends, the next begins
-    turn         the placement chooses a worker; the request reaches it after its own way (`EngineTiming.request_s`)
-    iteration    an engine with work computes one after the other; outputs are there at its end
+    turn         the router takes one request after the other (`EngineModel.router_s`); the placement chooses a worker,
+                 which the request reaches after its own way (`EngineTiming.request_s`)
+    iteration    an engine with work computes one after the other; outputs are there at its end; with
+                 `EngineModel.jitter` lengths vary by the seed, without it all seeds play the same
     answer ends  the session's next turn is sent at that moment, unless the recording's clients had stopped sending
     events       what an iteration changed in a cache is shown to the placement at the iteration's end
 
@@ -13,6 +15,8 @@ arguments.
 """
 
 import heapq
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
@@ -69,10 +73,16 @@ class EngineModel(NamedTuple):
     """Engine settings that a recording does not have."""
 
     timing: EngineTiming
+    name: str = "vllm 0.24.0"
     scheduling: Scheduling = VLLM
     max_num_batched_tokens: int = 8192
     """Source: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted."""
+    max_num_seqs: int = 128
     engines_per_gpu: int = 1
+    router_s: float = 0.0
+    """How long the router computes for a request, one after the other."""
+    jitter: float = 0.0
+    """The standard deviation of the logarithm of an iteration's length, whose mean is as `timing` says."""
 
 
 class Played(NamedTuple):
@@ -94,13 +104,11 @@ class _InFlight:
     def answered(self, cached_tokens: int, now_s: float) -> Answered:
         """Return the row of the request, which ends now."""
         assert self.first_s is not None, "a request ended without a token"
-        after_first = self.answer_tokens - 1
         return Answered(
             isl_tokens=self.isl_tokens,
             cached_tokens=cached_tokens,
             ttft_s=self.first_s - self.sent_s,
             e2e_s=now_s - self.sent_s,
-            itl_s=(now_s - self.first_s) / after_first if after_first else None,
             worker=self.worker,
             turn=self.turn,
         )
@@ -109,10 +117,14 @@ class _InFlight:
 class ClosedLoop:
     """Simulated workers and one client that plays a workload once."""
 
-    def __init__(self, recording: Recording, model: EngineModel, placement: Placer, *, workers: int) -> None:
+    def __init__(
+        self, recording: Recording, model: EngineModel, placement: Placer, *, workers: int, seed: int = 0
+    ) -> None:
         self._recording = recording
         self._timing = model.timing
         self._engines_per_gpu = model.engines_per_gpu
+        self._jitter, self._draw = model.jitter, random.Random(seed)  # noqa: S311 - a workload, not a secret
+        self._router_s, self._router_free_s = model.router_s, 0.0
         self._placement = placement
         description = description_of(recording, model)
         self._engines = [
@@ -162,10 +174,18 @@ class ClosedLoop:
         prompt = self._histories[session] + tuple(islice(self._tokens, plan.added_tokens[turn]))
         self._histories[session] = prompt
         request = EngineRequest(request_id=f"s{session}t{turn}", prompt=prompt, max_tokens=plan.output_tokens[turn])
-        worker = self._placement.choose(Sent(session, turn, request, self._now_s, self._in_flight))
+        sent_s = self._now_s
+        self._router_free_s = max(sent_s, self._router_free_s) + self._router_s
+        self._at(self._router_free_s, lambda: self._place(session, turn, request, sent_s))
+
+    def _place(self, session: int, turn: int, request: EngineRequest, sent_s: float) -> None:
+        worker, isl_tokens = (
+            self._placement.choose(Sent(session, turn, request, self._now_s, self._in_flight)),
+            len(request.prompt),
+        )
         self._in_flight[worker] += 1
-        self._requests[request.request_id] = _InFlight(session, turn, worker, len(prompt), self._now_s)
-        self._at(self._now_s + self._timing.request_s(len(prompt)), lambda: self._arrive(worker, request))
+        self._requests[request.request_id] = _InFlight(session, turn, worker, isl_tokens, sent_s)
+        self._at(self._now_s + self._timing.request_s(isl_tokens), lambda: self._arrive(worker, request))
 
     def _arrive(self, worker: int, request: EngineRequest) -> None:
         self._engines[worker].submit(request, self._now_s)
@@ -179,7 +199,8 @@ class ClosedLoop:
             gpu = worker // self._engines_per_gpu * self._engines_per_gpu
             neighbours = sum(self._busy[gpu : gpu + self._engines_per_gpu]) - 1
             step = engine.step(self._now_s, neighbours)
-            self._at(self._now_s + step.duration_s, lambda: self._end_iteration(worker, step))
+            factor = math.exp(self._draw.gauss(-(self._jitter**2) / 2, self._jitter)) if self._jitter else 1.0
+            self._at(self._now_s + step.duration_s * factor, lambda: self._end_iteration(worker, step))
 
     def _end_iteration(self, worker: int, step: Step) -> None:
         self._engines[worker].flush_events()
@@ -211,12 +232,12 @@ def _block_hash(tokens: Sequence[int], parent: int, namespace: EngineNamespace) 
 def description_of(recording: Recording, model: EngineModel) -> EngineDescription:
     """Return the engines' settings."""
     return EngineDescription(
-        model=recording.model,
-        version=recording.engine,
+        model="recorded",
+        version=model.name,
         event_source="simulated",
         block_size=recording.block_size,
         total_kv_blocks=recording.blocks_per_worker,
-        max_num_seqs=recording.max_num_seqs,
+        max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
         max_seq_len=recording.sequence_tokens_max,
     )

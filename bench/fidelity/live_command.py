@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from msgspec.structs import replace
@@ -12,10 +13,10 @@ from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, descript
 from bench.fidelity.live_figures import HIT, LiveFigures, order, within
 from bench.fidelity.live_recording import (
     SYSTEM_WORDS,
+    UNFORESEEING,
     WORKERS,
     BySystem,
     LiveRun,
-    answered,
     live_workload,
     load_runs,
 )
@@ -24,14 +25,40 @@ from bench.fidelity.routed import Routed
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line
 from router.decision.policy import CostParameters, Policy
-from worker_agent.engines.simulated.timing import H200_4B
+from worker_agent.engines.simulated.scheduling import SGLANG
+from worker_agent.engines.simulated.timing import H100_4B_SGLANG, H200_4B
 
-NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "sglang:cache_aware": "sglang"}
-"""Of `live.py`, by our names. `sglang-router 0.3.2 cache_aware` and weights are read by `placement_of`."""
+NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
+"""Of the kit, by our names. sglang-router's names and weights are read by `placement_of`."""
 PlacersOf = Callable[[LiveRun], Sequence[Placer]]
-MODEL = EngineModel(H200_4B, engines_per_gpu=WORKERS)
-TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99", "ITL p50", "p99")
-SCALES = (1, 100, *[1000] * 7)
+TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
+SCALES = (1, 100, *[1000] * 5)
+
+
+class LiveKind(NamedTuple):
+    """What a kind of recording does not say: the engines, and for how long clients sent."""
+
+    model: EngineModel
+    sending_s: float
+
+
+KINDS = {
+    "vllm": LiveKind(EngineModel(H200_4B, engines_per_gpu=WORKERS), 45.0),
+    "sglang": LiveKind(
+        EngineModel(
+            H100_4B_SGLANG,
+            name="sglang 0.5.14",
+            scheduling=SGLANG,
+            max_num_batched_tokens=4096,
+            max_num_seqs=64,
+            engines_per_gpu=WORKERS,
+            router_s=3.3e-3,
+            jitter=0.4,
+        ),
+        40.0,
+    ),
+}
+"""Source: the kit's README (`limit`) and `sgl_lib.py` (`command`)."""
 
 
 def placement_of(policy: str) -> Placement | None:
@@ -39,6 +66,8 @@ def placement_of(policy: str) -> Placement | None:
 
     A recording that names weights was made when mode kv compared blocks.
     """
+    if policy == UNFORESEEING:
+        return Placement(Policy.current(evictions="unforeseen"))
     name, *weights = policy.split(", ")
     if name == "kv" and weights:
         given = {key: float(value) for key, value in (each.split(" ") for each in weights)}
@@ -56,6 +85,7 @@ def placement_of(policy: str) -> Placement | None:
     metavar="FILE BLOCKS",
     help="a live recording, and the blocks of an engine in it; may be repeated",
 )
+@click.option("--engine", "kind", type=click.Choice([*KINDS]), default="vllm", help="what the recordings are of")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, help="simulations of a policy; their mean is compared")
 @click.option(
     "--by-system",
@@ -63,30 +93,31 @@ def placement_of(policy: str) -> Placement | None:
     metavar="W W W W",
     help="play only runs whose rows name no worker, each session on the worker given for its system prompt",
 )
-def live(files: tuple[tuple[Path, int], ...], seeds: int, by_system: tuple[int, ...] | None) -> None:
+def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int, by_system: tuple[int, ...] | None) -> None:
     """Replay live recordings in virtual time, and print simulated figures beside the GPU's.
 
-    The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` of the
-    GPU kit writes, or `h200_live_policies.json`. Every policy of the file that the bench knows is played; repeated runs
-    of one policy are compared by their mean. Cells: GPU / simulated (ratio; hit rate: difference in points), in
-    bold where the bound is missed: 2 points of hit rate, 25 % of all others.
+    The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` or
+    `sgl_live.py` of the GPU kit writes, `h200_live_policies.json`, or `h100_sglang_live.json`. Every policy of the file
+    that the bench knows is played; repeated runs of one policy are compared by their mean. Cells: GPU / simulated
+    (ratio; hit rate: difference in points), in bold where the bound is missed: 2 points of hit rate, 25 % of others.
     """
     click.echo(machine_line())
     for path, blocks in files:
         try:
             runs = load_runs(path, blocks)
-            recording = live_workload(runs, blocks)
+            recording = live_workload(runs, blocks, KINDS[kind].sending_s)
         except RecordingInvalid as error:
             raise click.UsageError(str(error)) from error
-        for line in _report(path.name, runs, recording, _placers(recording, seeds, by_system)):
+        model = KINDS[kind].model
+        for line in _report(path.name, runs, recording, model, _placers(recording, model, seeds, by_system)):
             click.echo(line)
 
 
-def _placers(recording: Recording, seeds: int, by_system: tuple[int, ...] | None) -> PlacersOf:
+def _placers(recording: Recording, model: EngineModel, seeds: int, by_system: tuple[int, ...] | None) -> PlacersOf:
     """Return what makes the placements to play a run with, none if it is not to be played."""
 
     def routed(run: LiveRun) -> list[Placer]:
-        placement, description = placement_of(run.policy), description_of(recording, MODEL)
+        placement, description = placement_of(run.policy), description_of(recording, model)
         return [Routed(placement, description, WORKERS, seed) for seed in range(seeds)] if placement else []
 
     def given(run: LiveRun) -> list[Placer]:
@@ -95,7 +126,9 @@ def _placers(recording: Recording, seeds: int, by_system: tuple[int, ...] | None
     return given if by_system else routed
 
 
-def _report(name: str, runs: tuple[LiveRun, ...], recording: Recording, placers_of: PlacersOf) -> Iterator[str]:
+def _report(
+    name: str, runs: tuple[LiveRun, ...], recording: Recording, model: EngineModel, placers_of: PlacersOf
+) -> Iterator[str]:
     yield f"\n{name}, {recording.blocks_per_worker} blocks an engine\n"
     yield f"| policy | {' | '.join(TITLES)} |"
     yield f"|---|{'---|' * len(TITLES)}"
@@ -106,7 +139,9 @@ def _report(name: str, runs: tuple[LiveRun, ...], recording: Recording, placers_
         if not placers:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
-        simulated[policy] = LiveFigures.mean([simulate(recording, placer) for placer in placers])
+        simulated[policy] = LiveFigures.mean(
+            [simulate(recording, model, placer, seed) for seed, placer in enumerate(placers)]
+        )
         bounds += within(real[policy], simulated[policy])
         yield f"| {policy} | {' | '.join(_cells(real[policy], simulated[policy]))} |"
     yield f"\n{sum(bounds)} of {len(bounds)} figures within their bounds."
@@ -116,13 +151,13 @@ def _report(name: str, runs: tuple[LiveRun, ...], recording: Recording, placers_
 def _real(runs: tuple[LiveRun, ...]) -> dict[str, LiveFigures]:
     by_policy: dict[str, list[LiveFigures]] = {}
     for run in runs:
-        by_policy.setdefault(run.policy, []).append(LiveFigures.of(list(answered(run)), run.requests_per_s))
+        by_policy.setdefault(run.policy, []).append(LiveFigures.recorded(run))
     return {policy: LiveFigures.mean(figures) for policy, figures in by_policy.items()}
 
 
-def simulate(recording: Recording, placer: Placer, model: EngineModel = MODEL) -> LiveFigures:
+def simulate(recording: Recording, model: EngineModel, placer: Placer, seed: int = 0) -> LiveFigures:
     """Return the figures of the simulated engines under one placement."""
-    played = ClosedLoop(recording, model, placer, workers=WORKERS).play()
+    played = ClosedLoop(recording, model, placer, workers=WORKERS, seed=seed).play()
     return LiveFigures.of(played.answered, len(played.answered) / played.makespan_s)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, Self
 
+from bench.fidelity.live_recording import LiveRun
 from bench.fidelity.recording import Answered
 from bench.report import percentile
 
@@ -29,20 +30,22 @@ class LiveFigures(NamedTuple):
     ttft_p99_s: float
     e2e_p50_s: float
     e2e_p99_s: float
-    itl_p50_s: float
-    itl_p99_s: float
 
     @classmethod
     def of(cls, answered: Sequence[Answered], requests_per_s: float) -> Self:
         """Return the figures of a run that had requests."""
-        ttfts_s, e2es_s = [each.ttft_s for each in answered], [each.e2e_s for each in answered]
-        itls_s = [each.itl_s for each in answered if each.itl_s is not None]
         return cls(
             requests_per_s,
             sum(each.cached_tokens for each in answered) / sum(each.isl_tokens for each in answered),
-            *(percentile(ttfts_s, quantile) for quantile in (0.5, 0.9, 0.99)),
-            *(percentile(values, quantile) for values in (e2es_s, itls_s) for quantile in (0.5, 0.99)),
+            *(percentile([each.ttft_s for each in answered], quantile) for quantile in (0.5, 0.9, 0.99)),
+            *(percentile([each.e2e_s for each in answered], quantile) for quantile in (0.5, 0.99)),
         )
+
+    @classmethod
+    def recorded(cls, run: LiveRun) -> Self:
+        """Return the figures of a recorded run."""
+        ttfts_s = (run.ttft_ms[quantile] / 1e3 for quantile in ("50", "90", "99"))
+        return cls(run.req_s, run.hit, *ttfts_s, *(run.e2e_ms[quantile] / 1e3 for quantile in ("50", "99")))
 
     @classmethod
     def mean(cls, runs: Sequence[Self]) -> Self:

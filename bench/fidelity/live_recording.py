@@ -1,15 +1,16 @@
-"""A live recording: the runs of `../shared/gpu/live.py`, one for each policy, and the workload that its clients sent.
+"""A live recording: the runs of the kit in `../shared/gpu`, one for each policy, and the workload of its clients.
 
-file        a list of runs (`live.json`), or an object whose keys `runs_N_blocks` are such lists, N blocks an engine
+file        a list of runs (`live.json`), an object whose keys `runs_N_blocks` are such lists, N blocks an engine, or an
+            object with one list `runs` whose members say `blocks_per_engine`
 rows        [isl, cached, ttft_s, e2e_s, worker, turn, overlap, session] in the order of the answers' ends; the worker
-            is null behind a router that does not name it
+            is null behind a router that does not name it, cached if nothing was; a run may be without rows
 workload    rows do not say how long the answers were, and which system prompt a session has. Both follow from the
-            clients' generator (`load.py` beside `live.py`), which draws from one seed. The draws are repeated here;
-            the length of a prompt is the rows'
+            clients' generator (`load.py` of the kit), which draws from one seed. The draws are repeated here; the
+            length of a prompt is the rows', or if no run got so far follows from its words
 shared      of a system prompt: what first turns found of it in a cache, at most (a multiple of the block size)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from bench.fidelity.closed_loop import Placer, Sent
-from bench.fidelity.recording import Answered, Recording, RecordingInvalid, Session
+from bench.fidelity.recording import Recording, RecordingInvalid, Session
 
 SEED = 7
 SYSTEM_WORDS = (1000, 1700, 550, 2000)
@@ -31,20 +32,20 @@ TURNS = 6
 SESSIONS = 200
 """Source: the kit's `load.py` (`sessions_of`), `live.py` (seed) and `tok/words.json`; `h200_live_policies.json`."""
 USERS = 40
-SENDING_S = 45.0
-"""Source: `h200_live_policies.json` (`what`); the kit's README (`conc`, `limit`)."""
+"""Source: `h200_live_policies.json` (`what`); the kit's README (`conc`)."""
 WORKERS = 4
 BLOCK_TOKENS = 32
-MAX_NUM_SEQS = 128
-FORMER_NAMES = {"kv": "kv, prefill_scale 1, history_weight 0.5"}
-"""What mode kv was when `h200_live_policies.json` was recorded. Source: `docs/BENCHMARKS.md`, "Live engines"."""
+UNFORESEEING = "kv, evictions unforeseen"
+FORMER_NAMES = {"runs": UNFORESEEING, "runs_N_blocks": "kv, prefill_scale 1, history_weight 0.5"}
+"""What mode kv was when `h100_sglang_live.json` and `h200_live_policies.json` were recorded, by the form of the file.
+Source: `docs/BENCHMARKS.md`, "Live engines"."""
 
 
 class LiveRow(NamedTuple):
     """One answered request."""
 
     isl_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None
     ttft_s: float
     e2e_s: float
     worker: str | None
@@ -53,18 +54,16 @@ class LiveRow(NamedTuple):
     session: Annotated[int, msgspec.Meta(ge=0, lt=SESSIONS)]
 
 
-class _Run(msgspec.Struct, frozen=True):
+class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on the real engines: its rows, and the figures of the whole run, latencies in ms by percentile."""
+
     policy: str
     req_s: Annotated[float, msgspec.Meta(gt=0)]
-    rows: Annotated[list[LiveRow], msgspec.Meta(min_length=1)]
-
-
-class LiveRun(NamedTuple):
-    """One policy on the real engines: its rows, and requests a second of the whole run."""
-
-    policy: str
-    requests_per_s: float
+    hit: float
+    ttft_ms: dict[str, float]
+    e2e_ms: dict[str, float]
     rows: tuple[LiveRow, ...]
+    blocks_per_engine: int | None = None
 
     @property
     def names_workers(self) -> bool:
@@ -80,22 +79,23 @@ def load_runs(path: Path, blocks: int) -> tuple[LiveRun, ...]:
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
-        runs = data.get(f"runs_{blocks}_blocks", []) if isinstance(data, dict) else data
-        read = msgspec.convert(runs, tuple[_Run, ...])
+        runs = data.get(f"runs_{blocks}_blocks", data.get("runs", [])) if isinstance(data, dict) else data
+        read = [run for run in msgspec.convert(runs, list[LiveRun]) if run.blocks_per_engine in (None, blocks)]
     except OSError as error:
         raise RecordingInvalid(path.name, error.strerror, "a readable file") from error
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise RecordingInvalid(path.name, str(error), "a live recording") from error
     if not read:
         raise RecordingInvalid(path.name, "no runs", f"runs with {blocks} blocks")
-    names = FORMER_NAMES if isinstance(data, dict) else {}
-    return tuple(LiveRun(names.get(run.policy, run.policy), run.req_s, tuple(run.rows)) for run in read)
+    former = FORMER_NAMES["runs" if "runs" in data else "runs_N_blocks"] if isinstance(data, dict) else "kv"
+    return tuple(msgspec.structs.replace(run, policy=former) if run.policy == "kv" else run for run in read)
 
 
 class DrawnSession(NamedTuple):
-    """What the clients drew for one session: its system prompt, and each turn's answer in tokens."""
+    """What the clients drew for one session: its system prompt, each turn's words, and its answer in tokens."""
 
     system: int
+    words: tuple[int, ...]
     answers_tokens: tuple[int, ...]
 
 
@@ -108,12 +108,13 @@ def drawn_sessions() -> tuple[DrawnSession, ...]:
 
 
 def _drawn(draw: Random) -> DrawnSession:
-    system, answers_tokens = draw.randrange(len(SYSTEM_WORDS)), []
+    system, words, answers_tokens = draw.randrange(len(SYSTEM_WORDS)), [], []
     for _ in range(TURNS):
-        _draw_words(draw, draw.randint(*ADDED_WORDS))
+        words.append(draw.randint(*ADDED_WORDS))
+        _draw_words(draw, words[-1])
         answers_tokens.append(draw.randint(*ANSWER_TOKENS))
         _draw_words(draw, ANSWER_WORDS)
-    return DrawnSession(system, tuple(answers_tokens))
+    return DrawnSession(system, tuple(words), tuple(answers_tokens))
 
 
 def _draw_words(draw: Random, words: int) -> None:
@@ -121,32 +122,38 @@ def _draw_words(draw: Random, words: int) -> None:
         draw.choice(range(VOCABULARY_WORDS))
 
 
-def live_workload(runs: Sequence[LiveRun], blocks: int) -> Recording:
-    """Return the workload that all `runs` were sent, on engines with `blocks` blocks.
+def live_workload(runs: Sequence[LiveRun], blocks: int, sending_s: float) -> Recording:
+    """Return the workload that all `runs` were sent for `sending_s`, on engines with `blocks` blocks.
 
     Raises:
-        RecordingInvalid: no run has all turns of some session.
+        RecordingInvalid: a turn is not longer than the one before, or no run has a second turn.
     """
     drawn = drawn_sessions()
     isl = {(row.session, row.turn): row.isl_tokens for run in runs for row in run.rows}
     shared = _shared_tokens(runs, drawn)
+    pairs = [(key, isl[key] - isl[key[0], key[1] - 1]) for key in isl if (key[0], key[1] - 1) in isl]
+    if not pairs:
+        raise RecordingInvalid("rows", "no session with two turns", "a session with two turns")
+    word_tokens = sum(tokens for _, tokens in pairs) / sum(
+        drawn[session].words[turn] + ANSWER_WORDS for (session, turn), _ in pairs
+    )
     sessions = []
     for number, session in enumerate(drawn):
-        lengths = [shared[session.system], *(isl.get((number, turn), 0) for turn in range(TURNS))]
+        lengths = [shared[session.system]]
+        for turn, words in enumerate(session.words):
+            guess = lengths[-1] + round((words + (ANSWER_WORDS if turn else 0)) * word_tokens)
+            lengths.append(isl.get((number, turn), guess))
         added = tuple(after - before for before, after in pairwise(lengths))
         if min(added) < 1:
-            raise RecordingInvalid(f"session {number}", lengths, "a row of each turn, each longer than the one before")
+            raise RecordingInvalid(f"session {number}", lengths, "turns each longer than the one before")
         sessions.append(Session(session.system, added, session.answers_tokens))
     return Recording(
-        engine="vllm 0.24.0",
-        model="4B-parameter shape",
         blocks_per_worker=blocks,
         block_size=BLOCK_TOKENS,
-        max_num_seqs=MAX_NUM_SEQS,
         concurrency=USERS,
         system_tokens=shared,
         sessions=tuple(sessions),
-        sending_s=SENDING_S,
+        sending_s=sending_s,
     )
 
 
@@ -154,24 +161,8 @@ def _shared_tokens(runs: Sequence[LiveRun], drawn: Sequence[DrawnSession]) -> tu
     shared = [0] * len(SYSTEM_WORDS)
     for row in (row for run in runs for row in run.rows if row.turn == 0):
         system = drawn[row.session].system
-        shared[system] = max(shared[system], row.cached_tokens)
+        shared[system] = max(shared[system], row.cached_tokens or 0)
     return tuple(shared)
-
-
-def answered(run: LiveRun) -> Iterator[Answered]:
-    """Yield the run's rows as the comparison reads them, which does not tell workers apart."""
-    drawn = drawn_sessions()
-    for row in run.rows:
-        after_first = drawn[row.session].answers_tokens[row.turn] - 1
-        yield Answered(
-            isl_tokens=row.isl_tokens,
-            cached_tokens=row.cached_tokens,
-            ttft_s=row.ttft_s,
-            e2e_s=row.e2e_s,
-            itl_s=(row.e2e_s - row.ttft_s) / after_first,
-            worker=0,
-            turn=row.turn,
-        )
 
 
 class BySystem(Placer):

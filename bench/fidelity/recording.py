@@ -20,13 +20,12 @@ class RecordingInvalid(Exception):
 
 
 class Answered(NamedTuple):
-    """One request as its client saw it; times count from the moment of sending, `itl_s` is None of a single token."""
+    """One request as its client saw it; times count from the moment of sending."""
 
     isl_tokens: int
     cached_tokens: int
     ttft_s: float
     e2e_s: float
-    itl_s: float | None
     worker: int
     turn: int
 
@@ -49,11 +48,8 @@ class Session(msgspec.Struct, frozen=True):
 class Recording(NamedTuple):
     """A workload on engines with `blocks_per_worker` blocks of `block_size` tokens; clients send until `sending_s`."""
 
-    engine: str
-    model: str
     blocks_per_worker: int
     block_size: int
-    max_num_seqs: int
     concurrency: int
     system_tokens: tuple[int, ...]
     sessions: tuple[Session, ...]

@@ -3,7 +3,8 @@
 kv                  mode kv as it is by default
 kv-blocks           mode kv-blocks as it is by default
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
-dynamo              NVIDIA Dynamo's cost formula with its defaults and our tie-breaks
+dynamo              NVIDIA Dynamo's rule (its documentation of 1.6): blocks to prefill at the weight 1, and active
+                    decode blocks; our tie-breaks
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 """
 

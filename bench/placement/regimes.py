@@ -12,6 +12,10 @@
     host tier        documents; evicted blocks go to a host tier of twice the GPU's blocks                   4
     one long prompt  one prompt of 60,000 tokens on an idle fleet, then 600 short ones in 30 s               8
     restart          one long system prompt, few requests; then the router starts anew, and many come        4
+    no room ENGINE   chat without thinking; the caches are too small for the requests in flight              4
+
+Engines schedule as TensorRT-LLM does (GUARANTEED_NO_EVICT); without room also as vLLM, which preempts, and as SGLang,
+which computes prompts first and retracts.
 
 Checks: the share of the short prompts that the long one's worker gets is more than 0; the greatest share of a worker in
 the requests after the restart is less than 1.
@@ -29,6 +33,7 @@ from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
 from bench.routing.workloads import Agents, Workload, agents, blocks, following
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 
 LOADS = (0.5, 1.0, 1.5)
 CACHES = ("small", "large")
@@ -60,6 +65,7 @@ class Regime(NamedTuple):
     kv_tokens: tuple[int, int]
     workers: int = 4
     slowdowns: tuple[float, ...] = ()
+    scheduling: Scheduling = TRTLLM
     narrow_windows: tuple[int, ...] = ()
     host_share: float = 0.0
     restarts: bool = False
@@ -75,6 +81,7 @@ class Regime(NamedTuple):
             self.workers,
             kv_tokens,
             slowdowns=self.slowdowns,
+            scheduling=self.scheduling,
             layout=layout if host_blocks or self.narrow_windows else GPU_ONLY,
             restart_s=restart_s(workload) if self.restarts else None,
         )
@@ -85,13 +92,13 @@ def restart_s(workload: Workload) -> float:
     return workload.requests[round(len(workload.requests) * _RESTART_AFTER)].arrival_s
 
 
-def chat(sizing: Sizing, users: int = 112) -> Workload:
+def chat(sizing: Sizing, users: int = 112, think_s: float = 0.2) -> Workload:
     """Return sessions as of the recording of four live engines, with thinking time."""
     shape = Agents(
         sessions=sizing.of(168),
         concurrent=sizing.of(users * sizing.load),
         turns=6,
-        think_s=0.2,
+        think_s=think_s,
         systems=4,
         system_tokens=1024,
         turn_tokens=500.0,
@@ -212,5 +219,9 @@ REGIMES: dict[str, Regime] = {
     "windows": Regime(tool_agents, (64_000, 400_000), narrow_windows=(1024,)),
     "host tier": Regime(documents, (60_000, 120_000), host_share=2.0),
     "one long prompt": Regime(one_long_prompt, (80_000, 400_000), workers=8, check=share_beside_the_long_prompt),
+    **{
+        f"no room {engine}": Regime(lambda sizing: chat(sizing, think_s=0.0), (32_000, 64_000), scheduling=scheduling)
+        for engine, scheduling in (("trtllm", TRTLLM), ("vllm", VLLM), ("sglang", SGLANG))
+    },
     "restart": Regime(after_restart, (48_000, 400_000), restarts=True, check=greatest_share_after_restart),
 }

@@ -12,6 +12,7 @@ from kv_protocol.ids import WorkerRank
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
@@ -45,12 +46,18 @@ class VirtualEngine:
         layout: CacheLayout = GPU_ONLY,
         timing: EngineTiming = H200_8B,
         id_tokens: int = TRACE_BLOCK_TOKENS,
+        scheduling: Scheduling = TRTLLM,
     ) -> None:
         """Each id of a request's blocks stands for `id_tokens`."""
         self.rank = rank
         self._timing, self._id_tokens = scaled(timing, slowdown), id_tokens
         self.simulator = Simulator(
-            description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash, layout=layout
+            description,
+            timing=self._timing,
+            scheduling=scheduling,
+            token_source=_ONE_TOKEN,
+            block_hash=block_hash,
+            layout=layout,
         )
         self.stream = CanonicalStream(description.block_size, description.max_seq_len)
         self._foreseen_max = foreseen_max

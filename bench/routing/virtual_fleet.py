@@ -32,6 +32,7 @@ from router.decision.policy import Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.port.types import EngineDescription, EngineOutput
 
@@ -55,6 +56,7 @@ class VirtualFleetShape(NamedTuple):
     foreseen_max: int = FORESEEN_MAX
     slowdowns: tuple[float, ...] = ()
     layout: CacheLayout = GPU_ONLY
+    scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
     descriptions: tuple[EngineDescription, ...] = ()
     timings: tuple[EngineTiming, ...] = ()
@@ -146,6 +148,7 @@ class VirtualFleet:
                 layout=shape.layout,
                 timing=shape.timings[number] if shape.timings else H200_8B,
                 id_tokens=shape.id_tokens,
+                scheduling=shape.scheduling,
             )
             for number in range(shape.workers)
         ]

@@ -18,11 +18,8 @@ SESSIONS = tuple(
 def recording(**changes: Any) -> Recording:
     """A workload on engines whose caches are too small for all of it."""
     whole = Recording(
-        engine="e",
-        model="m",
         blocks_per_worker=250,
         block_size=16,
-        max_num_seqs=4,
         concurrency=6,
         system_tokens=(320, 500),
         sessions=SESSIONS,

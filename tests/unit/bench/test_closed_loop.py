@@ -10,7 +10,7 @@ from tests.support.amount import examples
 from tests.unit.bench.fleets import SESSIONS, recording
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
-MODEL = EngineModel(H200_8B)
+MODEL = EngineModel(H200_8B, max_num_seqs=4)
 
 
 class Watched(Placer):
@@ -83,13 +83,24 @@ def test_a_request_alone_takes_its_way_and_its_iterations() -> None:
     (alone,) = ClosedLoop(workload, MODEL, RoundRobin(), workers=1).play().answered
     context_s = H200_8B.iteration_s(IterationWork(context_tokens=500, attention_pairs=500 * 250))
     decode_s = H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=500))
-    assert (alone.ttft_s, alone.itl_s) == pytest.approx((H200_8B.request_s(500) + context_s, decode_s))
+    assert alone.ttft_s == pytest.approx(H200_8B.request_s(500) + context_s)
     assert alone.e2e_s == pytest.approx(alone.ttft_s + decode_s)
 
 
-def test_an_answer_of_one_token_has_no_itl() -> None:
-    (alone,) = ClosedLoop(recording(sessions=(Session(0, (9,), (1,)),)), MODEL, RoundRobin(), workers=1).play().answered
-    assert (alone.itl_s, alone.e2e_s) == (None, alone.ttft_s)
+def test_requests_of_one_moment_pass_the_router_one_after_the_other() -> None:
+    workload = recording(sessions=(Session(0, (180,), (1,)), Session(0, (180,), (1,))), concurrency=2)
+    first, second = ClosedLoop(workload, MODEL._replace(router_s=0.5), RoundRobin(), workers=2).play().answered
+    assert first.ttft_s > 0.5
+    assert second.ttft_s - first.ttft_s == pytest.approx(0.5)
+
+
+def test_lengths_of_iterations_vary_by_the_seed_and_only_with_jitter() -> None:
+    def makespan_s(jitter: float, seed: int) -> float:
+        model = MODEL._replace(jitter=jitter)
+        return ClosedLoop(recording(), model, RoundRobin(), workers=2, seed=seed).play().makespan_s
+
+    assert makespan_s(0.0, 1) == makespan_s(0.0, 2)
+    assert makespan_s(0.4, 1) == makespan_s(0.4, 1) != makespan_s(0.4, 2)
 
 
 def test_engines_of_one_gpu_slow_each_other_down_while_both_have_work() -> None:

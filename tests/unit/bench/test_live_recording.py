@@ -8,14 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, description_of
-from bench.fidelity.live_command import live, simulate
+from bench.fidelity.live_command import KINDS, live, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,
     WORKERS,
     BySystem,
-    answered,
     drawn_sessions,
     live_workload,
     load_runs,
@@ -28,7 +27,7 @@ from worker_agent.engines.simulated.timing import H200_8B
 
 SYSTEM_TOKENS = 640
 CAPTURE = CAPTURES / "h200_live_policies.json"
-REAL = LiveFigures(30.0, 0.8, *[1.0] * 7)
+REAL = LiveFigures(30.0, 0.8, *[1.0] * 5)
 
 
 def rows(**changed: Any) -> list[list[Any]]:
@@ -56,11 +55,12 @@ def written(path: Path, data: Any) -> Path:
 
 
 def run(policy: str = "rr", **changed: Any) -> dict[str, Any]:
-    return {"policy": policy, "req_s": 20.0, "rows": rows(**changed)}
+    latencies = {"ttft_ms": {"50": 100.0, "90": 200.0, "99": 300.0}, "e2e_ms": {"50": 1000.0, "99": 2000.0}}
+    return {"policy": policy, "req_s": 20.0, "hit": 0.5, **latencies, "rows": rows(**changed)}
 
 
 def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -> None:
-    workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9)
+    workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9, 45.0)
     assert workload.requests == SESSIONS * TURNS
     assert workload.system_tokens == (SYSTEM_TOKENS,) * 4
     assert {session.added_tokens for session in workload.sessions} == {(300,) * TURNS}
@@ -68,10 +68,18 @@ def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -
     assert workload.blocks_per_worker == 9
 
 
-def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_path: Path) -> None:
-    first = next(answered(load_runs(written(tmp_path, [run()]), 9)[0]))
-    assert (first.cached_tokens, first.worker, first.turn) == (SYSTEM_TOKENS, 0, 0)
-    assert first.itl_s == pytest.approx(0.9 / 63)
+def test_the_length_of_a_turn_that_no_run_came_to_follows_from_its_words(tmp_path: Path) -> None:
+    runs = load_runs(written(tmp_path, [run() | {"rows": rows()[:-1]}]), 9)
+    *known, unknown = live_workload(runs, 9, 45.0).sessions[-1].added_tokens
+    words, mean_words = drawn_sessions()[-1].words[-1] + 40, 350 + 40
+    assert known == [300] * (TURNS - 1)
+    assert unknown == pytest.approx(300 * words / mean_words, rel=0.05)
+
+
+def test_runs_of_one_list_are_told_apart_by_their_blocks_and_may_be_without_rows(tmp_path: Path) -> None:
+    runs = [run("a") | {"blocks_per_engine": 9}, run("b") | {"blocks_per_engine": 8, "rows": []}]
+    (found,) = load_runs(written(tmp_path, {"runs": runs}), 8)
+    assert (found.policy, LiveFigures.recorded(found)) == ("b", LiveFigures(20.0, 0.5, 0.1, 0.2, 0.3, 1.0, 2.0))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,7 @@ def test_rows_are_read_with_the_time_between_tokens_that_their_answers_had(tmp_p
 )
 def test_figures_have_their_bounds(figure: str, inside: float, outside: float) -> None:
     found = [within(REAL, REAL._replace(**{figure: value})) for value in (inside, outside)]
-    assert [sum(each) for each in found] == [9, 8]
+    assert [sum(each) for each in found] == [7, 6]
 
 
 def test_only_policies_that_are_apart_count_in_the_order() -> None:
@@ -97,7 +105,7 @@ def test_the_command_plays_each_policy_once_and_says_which_it_does_not_know(tmp_
     lines = [line.split(" | ") for line in found.output.splitlines() if line.startswith("| ")]
     assert [cells[0] for cells in lines] == ["| policy", "| kv", "| unknown"]
     assert lines[2][1] == "not simulated"
-    assert "of 9 figures within their bounds" in found.output
+    assert "of 7 figures within their bounds" in found.output
 
 
 def test_the_router_places_by_what_the_engines_hold() -> None:
@@ -119,6 +127,7 @@ def test_the_router_places_by_what_the_engines_hold() -> None:
 def test_one_engine_that_gets_all_requests_is_simulated_within_the_bounds() -> None:
     runs = load_runs(CAPTURE, 1536)
     saturated = next(each for each in runs if each.policy.startswith("sglang"))
-    workload = live_workload(runs, 1536)
-    simulated = simulate(workload, BySystem((0, 0, 0, 0), workload))
-    assert within(LiveFigures.of(list(answered(saturated)), saturated.requests_per_s), simulated) == [True] * 9
+    model, sending_s = KINDS["vllm"]
+    workload = live_workload(runs, 1536, sending_s)
+    simulated = simulate(workload, model, BySystem((0, 0, 0, 0), workload))
+    assert within(LiveFigures.recorded(saturated), simulated) == [True] * 7

@@ -104,14 +104,23 @@ class BlockPool:
         return path
 
     def admit(
-        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, priority: int = PRIORITY_DEFAULT
+        self,
+        prompt: Sequence[int],
+        tokens_max: int,
+        namespace: EngineNamespace,
+        priority: int = PRIORITY_DEFAULT,
+        *,
+        spare_blocks: int = 0,
     ) -> BlockTable | None:
-        """Return a table with the prompt's blocks and the rest of `tokens_max` reserved; None if blocks are missing."""
+        """Return a table with the prompt's blocks and the rest of `tokens_max` reserved.
+
+        None if blocks are missing, or fewer than `spare_blocks` would be left.
+        """
         path = self.match(prompt, namespace)
         own_blocks = self.blocks_of(len(prompt)) - len(path)
         reserved_blocks = self.blocks_of(tokens_max) - len(path)
         revived_blocks = sum(not block.sequences for block in path)
-        if reserved_blocks + revived_blocks > self._free + len(self._cached) - self._reserved:
+        if reserved_blocks + revived_blocks + spare_blocks > self._free + len(self._cached) - self._reserved:
             return None
         onboarded_blocks = sum([self._have(block, priority) for block in path])
         for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host

@@ -5,9 +5,9 @@
     3. waiting requests are admitted in the order of arrival while budget, sequences and blocks last; the first that
        does not fit blocks all others
 
-A request is admitted only if the blocks of all tokens that it may ever compute are available, so none is evicted or
-paused later (GUARANTEED_NO_EVICT); with `Scheduling.preempts` it may be preempted instead. The iteration that completes
-a prompt emits the first token. The last token is only emitted, never computed; a stop token is the last one.
+With `Scheduling.prefills_first` 2 and 3 come alone, and 1 only where they find nothing. What room a request needs to be
+admitted is `Scheduling.admits`. The iteration that completes a prompt emits the first token. The last token is only
+emitted, never computed; a stop token is the last one.
 
     prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
                fetched, or expires
@@ -18,6 +18,7 @@ a prompt emits the first token. The last token is only emitted, never computed; 
 Source of the last: `docs/SOURCES.md` D4.1 (5).
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -36,7 +37,7 @@ from worker_agent.engines.simulated.handovers import (
 from worker_agent.engines.simulated.held_contexts import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
-from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
+from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
 from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
 from worker_agent.engines.simulated.statistics import RankIteration
 from worker_agent.engines.simulated.timing import IterationWork
@@ -74,7 +75,7 @@ class Rank:
     ) -> None:
         self.attention_dp_rank = attention_dp_rank
         self._dp_rank = 0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank
-        assert role == "aggregated" or not scheduling.preempts, "a transferred context cannot be computed anew"
+        assert role == "aggregated" or scheduling.admits == "answer", "a transferred context cannot be computed anew"
         self._scheduling, self._role, self._contexts = scheduling, role, contexts
         self._began_s = self._planned_s = 0.0
         self._engine = engine
@@ -87,6 +88,7 @@ class Rank:
         self._context: dict[str, RunningRequest] = {}
         self._decoding: dict[str, RunningRequest] = {}
         self._fetching = FetchingRequests()
+        self._estimate = AnswerEstimate()
         self._is_blocked = False
 
     @property
@@ -112,6 +114,8 @@ class Rank:
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request, which the rank can serve and whose id is not in use."""
+        if not self.request_count:
+            self._estimate.begin()
         self._waiting[request.request_id] = WaitingRequest(request, now_s, self._token_source.of_choice(choice))
         self._waiting_tokens += len(request.prompt)
         self._is_blocked = False
@@ -162,10 +166,10 @@ class Rank:
         self._plan(now_s)
         ended = self._begin_fetched()
         budget = self._engine.max_num_batched_tokens
-        if self._scheduling.preempts:
-            self._preempt()
-        decoding = list(islice(self._decoding.values(), budget))
-        chunks = self._chunks(budget - len(decoding))
+        chunks = self._chunks(budget) if self._scheduling.prefills_first else []
+        decoding = [] if chunks else self._decode_batch(budget)
+        if not self._scheduling.prefills_first:
+            chunks = self._chunks(budget - len(decoding))
         work = work_of(decoding, chunks)
         outputs = (*ended, *map(self._decode, decoding), *filter(None, map(self._compute, chunks)))
         if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
@@ -201,6 +205,7 @@ class Rank:
     def skip(self, iterations: int, began_s: float) -> None:
         """Compute quiet iterations without outputs; the last of them began at `began_s`."""
         self._began_s = began_s
+        self._estimate.decoded(iterations)
         for running in self._decoding.values():
             running.computed_tokens += iterations
             for _ in range(iterations):
@@ -212,24 +217,36 @@ class Rank:
         self._planned_s = self._began_s if planned_before else now_s
         self._began_s = now_s
 
-    def _preempt(self) -> None:
-        """Reserve a block for each decoding sequence that needs one; preempt, admitted last first, where none is left.
+    def _decode_batch(self, budget: int) -> list[RunningRequest]:
+        """Return what decodes, at most `budget` requests, after those for which no block is left have given way.
 
         None of them is admitted again in this iteration: it needs more blocks than it freed, and some are taken.
         """
-        for running in tuple(self._decoding.values()):
+        was_retracted = False
+        for running in tuple(self._decoding.values()) if self._scheduling.admits != "answer" else ():
             while running.request.request_id in self._decoding and not self.pool.reserve(
                 running.table, running.computed_tokens + 1
             ):
-                phase = self._context or self._decoding
-                self._put_back(phase.popitem()[1])
+                was_retracted = True
+                self._put_back()
+        if was_retracted:
+            self._estimate.retracted(self._decoding.values())
+        elif self._decoding:
+            self._estimate.decoded(1)
+        return list(islice(self._decoding.values(), budget))
 
-    def _put_back(self, running: RunningRequest) -> None:
-        """Free a request's blocks and let it wait before all others."""
+    def _put_back(self) -> None:
+        """Let one request give way: free its blocks, and let it wait before all others, or if retracted after them."""
+        retracts = self._scheduling.admits == "estimate"
+        if retracts:
+            running = min(self._decoding.values(), key=lambda each: (each.answer_tokens, -len(each.request.prompt)))
+            del self._decoding[running.request.request_id]
+        else:
+            running = (self._context or self._decoding).popitem()[1]
         self._release(running)
         request_id = running.request.request_id
         self._waiting[request_id] = WaitingRequest(running.request, running.arrived_s, running.source, running)
-        self._waiting.move_to_end(request_id, last=False)
+        self._waiting.move_to_end(request_id, last=retracts)
         self._waiting_tokens += len(running.tokens)
 
     def _chunks(self, budget: int) -> list[Chunk]:
@@ -273,9 +290,10 @@ class Rank:
         waiting = next(iter(self._waiting.values()))
         if waiting.arrived_s > self._planned_s:
             return None
-        request, tokens = waiting.request, waiting.tokens
-        tokens_max = len(tokens) if self._scheduling.preempts else computed_tokens_max(request)
-        table = self.pool.admit(tokens, tokens_max, waiting.namespace, request.priority)
+        request, tokens, admits = waiting.request, waiting.tokens, self._scheduling.admits
+        tokens_max = computed_tokens_max(request) if admits == "answer" else len(tokens)
+        spare_blocks = self._answers_blocks(waiting) if admits == "estimate" else 0
+        table = self.pool.admit(tokens, tokens_max, waiting.namespace, request.priority, spare_blocks=spare_blocks)
         if table is None:
             self._is_blocked = True
             return None
@@ -286,6 +304,21 @@ class Rank:
             return RunningRequest(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
         waiting.preempted.begin_context(table, cached_tokens)
         return waiting.preempted
+
+    def _answers_blocks(self, waiting: WaitingRequest) -> int:
+        """Return the blocks for a request's answer and the estimated rest of the running ones; 0 if it would be alone.
+
+        Source: `SGLANG`; a page more for the request, and for each whose prompt is not computed yet.
+        """
+        if not self._running_count:
+            return 0
+        block_size, share = self._engine.block_size, self._estimate.share
+        tokens = computed_tokens_max(waiting.request) - len(waiting.tokens) + 1.0 + block_size
+        for each in self._context.values():
+            tokens += computed_tokens_max(each.request) - len(each.tokens) + 1.0 + block_size
+        for each in self._decoding.values():
+            tokens += (computed_tokens_max(each.request) - len(each.tokens) + 1.0) * share
+        return math.ceil(tokens / block_size)
 
     def _decode(self, running: RunningRequest) -> tuple[str, EngineOutput]:
         running.computed_tokens += 1

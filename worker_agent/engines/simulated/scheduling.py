@@ -5,13 +5,24 @@ plans_ahead     the batch of an iteration is fixed when the iteration before it 
                 when the iteration itself begins.
 shares_at_once  a prompt's blocks can be reused as soon as their computation is scheduled, even by the next request
                 of the same batch. Otherwise: when the prompt's whole context is computed.
-preempts        a request is admitted when the blocks of its prompt are available, and takes one more whenever its
-                answer needs it. Where none is left, the request admitted last is preempted: it frees its blocks, goes
-                to the front of the queue, and later computes prompt and answer anew, except what is still cached.
-                Otherwise: the blocks of the longest answer are reserved at admission.
+prefills_first  an iteration computes prompts alone while there are any, up to the token budget; nothing decodes
+                meanwhile. Otherwise: it decodes first, and prompts have the rest of the budget.
+admits          answer    the blocks of the longest answer are reserved at admission, so nothing is evicted later
+                prompt    when the blocks of its prompt are available. Where a decoding request finds no block, the
+                          request admitted last is preempted: it frees its blocks, goes to the front of the queue, and
+                          later computes prompt and answer anew, except what is still cached
+                estimate  when there is room for its prompt, its longest answer, and what the running answers are
+                          estimated to need yet (`AnswerEstimate`). Where a decoding request finds no block, that with
+                          the shortest answer so far (of these the longest prompt) is retracted, to the end of the queue
 """
 
+from collections.abc import Iterable
+from typing import Literal
+
 import msgspec
+
+from worker_agent.engines.simulated.sequences import RunningRequest
+from worker_agent.port.rules import computed_tokens_max
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,15 +30,58 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
     plans_ahead: bool = False
     shares_at_once: bool = False
-    preempts: bool = False
+    prefills_first: bool = False
+    admits: Literal["answer", "prompt", "estimate"] = "answer"
+
+
+class AnswerEstimate:
+    """The share of the rest of running answers for which admission leaves room.
+
+    It falls with each iteration that decodes, is set after a retraction by what then runs, and begins anew when the
+    engine is idle.
+    """
+
+    FIRST, LEAST, FALL = 0.7, 0.7 * 0.14, 0.7 * 0.86 / 600
+    AFTER_RETRACTION_TOKENS = 20
+
+    def __init__(self) -> None:
+        self._from, self._decoded = self.FIRST, 0
+
+    @property
+    def share(self) -> float:
+        """Return the share (0..1) now."""
+        return max(self.LEAST, self._from - self._decoded * self.FALL)
+
+    def begin(self) -> None:
+        """The engine is idle."""
+        self._from, self._decoded = self.FIRST, 0
+
+    def decoded(self, iterations: int) -> None:
+        """So many iterations decoded."""
+        self._decoded += iterations
+
+    def retracted(self, left: Iterable[RunningRequest]) -> None:
+        """Requests were retracted; those `left` decode on."""
+        decoded, longest = 0, 1
+        for each in left:
+            decoded += each.answer_tokens + self.AFTER_RETRACTION_TOKENS
+            longest += computed_tokens_max(each.request) + 1 - len(each.request.prompt)
+        self._from, self._decoded = min(1.0, decoded / longest), 0
 
 
 TRTLLM = Scheduling()
-"""TensorRT-LLM without its overlap scheduler."""
-VLLM = Scheduling(plans_ahead=True, shares_at_once=True, preempts=True)
+"""TensorRT-LLM without its overlap scheduler: GUARANTEED_NO_EVICT."""
+VLLM = Scheduling(plans_ahead=True, shares_at_once=True, admits="prompt")
 """Source: vLLM's release notes of 0.14 (asynchronous scheduling by default), its prefix caching design document.
 
 Preemption: vLLM 0.24.0, `vllm/v1/core/sched/scheduler.py`, `schedule` (running requests before waiting ones; the last
 of the running is preempted; no admission in a step that preempted) and `_preempt_request` (no computed tokens, front of
 the queue); admission: `vllm/config/scheduler.py`, `scheduler_reserve_full_isl` (true) and `watermark` (0).
+"""
+SGLANG = Scheduling(plans_ahead=True, prefills_first=True, admits="estimate")
+"""Source: SGLang 0.5.14, `sglang/srt/managers/`: `scheduler.py` (`event_loop_overlap`, `get_next_batch_to_run`,
+`update_running_batch`), `schedule_policy.py` (`PrefillAdder.add_one_req`), `schedule_batch.py` (`retract_decode`),
+`scheduler_components/new_token_ratio_tracker.py`; its defaults: first come first served, no mixed chunks, LRU.
+
+Not modelled: its radix tree evicts a whole node (what one request added to a prefix), this simulator block by block.
 """

@@ -62,6 +62,11 @@ class RunningRequest:
         self.computed_tokens = self.reused_tokens = reused_tokens
         self.context_tokens = len(self.tokens)
 
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens its answer has so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
 
 class Chunk(msgspec.Struct, frozen=True):
     """Part of a prompt, computed in one iteration after `past_tokens` others."""

@@ -102,3 +102,20 @@ Reading the weights and multiplying by them is scaled by the number of weights, 
 floor are the 8B model's, with as many layers and heads. `neighbour_ratio` alone was fitted to live engines: to the runs
 kv and round robin with large caches of four vLLM engines on one H200. How it fares on the others: `docs/FIDELITY.md`.
 """
+
+H100_4B_SGLANG = msgspec.structs.replace(
+    H200_4B,
+    request_base_s=4.3e-3,
+    base_s=4.0e-3,
+    token_s=16.2e-6,
+    attention_pair_s=1.71e-9,
+    kv_token_s=44.7e-9,
+    context_floor_s=29.8e-3,
+    mixed_sequence_s=0.0,
+    neighbour_ratio=1.49,
+)
+"""One H100 with the 4B model on SGLang 0.5.14 (attention by Triton, prompts without CUDA graphs), beside others on it.
+
+Fitted to the runs kv and round robin with large caches of `captures/h100_sglang_live.json`, by a random search over
+logarithms of the figures. How it fares on the others: `docs/FIDELITY.md`.
+"""

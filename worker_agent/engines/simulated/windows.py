@@ -207,12 +207,18 @@ class WindowedPool(BlockPool):
         return path[:blocks]
 
     def admit(
-        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, priority: int = PRIORITY_DEFAULT
+        self,
+        prompt: Sequence[int],
+        tokens_max: int,
+        namespace: EngineNamespace,
+        priority: int = PRIORITY_DEFAULT,
+        *,
+        spare_blocks: int = 0,
     ) -> BlockTable | None:
         """Return a table with the prompt's blocks in all pools; None if a pool has too few."""
         if not all(pool.can_admit(len(prompt), tokens_max) for pool in self._narrow):
             return None
-        table = super().admit(prompt, tokens_max, namespace, priority)
+        table = super().admit(prompt, tokens_max, namespace, priority, spare_blocks=spare_blocks)
         if table:
             self._narrow_tables[table] = [
                 pool.admit(table.path, len(prompt), tokens_max, priority) for pool in self._narrow
