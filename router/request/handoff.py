@@ -8,7 +8,8 @@
     n, best_of                           1                              as they are
     prompt_token_ids                     -                              the prefill answer's, where it has some
     disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
-                                          "context_only"}               "request_type": "generation_only"
+                                          "context_only"}               "request_type": "generation_only" and the
+                                                                        answer's usage as "ctx_usage"
     nvext: backend_instance_id,          prefill_worker_id and          as they are
       decode_worker_id, dp_rank          prefill_dp_rank instead
     nvext: prefill_worker_id,            under those names              left out
@@ -97,7 +98,8 @@ def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
         return PrefillAnswer(msgspec.json.encode(answer), b"", is_final=True)
     if not isinstance(params, dict):
         raise AnswerUnusable(f"choices[0].{_PARAMS}: found {params!r}, allowed an object: is it a prefill worker?")
-    decode_params = msgspec.json.encode(params | {"request_type": GENERATION_ONLY})
+    usage = {"ctx_usage": answer["usage"]} if "usage" in answer else {}
+    decode_params = msgspec.json.encode(params | usage | {"request_type": GENERATION_ONLY})
     return PrefillAnswer(
         body, decode_params, is_final=False, prompt_ids=msgspec.json.encode(prompt_ids) if prompt_ids else b""
     )

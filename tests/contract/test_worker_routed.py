@@ -71,6 +71,11 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another(router:
                     assert (answered.status, answered.said()["text"]) == (200, expected["text"]), answered.data
                     assert answered.headers["x-worker-instance-id"] == decode.worker_id
         await prefill.until_indexed(prompt)
+        asked = {"prompt": decode.fresh_prompt(), "max_tokens": TOKENS}
+        await decode.ask(COMPLETIONS, asked | {"disaggregated_params": {"request_type": "context_and_generation"}})
+        for cached in (0, PROMPT_BLOCKS * prefill.block_size):  # at the prefill worker, which computes the prompt
+            answered = await router.ask(decode, COMPLETIONS, asked)
+            assert answered.usage["prompt_tokens_details"]["cached_tokens"] == cached
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
 
 

@@ -107,9 +107,11 @@ class Generation:
         return await full_pieces(self.pieces(), len(self._choices))
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage so far, of all choices together."""
+        """Return the usage so far, of all choices together; with the reuse of a prefill worker."""
+        handoff = self._engine_request.handoff
+        cached = self._cached_tokens if handoff is None or handoff.cached_tokens is None else handoff.cached_tokens
         isl = len(self.prompt or self._engine_request.prompt) - len(self._before)
-        return usage(isl, sum(choice.tokens for choice in self._choices), min(self._cached_tokens, isl))
+        return usage(isl, sum(choice.tokens for choice in self._choices), min(cached, isl))
 
     def take_token_ids(self) -> list[int]:
         """Return the token ids since the last call, of a single choice."""

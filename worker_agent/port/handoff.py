@@ -85,6 +85,13 @@ class Handoff(_KnownKeys, frozen=True, kw_only=True):
 
     others: dict[str, Any] = {}
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens the prefill worker reused, by the usage of its answer; None: not stated."""
+        details = (self.ctx_usage or {}).get("prompt_tokens_details")
+        found = details.get("cached_tokens") if isinstance(details, dict) else None
+        return found if isinstance(found, int) and found >= 0 else None
+
 
 class _HandoffKeys(_KnownKeys, frozen=True, kw_only=True):
     """The known keys, and the dropped ones."""

@@ -38,10 +38,12 @@ async def left(router: PoolRouter) -> None:
         await router.gone.wait()
 
 
+USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+
+
 def prefilled(finish_reason: str = "length", **more: Any) -> Script:
     choice = {"index": 0, "text": "a", "finish_reason": finish_reason, "disaggregated_params": PARAMS}
-    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-    answer = {"id": "x", "object": "text_completion", "choices": [choice], "usage": usage}
+    answer = {"id": "x", "object": "text_completion", "choices": [choice], "usage": USAGE}
     return answers(body=msgspec.json.encode(answer | more))
 
 
@@ -169,7 +171,8 @@ async def test_a_prefill_pool_computes_the_prompt_and_a_decode_pool_goes_on_from
             {"model": MODEL, "prompt": "hello", "min_tokens": 1, "stream": False, "max_tokens": 1,
              "disaggregated_params": {"request_type": "context_only"}}
         ]  # fmt: skip
-        assert routers["dec0"].bodies == [sent | {"disaggregated_params": PARAMS | {"request_type": "generation_only"}}]
+        params = PARAMS | {"request_type": "generation_only", "ctx_usage": USAGE}
+        assert routers["dec0"].bodies == [sent | {"disaggregated_params": params}]
         assert "x-worker-instance-id" not in routers["pre0"].asked[0].headers
         assert routers["dec0"].asked[0].headers["x-worker-instance-id"] == "d1"
         assert routers["pre0"].asked[0].headers["x-request-id"] == "r"

@@ -58,7 +58,8 @@ def test_what_is_not_rewritten_passes_byte_for_byte() -> None:
 def test_the_decode_pool_is_asked_what_the_client_asked_with_what_the_prefill_pool_said() -> None:
     params = prefill_answer(encoded(answer()), limit_tokens=50).params
     asked = msgspec.json.decode(decode_body(encoded(CHAT), params))
-    assert asked == CHAT | {"disaggregated_params": PARAMS | {"request_type": "generation_only"}}
+    known = {"request_type": "generation_only", "ctx_usage": answer()["usage"]}
+    assert asked == CHAT | {"disaggregated_params": PARAMS | known}
 
 
 def test_pins_go_to_the_pool_whose_workers_they_name() -> None:
@@ -88,7 +89,7 @@ def test_but_for_what_is_handed_over_routers_read_what_is_sent_to_them() -> None
 def test_an_answer_that_goes_on_has_params_and_is_not_final(reason: str) -> None:
     found = prefill_answer(encoded(answer(finish_reason=reason)), limit_tokens=None)
     assert not found.is_final
-    assert msgspec.json.decode(found.params) == PARAMS | {"request_type": "generation_only"}
+    assert msgspec.json.decode(found.params).keys() == PARAMS.keys() | {"ctx_usage"}
 
 
 @pytest.mark.parametrize(("reason", "limit_tokens"), [("stop", 50), ("stop", None), ("length", 1), ("tool_calls", 9)])

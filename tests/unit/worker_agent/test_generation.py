@@ -17,6 +17,7 @@ from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
 
@@ -48,9 +49,11 @@ def output(tokens: Sequence[int], choice: int = 0, **fields: Any) -> EngineOutpu
     return EngineOutput(**(told | fields))
 
 
-def generation(engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = ()) -> Generation:
+def generation(
+    engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = (), handoff: Handoff | None = None
+) -> Generation:
     wishes = Sampling(choices=choices, logprobs=0)
-    asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes)
+    asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes, handoff=handoff)
     return Generation(engine, TEXT, asked, stops, now_s=itertools.count().__next__)
 
 
@@ -113,6 +116,25 @@ def test_the_usage_is_that_of_the_prompt_which_the_engine_computed() -> None:
     collected(made)
     assert (made.usage()["prompt_tokens"], made.prompt) == (4, (5, 6, 7, 8))
     assert made.usage()["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}}, 2),
+        ({"prompt_tokens_details": {"cached_tokens": 9}}, 2),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": "2"}}, 1),
+        ({"prompt_tokens": 2, "prompt_tokens_details": None}, 1),
+        (None, 1),
+    ],
+)
+def test_of_a_handed_over_prompt_the_prefill_worker_s_reuse_is_reported(
+    usage: dict[str, Any] | None, cached: int
+) -> None:
+    made = generation(Saying([output(b"a", finish_reason="length")]), handoff=Handoff(ctx_usage=usage))
+    collected(made)
+    assert made.usage()["prompt_tokens_details"] == {"cached_tokens": cached}
 
 
 def test_of_several_choices_the_first_says_what_was_cached() -> None:

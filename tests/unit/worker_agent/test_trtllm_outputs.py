@@ -129,14 +129,6 @@ def test_cached_tokens_are_the_prompt_s_at_most(said: int, told: int) -> None:
     assert output.cached_tokens == told
 
 
-@pytest.mark.parametrize(("reused", "missed", "told"), [(1, 1, 2), (0, 0, 0), (3, 0, 4)])
-def test_after_a_transfer_they_are_the_share_of_reused_blocks(reused: int, missed: int, told: int) -> None:
-    metrics = SimpleNamespace(num_reused_blocks=reused, num_missed_blocks=missed)
-    said = Said(token_ids=[7], request_perf_metrics=SimpleNamespace(kv_cache_metrics=metrics))
-    (output,) = Outputs(PROMPT, max_tokens=LONGEST, handed_over=True).new(Result([said], cached_tokens=4))
-    assert output.cached_tokens == told
-
-
 @pytest.mark.parametrize(
     ("moved", "handed_over", "told"),
     [

@@ -11,8 +11,7 @@
     any other             error      unknown reason
 
     tokens of choice i    token_ids[sent:]; the list may shrink if the engine cuts off a stop word that was sent
-    cached tokens         the engine's count, at most the prompt's; after a transfer, if the engine measures it
-                          (`return_perf_metrics`), prompt * reused / (reused + missed) blocks
+    cached tokens         the engine's count, at most the prompt's
     KV that was moved     bytes and time of the transfer, if the engine measures it
     log probabilities     by the token's position; None at an unknown position
 
@@ -149,7 +148,7 @@ class Outputs:
             return None
         is_first = choice.index not in self._sent
         self._sent[choice.index] = max(sent, len(tokens))
-        self._cached_tokens = self._reused(choice, result)
+        self._cached_tokens = min(result.cached_tokens or 0, len(self._prompt))
         self._transferred = self._transferred or self._measured_transfer(choice)
         if reason is not None:
             self._open.remove(choice.index)
@@ -183,13 +182,6 @@ class Outputs:
             return None
         took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
         return TransferMeasure(int(moved), max(0.0, took.total_seconds()))
-
-    def _reused(self, choice: SequenceOutput, result: Result) -> int:
-        measured = getattr(choice.request_perf_metrics, "kv_cache_metrics", None)
-        if self._handed_over and measured is not None:
-            blocks = measured.num_reused_blocks + measured.num_missed_blocks
-            return len(self._prompt) * measured.num_reused_blocks // blocks if blocks else 0
-        return min(result.cached_tokens or 0, len(self._prompt))
 
 
 def finish_reason(reason: str | None) -> FinishReason | None:
