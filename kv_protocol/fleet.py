@@ -104,7 +104,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `endpoint` is its name as `namespace.component.endpoint`, which separates pools; empty: none. `images` is the rule
     for images in its prompts; None: it takes none, or they cannot be computed elsewhere.
 
-    Prefill and decode workers have to agree in these, and prefix routing needs them: `kv_cache_dtype` (auto, fp8;
+    Prefill and decode workers have to agree in these, and prefix routing needs them: `kv_cache_dtype` (fp8, bfloat16;
     empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),
     `transfer_buffer_tokens`, the capacity of its buffer for KV transfers (0: none, or not reported), and
     `transfer_backend` (NIXL, UCX; empty: not reported).

@@ -73,10 +73,15 @@ CATALOGUE: Mapping[str, Meaning] = {
         "the blocks of its requests appear at another worker: predictions of both are wrong",
         "each engine's own event address: two were swapped, or one was copied (`kv-events`, `--kv-events`)",
     ),
+    "pair.dtype": Meaning(
+        "error",
+        "the data types of their KV caches differ, or one is unknown: these workers are in no pair, decode prefills",
+        "one `kv_cache_config.dtype` for all, or one checkpoint; `engine.kv_cache_dtype` of an attached engine",
+    ),
     "pair.transfer": Meaning(
         "error",
         "prefill and decode workers cannot exchange KV, or no long prompt's: it is computed twice, or transfers stop",
-        "one `kv_cache_config.dtype` and transceiver backend for all; `max_tokens_in_buffer` at the longest input",
+        "one transceiver backend for all; `max_tokens_in_buffer` at the longest input",
     ),
     "pair.alone": Meaning(
         "warning",

@@ -1,24 +1,26 @@
 """Checks whether the workers of one model can work together, by their registrations; also when they register.
 
+    pair.dtype        the KV cache of a prefill and a decode worker has different data types, or an unknown one
     pair.transfer     a prefill or decode worker's transfer buffer < longest input that is transferred through it; or
-                      prefill and decode name different KV dtypes or transfer backends
+                      prefill and decode name different transfer backends
 
     longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
                     worker's `max_prompt_tokens` bounds it, too
 
-A value that a worker does not state causes no finding; nor does a dtype `auto`, which is the checkpoint's.
+Another value that a worker does not state causes no finding.
 Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
 NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
 
 `partner_findings`, for a fleet that had time to start: a role without the other, a transfer domain without a pair.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kv_protocol.fleet import Role, WorkerRegistered
 from router.doctor.findings import Finding, names
+from router.fleet.pairs import UNKNOWN, kv_dtype
 
-_AUTO = "auto"
+_ByValue = dict[str, list[WorkerRegistered]]
 _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
 """Roles that compute prompts: routing by prefix depends on their blocks."""
@@ -26,8 +28,7 @@ PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
 
 def pairing_findings(registrations: Sequence[WorkerRegistered]) -> list[Finding]:
     """Return the incompatibilities among the workers of one model; none where it is served by one role alone."""
-    apart = (_apart(registrations, field) for field in ("kv_cache_dtype", "transfer_backend"))
-    return [*_buffers(registrations), *(each for findings in apart for each in findings)]
+    return [*_buffers(registrations), *_dtypes(registrations), *_backends(registrations)]
 
 
 def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
@@ -82,24 +83,33 @@ def _seq_len(registration: WorkerRegistered) -> int:
     return min((bound for bound in (registration.max_seq_len, prompt) if bound), default=0)
 
 
-def _apart(registrations: Sequence[WorkerRegistered], field: str) -> Iterator[Finding]:
-    """Yield one finding if prefill and decode workers differ in a field, with the workers of each value."""
-    by_role = {role: _by_value(_of_role(registrations, role), field) for role in _OTHER}
-    if any(one != other for one in by_role["prefill"] for other in by_role["decode"]):
-        words = "; ".join(
-            f"{role} {value}: {names(_ids(registration))}"
-            for role, values in by_role.items()
-            for value, registration in values.items()
-        )
-        yield Finding("pair.transfer", registrations[0].model, f"{field}: {words}")
+def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    prefill, decode = by_role = [_by_value(_of_role(registrations, role), kv_dtype) for role in _OTHER]
+    if prefill and decode and (len(prefill | decode) > 1 or UNKNOWN in prefill):
+        yield Finding("pair.dtype", registrations[0].model, f"kv_cache_dtype: {_listed(by_role)}")
 
 
-def _by_value(registrations: Iterable[WorkerRegistered], field: str) -> dict[str, list[WorkerRegistered]]:
-    found: dict[str, list[WorkerRegistered]] = {}
+def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    stated = [each for each in registrations if each.transfer_backend]
+    by_role = [_by_value(_of_role(stated, role), lambda each: each.transfer_backend.lower()) for role in _OTHER]
+    if all(by_role) and len(by_role[0] | by_role[1]) > 1:
+        yield Finding("pair.transfer", registrations[0].model, f"transfer_backend: {_listed(by_role)}")
+
+
+def _by_value(registrations: Iterable[WorkerRegistered], value: Callable[[WorkerRegistered], str]) -> _ByValue:
+    found: _ByValue = {}
     for registration in registrations:
-        if (value := getattr(registration, field).lower()) not in ("", _AUTO):
-            found.setdefault(value, []).append(registration)
+        found.setdefault(value(registration), []).append(registration)
     return found
+
+
+def _listed(by_role: Sequence[_ByValue]) -> str:
+    """Return the workers of each role and value."""
+    return "; ".join(
+        f"{role} {value}: {names(_ids(registrations))}"
+        for role, values in zip(_OTHER, by_role, strict=True)
+        for value, registrations in values.items()
+    )
 
 
 def _of_role(registrations: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:

@@ -3,7 +3,7 @@
     field              a pair does not work if
     ----------------   -----------------------------------------------------------------
     block_size         they differ
-    kv_cache_dtype     both name one, neither is `auto`, and they differ in more than case
+    kv_cache_dtype     they differ in more than case, or one is not known
     transfer_backend   both name one, and they differ in more than case
 
 A pair is checked once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
@@ -18,19 +18,26 @@ from kv_protocol.fleet import WorkerRegistered
 
 PAIRS_MAX = 65_536
 """Largest number of misfits that are stored: 256 prefill workers, none of which fits any of 256 decode workers."""
-_UNNAMED = ("", "auto")
-"""Values that name no KV dtype or transfer backend: the checkpoint or the environment decides."""
+UNKNOWN = "unknown"
 
 
 def misfit(prefill: WorkerRegistered, decode: WorkerRegistered) -> str:
     """Return why `decode` cannot take the KV blocks of `prefill`; empty if no field excludes it."""
     if prefill.block_size != decode.block_size:
         return _reason("block_size", decode.block_size, prefill.block_size, prefill)
-    for field in ("kv_cache_dtype", "transfer_backend"):
-        theirs, ours = getattr(prefill, field).lower(), getattr(decode, field).lower()
-        if theirs != ours and theirs not in _UNNAMED and ours not in _UNNAMED:
-            return _reason(field, ours, theirs, prefill)
-    return ""
+    theirs, ours = kv_dtype(prefill), kv_dtype(decode)
+    if UNKNOWN in (theirs, ours):
+        unknown = " and ".join(each.worker_id for each in (prefill, decode) if kv_dtype(each) == UNKNOWN)
+        return f"kv transfer: found kv_cache_dtype unknown of {unknown}, allowed fp8, bfloat16 or the like"
+    if theirs != ours:
+        return _reason("kv_cache_dtype", ours, theirs, prefill)
+    theirs, ours = prefill.transfer_backend.lower(), decode.transfer_backend.lower()
+    return _reason("transfer_backend", ours, theirs, prefill) if theirs and ours and theirs != ours else ""
+
+
+def kv_dtype(worker: WorkerRegistered) -> str:
+    """Return the data type of the worker's KV cache in lower case, or `UNKNOWN`."""
+    return worker.kv_cache_dtype.lower() if worker.kv_cache_dtype not in ("", "auto") else UNKNOWN
 
 
 def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistered) -> str:

@@ -97,7 +97,7 @@ def attached_settings(ground: Ground, role: Role, model: str, assignments: list[
         assignments=[
             *(f"worker.id={ground.name('attached')}", f"worker.role={role}", f"nats.url={ground.nats_url}"),
             *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
-            *(f"engine.max_seq_len={LONGEST}", "engine.text=byte"),
+            *(f"engine.max_seq_len={LONGEST}", "engine.text=byte", "engine.kv_cache_dtype=bfloat16"),
             *assignments,
         ],
     )

@@ -107,7 +107,7 @@ def trtllm_arguments(role: Role) -> dict[str, Any]:
     """Return the engine's arguments for a worker of this role."""
     if role == "encode":
         return {}
-    sizes = {"max_seq_len": LONGEST, "max_batch_size": SEQUENCES, "max_num_tokens": BATCHED}
+    sizes = {"dtype": "bfloat16", "max_seq_len": LONGEST, "max_batch_size": SEQUENCES, "max_num_tokens": BATCHED}
     events = {"enable_iter_perf_stats": True, "kv_cache_config": {"tokens_per_block": BLOCK_SIZE}}
     if role != "aggregated":
         return sizes | events | TRANSCEIVER

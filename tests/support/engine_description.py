@@ -16,5 +16,6 @@ def described(**changed: Any) -> EngineDescription:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_seq_len": 200,
+        "kv_cache_dtype": "simulated",
     }
     return EngineDescription(**fields | changed)

@@ -117,6 +117,11 @@ class AttachedEngineSection(Section):
     max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
     max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
     max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
+    kv_cache_dtype: str = Field(
+        "",
+        max_length=256,
+        description="data type of its KV blocks: fp8, bfloat16; a prefill or decode worker without is in no pair",
+    )
     publish_endpoint: str = Field(
         "",
         description="PUB socket of rank 0, rank r: port + r; `poll`: /kv_cache_events is polled; `none`: it has none;"

@@ -67,6 +67,7 @@ def attached_registration(
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_seq_len=facts.max_seq_len,
             loras=facts.loras,
+            kv_cache_dtype=engine.kv_cache_dtype,
             taints=settings.worker.taints,
             transfer_domain=settings.worker.transfer_domain,
             event_source=engine.server.event_source,

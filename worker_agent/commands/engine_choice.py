@@ -70,11 +70,10 @@ class EngineChoice(NamedTuple):
     """Events that a rank keeps until they are polled."""
     takes_media: bool = False
     """Whether prompts may have images, where the model does."""
-    kv_cache_dtype: str = ""
     block_reuse: bool | None = True
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
-    """This field and those above from `kv_cache_dtype` on are for the registration, which documents them."""
+    """This field and those above from `block_reuse` on are for the registration, which documents them."""
 
 
 class BuiltEngine(NamedTuple):
@@ -125,7 +124,6 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
         has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
         event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,
         takes_media=circumstances.is_multimodal or role == "encode",
-        kv_cache_dtype=args.value("kv_cache_config", "dtype") or "",
         block_reuse=args.value("kv_cache_config", "enable_block_reuse"),
         transfer_buffer_tokens=args.value("cache_transceiver_config", "max_tokens_in_buffer") or 0,
         transfer_backend=_named_backend(args),
@@ -202,6 +200,7 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_seq_len=engine.max_seq_len,
         dp_ranks=tuple(range(engine.dp_ranks)),
+        kv_cache_dtype=SIMULATED,
     )
     layout = CacheLayout(
         host_blocks=engine.host_blocks,

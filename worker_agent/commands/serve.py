@@ -320,7 +320,7 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         endpoint=settings.worker.endpoint_name,
         api_endpoints=api.api_endpoints,
         images=worker.media.rule,
-        kv_cache_dtype=worker.chosen.kv_cache_dtype,
+        kv_cache_dtype=engine.kv_cache_dtype,
         block_reuse=worker.chosen.block_reuse,
         transfer_buffer_tokens=worker.chosen.transfer_buffer_tokens,
         transfer_backend=worker.chosen.transfer_backend,

@@ -51,6 +51,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's sizes: in tokens, blocks of `block_size` tokens per rank, or requests per rank.
 
     `max_prompt_tokens` bounds the prompts that the engine computes, if it is less than `max_seq_len` - 1; else 0.
+    `kv_cache_dtype` is the data type of its KV cache, in lower case; empty: unknown.
     """
 
     model: str
@@ -63,6 +64,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int
     max_prompt_tokens: int = 0
     dp_ranks: tuple[int, ...] = (0,)
+    kv_cache_dtype: str = ""
     skills: frozenset[Skill] = frozenset()
     """The optional features that it has."""
 

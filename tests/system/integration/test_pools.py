@@ -18,6 +18,7 @@ from tests.unit.router.upstream import Exchange, Script, answers, says, streams
 pytestmark = pytest.mark.asyncio
 PARAMS = {"request_type": "context_only", "first_gen_tokens": [7], "ctx_request_id": 3, "encoded_opaque_state": "AAE="}
 EVENTS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"b"}]}\n\n', b"data: [DONE]\n\n")
+USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
 
 
 @contextlib.asynccontextmanager
@@ -36,9 +37,6 @@ async def left(router: PoolRouter) -> None:
     """Return once the connection that the router waited on was closed."""
     async with asyncio.timeout(WAIT_S):
         await router.gone.wait()
-
-
-USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
 
 
 def prefilled(finish_reason: str = "length", **more: Any) -> Script:

@@ -141,6 +141,19 @@ async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
             await outputs(engine, request(max_tokens=longest))
 
 
+@pytest.mark.parametrize(("asked", "dtype"), [("auto", "nvfp4"), ("fp8", "fp8")])
+async def test_the_kv_cache_has_the_dtype_of_the_argument_or_of_the_checkpoint(
+    trtllm: Fake, tmp_path: Path, asked: str, dtype: str
+) -> None:
+    del trtllm
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 50, "torch_dtype": "bfloat16"}')
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"kv_cache_quant_algo": "NVFP4"}}')
+    cache = {"tokens_per_block": 32, "dtype": asked}
+    arguments = {"model": str(tmp_path), "skip_tokenizer_init": True, "kv_cache_config": cache}
+    async with running(trtllm_engine(arguments)) as engine:
+        assert engine.describe().kv_cache_dtype == dtype
+
+
 async def test_a_prompt_above_one_iteration_s_tokens_needs_chunked_prefill(trtllm: Fake) -> None:
     del trtllm
     short: dict[str, Any] = {"max_num_tokens": len(PROMPT) - 1}

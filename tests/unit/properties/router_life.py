@@ -245,7 +245,7 @@ class Life:
             "tokenizer_digest": self.draw.choice([TEXT.tokenizer] * 5 + ["other"]),
             "role": self.draw.choice(["aggregated"] * 5 + ["prefill", "decode"]),
             "transfer_domain": self.draw.choice(["", "rack"]),
-            "kv_cache_dtype": self.draw.choice(["", "", "fp8", "bfloat16"]),
+            "kv_cache_dtype": self.draw.choice(["fp8", "fp8", "bfloat16", ""]),
             "transfer_buffer_tokens": self.draw.choice([0] * 7 + [100]),
             "max_seq_len": self.draw.choice([0, 120, 300]),
             "total_kv_blocks": self.draw.choice([0, 7, 20, 400]),

@@ -46,6 +46,7 @@ def registered(worker_id: str = "w0", **changed: Any) -> WorkerRegistered:
         "tokenizer_digest": TEXT.tokenizer,
         "template_digest": TEXT.template,
         "canary": canary(block_size),
+        "kv_cache_dtype": "bfloat16",
     }
     return WorkerRegistered(**fields | changed)
 

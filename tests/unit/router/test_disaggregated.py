@@ -60,7 +60,7 @@ async def fleet(
         for number, role in enumerate(roles):
             worker, name = RoleWorker(role), f"{role[0]}{number}"
             upstream = await stack.enter_async_context(Upstream(worker))
-            domain, dtype = (domains or {}).get(name, ""), (dtypes or {}).get(name, "")
+            domain, dtype = (domains or {}).get(name, ""), (dtypes or {}).get(name, "bfloat16")
             plane.join(name, upstream.base_url, role=role, transfer_domain=domain, kv_cache_dtype=dtype)
             found.workers[name] = worker
         yield found

@@ -132,12 +132,13 @@ CASES: dict[str, list[Case]] = {
     "pair.transfer": [
         Case(pair(max_seq_len=4096, prefill={"transfer_buffer_tokens": 4094}), "w0",
              "4094, the longest input has 4095", pair(max_seq_len=4096, transfer_buffer_tokens=4095)),
+        Case(pair({"transfer_backend": "NIXL"}, {"transfer_backend": "UCX"}), "m", "prefill nixl: w0; decode ucx: w1",
+             pair({"transfer_backend": "NIXL"}, {"transfer_backend": ""})),
+    ],
+    "pair.dtype": [
         Case(pair({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "bf16"}), "m",
              "kv_cache_dtype: prefill fp8: w0; decode bf16: w1",
              pair({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "FP8"})),
-        Case(pair({"transfer_backend": "NIXL"}, {"transfer_backend": "UCX"}), "m", "prefill nixl: w0; decode ucx: w1",
-             pair({"transfer_backend": "NIXL", "kv_cache_dtype": "auto"},
-                  {"transfer_backend": "", "kv_cache_dtype": "fp8"})),
     ],
     "pair.alone": [
         Case(facts(told("w0", role="decode"), told("w1")), "m", "w0 decode, no worker prefills", pair()),

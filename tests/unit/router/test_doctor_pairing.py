@@ -49,7 +49,7 @@ def deadlocks(worker: WorkerRegistered, every: list[WorkerRegistered]) -> bool:
     )
 
 
-def test_values_that_workers_do_not_state_cause_no_finding() -> None:
+def test_other_values_that_workers_do_not_state_cause_no_finding() -> None:
     assert found(prefill(), decode()) == []
     assert found() == []
 
@@ -62,6 +62,11 @@ def test_one_finding_names_all_whose_dtypes_are_apart() -> None:
     every = prefill("p1", kv_cache_dtype="fp8"), prefill("p2", kv_cache_dtype="bf16"), decode(kv_cache_dtype="fp8")
     (finding,) = pairing_findings(every)
     assert (finding.id, finding.found) == (
-        "pair.transfer",
+        "pair.dtype",
         "kv_cache_dtype: prefill fp8: p1; prefill bf16: p2; decode fp8: d",
     )
+
+
+def test_an_unknown_dtype_is_found_also_where_both_are() -> None:
+    (finding,) = pairing_findings([prefill(kv_cache_dtype="auto"), decode(kv_cache_dtype="")])
+    assert (finding.id, finding.found) == ("pair.dtype", "kv_cache_dtype: prefill unknown: p; decode unknown: d")

@@ -26,16 +26,30 @@ REASON = "kv transfer: found kv_cache_dtype bfloat16, allowed fp8 as prefill wor
     [
         (PREFILL, ""),
         ({"kv_cache_dtype": "FP8", "transfer_backend": "nixl"}, ""),
-        ({}, ""),
-        ({"kv_cache_dtype": "auto"}, ""),
+        ({"kv_cache_dtype": "fp8"}, ""),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16, allowed fp8"),
-        ({"transfer_backend": "UCX"}, "transfer_backend ucx, allowed nixl"),
+        (PREFILL | {"transfer_backend": "UCX"}, "transfer_backend ucx, allowed nixl"),
         ({"block_size": 64}, "block_size 64, allowed 16"),
     ],
 )
-def test_a_pair_fits_where_both_transfer_the_same_or_say_nothing(decode: dict[str, Any], found: str) -> None:
+def test_a_pair_fits_where_dtypes_and_block_sizes_are_the_same_and_stated_backends_too(
+    decode: dict[str, Any], found: str
+) -> None:
     reason = misfit(registered("p", role="prefill", **PREFILL), registered("d", role="decode", **decode))
     assert reason == (found and f"kv transfer: found {found} as prefill worker p has")
+
+
+@pytest.mark.parametrize("prefill", ["fp8", "", "auto"])
+@pytest.mark.parametrize("decode", ["", "auto"])
+def test_an_unknown_dtype_fits_none(prefill: str, decode: str) -> None:
+    workers = (
+        registered("p", role="prefill", kv_cache_dtype=prefill),
+        registered("d", role="decode", kv_cache_dtype=decode),
+    )
+    unknown = "d" if prefill == "fp8" else "p and d"
+    assert misfit(*workers) == (
+        f"kv transfer: found kv_cache_dtype unknown of {unknown}, allowed fp8, bfloat16 or the like"
+    )
 
 
 registrations = st.builds(

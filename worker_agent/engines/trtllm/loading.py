@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
+from worker_agent.engines.trtllm.kv_dtype import kv_cache_dtype
 from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
@@ -116,8 +117,20 @@ def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescr
         max_seq_len=longest,
         max_prompt_tokens=_max_prompt_tokens(args, own, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
+        kv_cache_dtype=_kv_cache_dtype(args, loaded.llm, own),
         skills=ALL_SKILLS,
     )
+
+
+def _kv_cache_dtype(args: EngineArgs, llm: Any, own: Any) -> str:  # noqa: ANN401 - the library's
+    """Return the dtype of the KV cache, by the engine's arguments and its checkpoint's directory."""
+    directory = str(getattr(llm, "_hf_model_dir", None) or args.value("model"))
+    requested = getattr(getattr(own, "kv_cache_config", None), "dtype", None) or args.value("kv_cache_config", "dtype")
+    try:
+        config, quantization = model_config(directory), model_config(directory, "hf_quant_config.json")
+    except TextError as error:
+        raise EngineError(str(error)) from error
+    return kv_cache_dtype(requested, args.value("dtype"), config, quantization)
 
 
 def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:

@@ -29,7 +29,7 @@ class SequenceLengthUnknown(Exception):
 
 def model_seq_len(config: Mapping[str, Any]) -> int | None:
     """Return the longest sequence of a model in tokens, by its `config.json`; None where that has no positions."""
-    for section in _sections(config):
+    for section in sections(config):
         positions = section.get("max_position_embeddings")
         if type(positions) is int and positions > 0:
             return math.ceil(positions * _factor(section.get("rope_scaling")))
@@ -52,7 +52,8 @@ def engine_seq_len(requested: int | None, config: Mapping[str, Any], *, model: s
     raise SequenceLengthUnknown(f"max_seq_len: found none, and {found} of model {model!r}, allowed {allowed}")
 
 
-def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a model's `config.json`, then the parts of it that are about the language model."""
     yield config
     for name in _SECTIONS:
         if isinstance(section := config.get(name), Mapping):

@@ -108,6 +108,7 @@ class BaseLLM:
     ) -> None:
         self._executor: GenerationExecutor | None = None
         self._tokenizer: TokenizerBase | None = None
+        self._hf_model_dir = Path(model)  # the real one: where the checkpoint lies, which it may have downloaded
         kind = _args_class(kwargs.get("backend"))
         valid = {*kind.model_fields, "_mpi_session", "backend"}
         for key in kwargs:
