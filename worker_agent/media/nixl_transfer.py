@@ -190,7 +190,8 @@ class NixlEmbeddingTransfer:
             await self._clock.wait(stop, _POLL_S)
             notices = await self._call(self._agent.get_new_notifs)
             for token in [each for tokens in notices.values() for each in tokens]:
-                await self._forget(token.decode("ascii", "replace"))
+                memory = self._offers.take(token.decode("ascii", "replace"), self._clock.now())
+                await self._let_go([] if memory is None else [memory])
             await self._let_go(self._offers.expire(self._clock.now()))
         await self._let_go(self._offers.expire(inf))
         self._thread.shutdown(wait=False)
