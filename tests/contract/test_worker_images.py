@@ -38,7 +38,7 @@ class Illustrated:
     @asynccontextmanager
     async def worker(self, role: Role, model: str = MODEL, encode_url: str = "") -> AsyncIterator[Worker]:
         ground, executors = self._ground, Executors(self._ground)
-        settings = served_settings(ground, ground.name("sees"), role, self._assignments(role, model, encode_url))
+        settings = served_settings(ground, ground.name("sees"), role, self._assignments(model, encode_url))
         sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
         around = Circumstances(publishes_kv_events=role != "encode", is_multimodal=role != "encode")
         with small_model(ground):
@@ -47,11 +47,10 @@ class Illustrated:
             async with served(ground, settings, sources, around, model, executors.kill) as worker:
                 yield worker
 
-    def _assignments(self, role: Role, model: str, encode_url: str) -> list[str]:
+    def _assignments(self, model: str, encode_url: str) -> list[str]:
         own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
         own += [f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
-        own += [f"encode.url={encode_url}"] if encode_url else []
-        return own + (["trtllm.transfer_node=2"] if role == "prefill" else [])
+        return own + ([f"encode.url={encode_url}"] if encode_url else [])
 
 
 def asked(*pictures: bytes) -> dict[str, Any]:

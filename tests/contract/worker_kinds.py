@@ -149,7 +149,6 @@ async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker
         role,
         [
             *("engine.kind=trtllm", f"engine.served_names=[{model}]", "trtllm.transfer_s=0.2"),
-            *(["trtllm.transfer_node=1"] if role == "prefill" else []),
             *image_settings(role),
         ],
     )

@@ -92,12 +92,11 @@ async def real_trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[W
 
 
 def _trtllm_arguments(path: str, role: Role, model: str) -> list[str]:
-    settings = ["trtllm.transfer_node=1"] if role == "prefill" else []
     transceiver = ["--trtllm.cache_transceiver_config.backend", "DEFAULT"] if role != "aggregated" else []
     return [
         *("--engine", "trtllm", "--model", path, "--served-name", model, "--role", role, "--max-seq-len", "4096"),
         *("--publish-kv-events", "--publish-metrics", "--free-gpu-memory-fraction", "0.2", *transceiver),
-        *(part for each in (f"engine.text={TEXT}", *settings, *_SET) for part in ("--set", each)),
+        *(part for each in (f"engine.text={TEXT}", *_SET) for part in ("--set", each)),
     ]
 
 

@@ -225,7 +225,7 @@ def _publishers(settings: AgentSettings, args: EngineArgs) -> tuple[PublisherAdd
 
 
 def _check_together(settings: AgentSettings, args: EngineArgs) -> None:
-    trtllm, role = settings.trtllm, settings.worker.role
+    trtllm = settings.trtllm
     problems = [
         f"trtllm.loras.{name}: found {path!r}, allowed a directory that is there"
         for name, path in trtllm.loras.items()
@@ -236,8 +236,6 @@ def _check_together(settings: AgentSettings, args: EngineArgs) -> None:
         problems.append(f"trtllm.loras: found {names}, allowed with the engine argument enable_lora true")
     if problems:
         raise ConfigurationError(problems)
-    if role == "prefill" and trtllm.transfer_node is None:
-        _log.warning("transfers_without_a_place", allowed="trtllm.transfer_node, the fleet's only one")
 
 
 def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> None:

@@ -21,7 +21,7 @@ can continue the other's request. trtllm-serve does not have the media keys yet,
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
-ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
+ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above).
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,8 +43,7 @@ OTHERS_MAX = 32
 """Most unknown keys of a handoff."""
 OTHER_NAME_MAX = 64
 HASH_WORDS = 8
-_TIME_BITS, _NODE_BITS, _PROCESS_BITS, _COUNTER_BITS = 39, 8, 6, 10
-NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
+LIFE_BITS, _COUNTER_BITS = 30, 32
 
 _Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
 _Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
@@ -195,23 +194,20 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
 
 
 class TransferIds:
-    """Transfer ids, unique in a fleet: 39 bits of milliseconds, 8 node, 6 process, 10 counter; the engine's layout.
+    """Transfer ids of one prefill worker's life, unique in the fleet with nothing configured: 63 bits, positive.
 
-    `now_ms` may stand still or go back; the counter distinguishes 1024 ids in a millisecond.
+    The highest bit is set, so that no id of an engine's own count is one. 30 random bits are `life`, 32 count: two
+    of 1,000 workers draw the same with a probability of 0.0005, and then collide only where their counts meet.
     """
 
-    def __init__(self, node: int, process: int = 0) -> None:
-        if not (0 <= node < NODES_MAX and 0 <= process < PROCESSES_MAX):
-            allowed = f"0..{NODES_MAX - 1} and 0..{PROCESSES_MAX - 1}"
-            raise ValueError(f"transfer ids: found node {node}, process {process}, allowed {allowed}")
-        self._node_id = (node << _PROCESS_BITS | process) << _COUNTER_BITS
+    def __init__(self, life: int) -> None:
+        self._life = (1 << LIFE_BITS | life) << _COUNTER_BITS
         self._count = 0
 
-    def next(self, now_ms: int) -> int:
-        """Return an id; positive, 63 bits."""
+    def next(self) -> int:
+        """Return an id."""
         self._count = (self._count + 1) % (1 << _COUNTER_BITS)
-        time = now_ms % (1 << _TIME_BITS)
-        return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._node_id | self._count
+        return self._life | self._count
 
 
 def _without_dropped(wire: _HandoffKeys, data: bytes | msgspec.Raw) -> Handoff:

@@ -46,8 +46,6 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Engi
             ["events.sources=[{source: a, endpoint: 'ipc://x'}, {source: a, endpoint: 'ipc://y', dp_rank: 0}]"],
             "sources: found source 'a' of dp_ranks [None, 0], allowed each rank once",
         ),
-        ([TRTLLM, "trtllm.transfer_node=256"], "trtllm.transfer_node"),
-        ([TRTLLM, "trtllm.transfer_process=3"], "transfer_process: found 3, allowed with transfer_node alone"),
         ([TRTLLM, "trtllm.loras={'': /x}"], "trtllm.loras"),
     ],
 )
@@ -204,10 +202,10 @@ def test_each_kind_of_engine_is_made() -> None:
 
 def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> None:
     text = load_text("byte")
-    settings = loaded(TRTLLM, "trtllm.loras={law: /x, med: /y}", "trtllm.transfer_node=3", "trtllm.transfer_process=2")
+    settings = loaded(TRTLLM, "trtllm.loras={law: /x, med: /y}")
     told = settings.trtllm.settings(text, "warning")
     assert told.loras == {"law": LoraAdapter(number=1, path="/x"), "med": LoraAdapter(number=2, path="/y")}
-    assert (told.transfer_place, told.log_level) == ((3, 2), "warning")
+    assert told.log_level == "warning"
     assert (told.end_ids, told.vocab_size) == (tuple(text.eos_ids), text.vocab_size)
 
 

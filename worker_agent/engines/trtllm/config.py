@@ -5,12 +5,11 @@ Its arguments come from separate flags and files (`worker_agent/engine_args/sour
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kv_runtime.config.sections import Section
 from kv_runtime.text.model import Text
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
-from worker_agent.port.handoff import NODES_MAX, PROCESSES_MAX
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _TEXT = Annotated[str, Field(min_length=1)]
@@ -42,20 +41,9 @@ class TrtllmSection(Section):
     shutdown_s: float = Field(
         _SETTINGS.shutdown_s, gt=0, le=3600, description="how long the engine may take to end; then it is left"
     )
-    transfer_node: int | None = Field(
-        None, ge=0, lt=NODES_MAX, description="of a prefill worker: with transfer_process, the fleet's only such pair"
-    )
-    transfer_process: int = Field(0, ge=0, lt=PROCESSES_MAX, description="of a prefill worker: its place on the node")
-
-    @model_validator(mode="after")
-    def _process_of_a_node(self) -> "TrtllmSection":
-        if self.transfer_process and self.transfer_node is None:
-            raise ValueError(f"transfer_process: found {self.transfer_process}, allowed with transfer_node alone")
-        return self
 
     def settings(self, text: Text, log_level: Literal["debug", "info", "warning", "error"]) -> TrtllmSettings:
         """Return the engine's settings; adapters are numbered from 1, in their order here."""
-        node = self.transfer_node
         return TrtllmSettings(
             end_ids=tuple(sorted(text.eos_ids)),
             log_level=log_level,
@@ -63,7 +51,6 @@ class TrtllmSection(Section):
             logits_processors=self.logits_processors,
             transfer_s=self.transfer_s,
             shutdown_s=self.shutdown_s,
-            transfer_place=None if node is None else (node, self.transfer_process),
             vocab_size=text.vocab_size,
             conversation_affinity=self.conversation_affinity,
         )

@@ -20,6 +20,7 @@ Source: `docs/SOURCES.md` D6.6.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, cast
@@ -39,7 +40,7 @@ from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES,
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media, with_digests
-from worker_agent.port.handoff import Handoff, TransferIds, handoff_of
+from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds, handoff_of
 from worker_agent.port.rules import takes_transfer
 from worker_agent.port.types import (
     EngineDescription,
@@ -110,8 +111,7 @@ class TensorRTLLMEngine:
     ) -> None:
         self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
-        transfer_place = self._settings.transfer_place if args.role == "prefill" else None
-        self._transfer_ids = None if transfer_place is None else TransferIds(*transfer_place)
+        self._transfer_ids = TransferIds(secrets.randbits(LIFE_BITS)) if args.role == "prefill" else None
         self._processors = LogitsProcessors(self._settings.logits_processors)
         self._abilities = Abilities(
             role=args.role,
@@ -322,8 +322,7 @@ class TensorRTLLMEngine:
     def _with_transfer_id(self, request: EngineRequest) -> EngineRequest:
         if self._transfer_ids is None or request.transfer_id is not None:
             return request
-        transfer_id = self._transfer_ids.next(self._clock.wall_ns() // 1_000_000)
-        return msgspec.structs.replace(request, transfer_id=transfer_id)
+        return msgspec.structs.replace(request, transfer_id=self._transfer_ids.next())
 
     async def _next(self, stream: Stream) -> list[EngineOutput]:
         if self._over.is_set():

@@ -19,9 +19,7 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `watch_s` is the time between two health
     checks, which cost the engine nothing while it lives; one that takes longer than `answer_s`, or than any iteration,
     says that it is dead. `transfer_s` is how long a prefill worker waits for its transfers, `shutdown_s` how long the
-    engine may take to end. `transfer_place` are a node 0..255 and a process 0..63, unique among the fleet's prefill
-    workers: with them every transfer gets an id; without, the engine assigns its own numbers, which may collide between
-    two workers. `vocab_size` is the model's, in tokens: without it no request may have a `logit_bias`. With
+    engine may take to end. `vocab_size` is the model's, in tokens: without it no request may have a `logit_bias`. With
     `conversation_affinity` the engine chooses the rank of a request that names its conversation.
     """
 
@@ -33,6 +31,5 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     answer_s: float = 30.0
     transfer_s: float = 30.0
     shutdown_s: float = 30.0
-    transfer_place: tuple[int, int] | None = None
     vocab_size: int | None = None
     conversation_affinity: bool = False
