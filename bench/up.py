@@ -40,7 +40,7 @@ _RESTART_S = 1.0
 @click.option("--routers", type=click.IntRange(1, 16), default=1, help="several need --nats-servers")
 @click.option("--port", type=int, default=8000, help="of the OpenAI endpoint; 0: any free one")
 @click.option("--control-port", type=int, default=8001, help="of the control plane; 0: any free one")
-@click.option("--nats-port", type=int, default=4222, help="of the nats-server; 0: any free one")
+@click.option("--nats-port", type=int, help="of the router's nats-server, 4222; 0: any free one", show_default=False)
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field of the router")
 @click.option(
     "--worker-set", "worker_settings", multiple=True, metavar="SECTION.KEY=VALUE", help="of simulated workers"
@@ -72,6 +72,10 @@ def up(
         raise click.UsageError("found one of --prefill and --decode, allowed both or none")
     if shape["routers"] > 1 and not shape["nats_servers"]:
         raise click.UsageError("found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers")
+    if shape["nats_port"] is not None and shape["nats_servers"]:
+        raise click.UsageError("found --nats-port with --nats-servers, allowed one of them: several have free ports")
+    if shape["nats_port"] is None:
+        shape["nats_port"] = 4222
     roles = roles_of(aggregated=workers, prefill=prefill, decode=decode)
     if not roles:
         raise click.UsageError("found no worker, allowed --workers, or --prefill with --decode")

@@ -34,8 +34,14 @@ _NAMED: dict[str, Any] = {
     "max-num-tokens": {"type": _COUNT, "help": "tokens computed in one iteration"},
     "max-seq-len": {"type": _COUNT, "help": "prompt and answer together, in tokens; absent: the model says it"},
     "max-beam-width": {"type": _COUNT, "help": "beams of a request"},
-    "free-gpu-memory-fraction": {"type": float, "help": "of the memory that the weights leave, for KV, 0 to 1"},
-    "load-format": {"help": "how weights are loaded: auto, dummy, vision_only, gms"},
+    "free-gpu-memory-fraction": {
+        "type": click.FloatRange(0, 1),
+        "help": "of the memory that the weights leave, for KV",
+    },
+    "load-format": {
+        "type": click.Choice(["auto", "dummy", "vision_only", "gms"], case_sensitive=False),
+        "help": "how weights are loaded",
+    },
     "guided-decoding-backend": {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
     "publish-metrics": {
         "is_flag": True,

@@ -68,3 +68,9 @@ def test_no_engine_is_needed() -> None:
     module = "worker_agent.commands.print_engine_args"
     code = f"import sys, {module}; sys.exit('tensorrt_llm' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--free-gpu-memory-fraction", "1.5"), ("--load-format", "zzz")])
+def test_a_value_that_the_engine_has_not_is_refused_with_its_flag(flag: str, value: str) -> None:
+    ended = run(flag, value)
+    assert (ended.code, f"Invalid value for '{flag}'" in ended.err) == (2, True), ended.err

@@ -89,6 +89,7 @@ def test_a_fleet_does_not_outlive_the_command_that_was_killed() -> None:
         (("--prefill", "1"), 2, "found one of --prefill and --decode, allowed both or none"),
         (("--workers", "0"), 2, "found no worker, allowed --workers"),
         (("--routers", "2"), 2, "found --routers without --nats-servers, allowed 1 router, or 1 to 5 servers"),
+        (("--nats-servers", "3"), 2, "found --nats-port with --nats-servers, allowed one of them"),
         (("--set", "data.drain_s=-1"), 1, "data.drain_s"),
         (("--worker-set", "engine.nothing=1"), 1, "engine.nothing"),
     ],
