@@ -12,7 +12,7 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci nightly clients lint types imports unit searches system wheel floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly clients engines lint types imports unit searches system wheel floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
+
+engines: $(READY)  ## the event and publisher classes of vLLM and SGLang, from their wheels (650 MB), before agent and index
+	$(BIN)/python -m tests.support.engine_wheels
+	$(BIN)/python -m pytest -s tests/system/engines
 
 clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients

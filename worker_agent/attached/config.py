@@ -1,5 +1,6 @@
 """The configuration of `consolidate` and `attach`: engines that publish their KV events themselves."""
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -14,10 +15,16 @@ from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import StreamsSection, WorkerSection
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
 from worker_agent.engines.servers import ASSUMED, SERVERS
-from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
+from worker_agent.events.publisher_addresses import rank_endpoints
 from worker_agent.events.publisher_config import RANK, PublisherSection
 
+_ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
+
+_IS_EAGLE = (
+    "whether its cache keys a block by the next token, too: a SGLang or vLLM 0.33 that drafts with EAGLE or MTP"
+    " (of vLLM without --kv-transfer-config and with lookahead hashes, its default)"
+)
 
 
 class WorkerHeadSection(Section):
@@ -28,7 +35,7 @@ class WorkerHeadSection(Section):
     instance: str = Field("", max_length=64, description="as it is registered; empty: it is not registered")
     block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
     dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
-    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+    is_eagle: bool = Field(default=False, description=_IS_EAGLE)
 
 
 class WorkerStreamsSection(WorkerHeadSection):
@@ -112,7 +119,7 @@ class AttachedEngineSection(Section):
         le=64,
         description="data-parallel ranks, beyond 1 each with a publisher of its own; 0: as the engine says, else 1",
     )
-    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+    is_eagle: bool = Field(default=False, description=_IS_EAGLE)
     total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
     max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
     max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
@@ -124,8 +131,8 @@ class AttachedEngineSection(Section):
     )
     publish_endpoint: str = Field(
         "",
-        description="PUB socket of rank 0, rank r: port + r; `poll`: /kv_cache_events is polled; `none`: it has none;"
-        f" empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
+        description="PUB socket of rank 0, rank r: port + r; or each rank's, between commas; `poll`: /kv_cache_events"
+        f" is polled; `none`: it has none; empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     stream_token_ids: bool = Field(
@@ -201,24 +208,30 @@ class AttachedEngineSection(Section):
 
     def _at_its_host(self, endpoint: str) -> str:
         host = urlsplit(self.base_url).hostname or "127.0.0.1"
-        return endpoint.replace("//*:", f"//[{host}]:" if ":" in host else f"//{host}:")
+        return _ANY_INTERFACE.sub(f"//[{host}]:" if ":" in host else f"//{host}:", endpoint)
+
+    def load_endpoints(self, stated: str) -> dict[int, str]:
+        """Return the address of each rank's load; `stated` is that of rank 0 as the engine binds it."""
+        at = self._at_its_host(stated)
+        return dict(enumerate(rank_endpoints("load_endpoint", at, max(1, self.dp_ranks), allow_remote=True)))
 
     def publishers(self) -> tuple[PublisherSection, ...]:
         """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled, or has no events."""
         if self.publish_endpoint in ("", POLL, NO_EVENTS_ENDPOINT):
             return ()
-        publish = checked_endpoint("publish_endpoint", self.publish_endpoint, allow_remote=self.allow_remote)
-        replay = self.replay_endpoint and checked_endpoint(
-            "replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote
-        )
+        ranks = max(1, self.dp_ranks)
+        published = rank_endpoints("publish_endpoint", self.publish_endpoint, ranks, allow_remote=self.allow_remote)
+        replayed = [""] * ranks
+        if self.replay_endpoint:
+            replayed = rank_endpoints("replay_endpoint", self.replay_endpoint, ranks, allow_remote=self.allow_remote)
         return tuple(
             PublisherSection(
-                endpoint=rank_endpoint(publish, dp_rank),
-                replay_endpoint=replay and rank_endpoint(replay, dp_rank),
-                dp_rank=dp_rank if self.dp_ranks > 1 else None,
+                endpoint=publish,
+                replay_endpoint=replay,
+                dp_rank=dp_rank if ranks > 1 else None,
                 allow_remote=self.allow_remote,
             )
-            for dp_rank in range(max(1, self.dp_ranks))
+            for dp_rank, (publish, replay) in enumerate(zip(published, replayed, strict=True))
         )
 
 

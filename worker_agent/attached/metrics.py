@@ -8,6 +8,7 @@ from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.health import HealthWatch
+from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
 from worker_agent.attached.streams import EventStreams
 from worker_agent.metrics import (
@@ -33,8 +34,9 @@ class AttachMetrics:
         watch: HealthWatch | None,
         loads: EngineLoads | None,
         forwarder: Forwarder | None,
+        topic: LoadTopic | None = None,
     ) -> None:
-        self._worker, self._streams, self._client = worker, streams, client
+        self._worker, self._streams, self._client, self._topic = worker, streams, client, topic
         self._watch, self._loads, self._forwarder = watch, loads, forwarder
 
     def families(self) -> Iterator[Family]:
@@ -43,8 +45,9 @@ class AttachMetrics:
         if self._watch is not None:
             meaning = "1 while the worker is registered because the engine is healthy"
             yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
+        if (source := self._topic or self._loads) is not None:
+            yield from load_families(self._worker, source.newest)
         if self._loads is not None:
-            yield from load_families(self._worker, self._loads.newest)
             yield from skipped_families(self._worker, self._loads.rows)
             yield from exported_families(self._worker, self._loads)
         if self._forwarder is not None:

@@ -1,7 +1,8 @@
 """SGLang's HTTP server. It has metrics if it runs with `--enable-metrics`.
 
 Source: sgl-project/sglang, `python/sglang/srt/entrypoints/http_server.py`, `python/sglang/srt/metrics/collector.py`,
-`python/sglang/srt/disaggregation/kv_events.py` (`KVEventsConfig`); revisions in `docs/ATTACH.md`.
+`python/sglang/srt/disaggregation/kv_events.py` (`KVEventsConfig`); 0.5.23 `python/sglang/srt/runtime_context.py`
+(`describe_kv_events_publisher`); other revisions in `docs/ATTACH.md`.
 """
 
 from typing import Annotated, ClassVar
@@ -23,10 +24,14 @@ from worker_agent.engines.server import (
 from worker_agent.load.engine_metrics import MetricNames
 
 _PATH_CHARACTERS_MAX = 4096
+_PORT_MAX = 65_535
 
 
 class Sglang(EngineServer):
-    """SGLang publishes its KV events, and says where. It refuses to tell token ids in streams of chats (400)."""
+    """SGLang publishes its KV events, and says where, and its load if it runs with `--load-publish-endpoint`.
+
+    It refuses to tell token ids in streams of chats (400).
+    """
 
     name: ClassVar = "sglang"
     owned_by: ClassVar = "sglang"
@@ -49,6 +54,14 @@ class Sglang(EngineServer):
         return facts if facts != EngineFacts() else await answers.info("/get_server_info", facts_of_server_info)
 
 
+class _Described(msgspec.Struct):
+    """`kv_events` of 0.5.23: the ranks of both kinds of data parallelism, and the width of a block in events."""
+
+    block_size: int | None = None
+    dp_size: int | None = None
+    load_endpoint_port_base: int | None = None
+
+
 class _ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
@@ -60,6 +73,7 @@ class _ServerInfo(msgspec.Struct):
     version: Annotated[str, msgspec.Meta(max_length=256)] = ""
     tokenizer_path: Annotated[str, msgspec.Meta(max_length=_PATH_CHARACTERS_MAX)] | None = None
     kv_events_config: str | msgspec.UnsetType | None = msgspec.UNSET
+    kv_events: _Described | None = None
 
 
 class _KvEvents(msgspec.Struct):
@@ -75,19 +89,22 @@ _kv_events = msgspec.json.Decoder(_KvEvents)
 def facts_of_server_info(body: bytes) -> EngineFacts:
     """Return the facts of `GET /server_info`, a page being a block; raise `MalformedMessage`."""
     info = decoded(_server_info, body, "/server_info")
-    page = within(info.page_size, BLOCK_SIZE_MAX)
+    described = info.kv_events or _Described()
+    page = within(described.block_size or info.page_size, BLOCK_SIZE_MAX)
+    load_port = within(described.load_endpoint_port_base, _PORT_MAX)
     publish_endpoint, replay_endpoint = _event_sockets(info.kv_events_config)
     return EngineFacts(
         directory=info.tokenizer_path or "",
         publish_endpoint=publish_endpoint,
         replay_endpoint=replay_endpoint,
+        load_endpoint=f"tcp://*:{load_port}" if load_port else "",
         block_size=page,
         total_kv_blocks=within((info.max_total_num_tokens or 0) // page, KV_BLOCKS_MAX) if page else 0,
         max_num_seqs=within(info.max_running_requests, SEQS_MAX),
         max_num_batched_tokens=within(info.chunked_prefill_size, TOKENS_MAX)
         or within(info.max_prefill_tokens, TOKENS_MAX),
         max_seq_len=within(info.context_length, TOKENS_MAX),
-        dp_ranks=within(info.dp_size, DP_RANK_MAX),
+        dp_ranks=within(described.dp_size or info.dp_size, DP_RANK_MAX),
         version=info.version,
     )
 

@@ -1,14 +1,26 @@
 """vLLM's OpenAI server, `vllm serve`.
 
 Source: vllm-project/vllm, `vllm/entrypoints/openai/protocol.py`, `vllm/v1/metrics/loggers.py`,
-`vllm/config/kv_events.py` (`KVEventsConfig`); revisions in `docs/ATTACH.md`.
+`vllm/config/kv_events.py` (`KVEventsConfig`); 0.33.0 `vllm/entrypoints/serve/instrumentator/basic.py`
+(`/kv_event_sources`); other revisions in `docs/ATTACH.md`.
 """
 
 from collections.abc import Iterable
 from typing import ClassVar
 
+import msgspec
+
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
-from worker_agent.engines.server import KV_BLOCKS_MAX, Answers, EngineFacts, EngineServer, facts_of_version, within
+from worker_agent.engines.server import (
+    KV_BLOCKS_MAX,
+    NO_EVENTS_ENDPOINT,
+    Answers,
+    EngineFacts,
+    EngineServer,
+    decoded,
+    facts_of_version,
+    within,
+)
 from worker_agent.load.engine_metrics import MetricNames, Sample, label_count, samples_in
 
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -42,14 +54,36 @@ class Vllm(EngineServer):
     stream_words: ClassVar = "vllm"
 
     async def facts(self, answers: Answers) -> EngineFacts:
-        """Return block size, KV blocks and ranks, from the metrics, and the version."""
-        return (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
+        """Return block size, KV blocks and ranks, from the metrics, the version, and where events are published."""
+        facts = (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
+        return facts.with_more(await answers.info("/kv_event_sources", facts_of_event_sources))
 
     def is_asleep(self, samples: Iterable[Sample]) -> bool:
         """Return whether none of its ranks is awake."""
         states = [each for each in samples if each.name == _SLEEP_STATE]
         awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
         return bool(awake) and not any(awake)
+
+
+class _Source(msgspec.Struct):
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+_sources = msgspec.json.Decoder(dict[int, _Source])
+
+
+def facts_of_event_sources(body: bytes) -> EngineFacts:
+    """Return the addresses in the answer of vLLM 0.33, by rank: with port 0 the engine binds any, one a rank.
+
+    Raises:
+        MalformedMessage: it is another body.
+    """
+    sources = [source for _, source in sorted(decoded(_sources, body, "/kv_event_sources").items())]
+    return EngineFacts(
+        publish_endpoint=",".join(each.endpoint for each in sources) or NO_EVENTS_ENDPOINT,
+        replay_endpoint=",".join(each.replay_endpoint or "" for each in sources).strip(","),
+    )
 
 
 def facts_of_metrics(body: bytes) -> EngineFacts:

@@ -36,6 +36,18 @@ def checked_endpoint(field: str, value: str, *, allow_remote: bool) -> str:
     return f"tcp://{host}:{found[2]}"
 
 
+def rank_endpoints(field: str, value: str, ranks: int, *, allow_remote: bool) -> list[str]:
+    """Return the address of each rank's publisher: those in `value`, between commas, or those that follow rank 0's.
+
+    Raises:
+        ValueError: names the field, what was found and what is allowed; a port would be beyond 65535.
+    """
+    stated = [checked_endpoint(field, each, allow_remote=allow_remote) for each in value.split(",")]
+    if len(stated) not in (1, ranks):
+        raise ValueError(f"{field}: found {len(stated)} addresses, allowed one, or one of each of {ranks} ranks")
+    return [rank_endpoint(stated[0], dp_rank) for dp_rank in range(ranks)] if len(stated) == 1 else stated
+
+
 def rank_endpoint(endpoint: str, dp_rank: int) -> str:
     """Return the address of the rank's own publisher; `endpoint`, which was checked, is that of rank 0.
 

@@ -188,15 +188,26 @@ class PrometheusDouble(EngineDouble):
 
 
 class VllmDouble(PrometheusDouble):
-    """vLLM's OpenAI server. `adapters` are LoRA names."""
+    """vLLM's OpenAI server, 0.33. `adapters` are LoRA names."""
 
     adapters: tuple[str, ...] = ()
+    publishes_at: tuple[str, ...] = ()
+    """The addresses that its ranks bound; empty: those of its default configuration."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [*super().routes(), web.get("/version", self._version, allow_head=False)]
+        return [
+            *super().routes(),
+            web.get("/version", self._version, allow_head=False),
+            web.get("/kv_event_sources", self._event_sources, allow_head=False),
+        ]
 
     async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "0.24.0"})
+        return web.json_response({"version": "0.33.0"})
+
+    async def _event_sources(self, _: web.Request) -> web.Response:
+        said = {"enable_kv_cache_events": True, "publisher": "zmq", "replay_endpoint": None, "topic": ""}
+        bound = self.publishes_at or [f"tcp://*:{5557 + rank}" for rank in range(len(self.ranks))]
+        return web.json_response({str(rank): said | {"endpoint": at} for rank, at in enumerate(bound)})
 
     def cards(self) -> list[dict[str, Any]]:
         base = {"object": "model", "created": 1, "owned_by": "vllm", "root": self.model, "permission": []}

@@ -190,7 +190,7 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     assert (registered.model, registered.served_names, registered.loras) == ("llama", ("llama",), ("law",))
     assert (registered.block_size, registered.total_kv_blocks, registered.max_seq_len) == (16, 500, 4096)
     assert registered.api_endpoints == ("chat", "responses")
-    assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
+    assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.33.0")
 
 
 async def test_an_engine_that_tokenizes_is_not_taken_for_one_of_bytes(broker: Broker) -> None:

@@ -48,21 +48,25 @@ async def surveyed(kind: str, engine: EngineDouble) -> tuple[EngineFacts | None,
         return await EngineSurvey(kind, client, metrics_path="/metrics").query(), client
 
 
-async def test_vllm_says_its_names_adapters_cache_and_version() -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_vllm_says_its_names_adapters_cache_version_and_since_033_its_publishers(is_old: bool) -> None:
     double = VllmDouble(model="llama", total_blocks=500)
     double.adapters = ("law",)
     async with double.serving() as engine:
+        if is_old:
+            engine.faults["/kv_event_sources"] = Fault(status=404)
         said, _ = await surveyed("vllm", engine)
     assert said == EngineFacts(
         kind="vllm",
         directory="llama",
+        publish_endpoint="" if is_old else "tcp://*:5557",
         dp_ranks=1,
         served_names=("llama",),
         loras=("law",),
         block_size=16,
         total_kv_blocks=500,
         max_seq_len=4096,
-        version="0.24.0",
+        version="0.33.0",
         api_endpoints=CHATS,
     )
 

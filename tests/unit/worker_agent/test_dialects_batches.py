@@ -156,8 +156,6 @@ def test_of_too_few_tokens_the_blocks_that_fit_stand(changes: dict[str, object],
         pytest.param({**GOOD_MAP, "locality": "REMOTE"}, id="remote removal"),
         pytest.param(stored_map(locality="local"), id="locality in lower case"),
         pytest.param(stored_map(locality="REMOTE", medium="NEW", token_ids=[1] * 9), id="remote, and strange"),
-        pytest.param(stored_map(ownership="tier-x"), id="another owner's store"),
-        pytest.param({**GOOD_MAP, "ownership": "tier-x"}, id="another owner's removal"),
         pytest.param(stored_map(medium="FS"), id="a store on a file system"),
         pytest.param({**GOOD_MAP, "medium": "OBJ"}, id="a removal from an object store"),
         pytest.param(stored_map(kv_cache_spec_kind="mamba"), id="another kind"),
@@ -173,8 +171,14 @@ def test_what_means_nothing_to_a_prefix_is_ignored(ignored: object) -> None:
 
 @pytest.mark.parametrize("locality", [None, "LOCAL"])
 def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
-    batch = read(stored_map(locality=locality, ownership=None), {**GOOD_MAP, "locality": locality})
+    batch = read(stored_map(locality=locality, ownership="kvcr"), {**GOOD_MAP, "locality": locality})
     assert batch.events == (stored(7), GOOD)
+
+
+@pytest.mark.parametrize("lookahead", [[[5], [9]], [[5, 6], [9, 7]]], ids=["EAGLE", "MTP of two modules"])
+def test_tokens_that_the_hash_covers_behind_a_block_make_bigrams(lookahead: list[list[int]]) -> None:
+    event = stored_map(block_hashes=[7, 8], token_ids=[1, 2, 3, 4, 5, 6, 7, 8], lookahead_token_ids=lookahead)
+    assert read(event).events == (stored(7, 8, is_eagle=True),)
 
 
 # -------------------------------------------------------------------- what is refused
@@ -189,6 +193,11 @@ def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
         pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [9, 5]]), id="pairs that are no chain"),
         pytest.param(stored_map(token_ids=[[1, 2], [2, 3], 3, [4, 5]]), id="pairs and tokens"),
         pytest.param(stored_map(token_ids=[[], [], [], []]), id="empty pairs"),
+        pytest.param(stored_map(lookahead_token_ids=[[]]), id="no token behind a block"),
+        pytest.param(
+            stored_map(block_hashes=[7, 8], token_ids=[1] * 8, lookahead_token_ids=[[2], [1]]),
+            id="a token behind a block that is not the next block's",
+        ),
         pytest.param(stored_map(block_size=0), id="block size 0"),
         pytest.param(stored_map(block_hashes=[b"1234567"]), id="hash of 7 bytes"),
         pytest.param(stored_map(parent_block_hash=b""), id="parent of no bytes"),
@@ -282,7 +291,6 @@ def test_each_outcome_is_counted_once() -> None:
         stored_map(extra_keys=[["salt", 1.5, b"embeddings"]]),
         stored_map(token_ids=[1]),
         stored_map(locality="REMOTE"),
-        stored_map(ownership="tier-x"),
         stored_map(medium="FS"),
         stored_map(kv_cache_spec_kind="mamba"),
         {"type": "Ignored"},
@@ -298,7 +306,6 @@ def test_each_outcome_is_counted_once() -> None:
         refused=1,
         ignored_on_request=1,
         ignored_not_local=1,
-        ignored_other_owner=1,
         ignored_medium=1,
         ignored_attention_group=1,
         ignored_partial=1,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
+from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint, rank_endpoints
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,13 @@ def test_a_rank_has_a_port_or_a_path_of_its_own() -> None:
         "tcp://127.0.0.1:5564",
     ]
     assert [rank_endpoint("ipc:///tmp/kv", rank) for rank in (0, 2)] == ["ipc:///tmp/kv", "ipc:///tmp/kv_dp2"]
+
+
+def test_each_rank_may_have_its_own_address() -> None:
+    stated = "tcp://127.0.0.1:41001,tcp://127.0.0.1:40007"
+    assert rank_endpoints("endpoint", stated, 2, allow_remote=False) == stated.split(",")
+    with pytest.raises(ValueError, match="endpoint: found 2 addresses, allowed one, or one of each of 3 ranks"):
+        rank_endpoints("endpoint", stated, 3, allow_remote=False)
 
 
 def test_ranks_beyond_the_last_port_are_refused() -> None:

@@ -11,7 +11,7 @@ from worker_agent.attached.survey import facts_of_models, facts_of_openapi
 from worker_agent.engines.server import EngineFacts, facts_of_version
 from worker_agent.engines.sglang import facts_of_server_info
 from worker_agent.engines.trtllm_serve import facts_of_iteration, iteration_rows
-from worker_agent.engines.vllm import facts_of_metrics
+from worker_agent.engines.vllm import facts_of_event_sources, facts_of_metrics
 
 
 def test_a_card_with_a_parent_is_an_adapter() -> None:
@@ -148,3 +148,38 @@ def test_sglang_says_where_its_event_sockets_are(config: dict[str, str | None], 
     said = facts_of_server_info(json.dumps({"tokenizer_path": "/models/qwen", **config}).encode())
     assert (said.publish_endpoint, said.replay_endpoint) == sockets
     assert said.directory == "/models/qwen"
+
+
+def test_vllm_says_where_each_rank_publishes() -> None:
+    said = {
+        "1": {"publisher": "zmq", "endpoint": "tcp://10.0.0.5:41002", "replay_endpoint": "tcp://10.0.0.5:41004"},
+        "0": {"publisher": "zmq", "endpoint": "tcp://10.0.0.5:41001", "replay_endpoint": "tcp://10.0.0.5:41003"},
+    }
+    assert facts_of_event_sources(json.dumps(said).encode()) == EngineFacts(
+        publish_endpoint="tcp://10.0.0.5:41001,tcp://10.0.0.5:41002",
+        replay_endpoint="tcp://10.0.0.5:41003,tcp://10.0.0.5:41004",
+    )
+
+
+def test_vllm_without_event_sources_has_no_events() -> None:
+    assert facts_of_event_sources(b"{}") == EngineFacts(publish_endpoint="none")
+    without_replay = b'{"3": {"endpoint": "tcp://*:5560", "replay_endpoint": null}}'
+    assert facts_of_event_sources(without_replay) == EngineFacts(publish_endpoint="tcp://*:5560")
+
+
+def test_sglang_describes_its_ranks_its_blocks_and_where_it_publishes_its_load() -> None:
+    said = {
+        "page_size": 16,
+        "dp_size": 1,
+        "attn_dp_size": 2,
+        "max_total_num_tokens": 6400,
+        "kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://*:5557"}',
+        "kv_events": {"block_size": 32, "dp_size": 2, "load_endpoint_port_base": 5559, "load_topic": "load"},
+    }
+    assert facts_of_server_info(json.dumps(said).encode()) == EngineFacts(
+        block_size=32,
+        total_kv_blocks=200,
+        dp_ranks=2,
+        publish_endpoint="tcp://*:5557",
+        load_endpoint="tcp://*:5559",
+    )

@@ -168,6 +168,11 @@ def test_a_block_size_that_is_not_the_engines_is_refused() -> None:
             {"kind": "sglang", "dp_ranks": 2, "publish_endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:9"},
             ("sglang", 2, "tcp://10.0.0.5:1", "tcp://10.0.0.5:9"),
         ),
+        (
+            {},
+            {"kind": "vllm", "dp_ranks": 2, "publish_endpoint": "tcp://10.0.0.5:41001,tcp://0.0.0.0:41002"},
+            ("vllm", 2, "tcp://10.0.0.5:41001,tcp://10.0.0.5:41002", ""),
+        ),
         ({}, {"kind": "sglang", "publish_endpoint": "none"}, ("sglang", 1, "none", "")),
         (
             {"kind": "vllm", "dp_ranks": 3, "publish_endpoint": "tcp://127.0.0.1:7"},
@@ -175,7 +180,14 @@ def test_a_block_size_that_is_not_the_engines_is_refused() -> None:
             ("vllm", 3, "tcp://127.0.0.1:7", ""),
         ),
     ],
-    ids=["vllm by default", "trtllm-serve is polled", "as sglang says", "no events", "what is set counts"],
+    ids=[
+        "vllm by default",
+        "trtllm-serve is polled",
+        "as sglang says",
+        "a port a rank",
+        "no events",
+        "what is set counts",
+    ],
 )
 def test_what_is_not_set_is_as_the_engine_says(
     given: dict[str, Any], said: dict[str, Any], settled: tuple[str, int, str, str]

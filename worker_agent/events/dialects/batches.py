@@ -5,7 +5,6 @@ For every event, the first line that applies:
     cleared                        accepted from any source: the cache is empty
     "Ignored"                      ignored
     locality not LOCAL             ignored: the copy is not this engine's (absent is local)
-    an owner is named              ignored: the owner of another storage tier reports its own blocks
     medium beyond our tiers        ignored (`MEDIA_BEYOND`)
     attention group not a main one ignored (`AttentionGroups`)
     medium unknown                 refused
@@ -56,7 +55,6 @@ class DecoderCounts(msgspec.Struct, kw_only=True):
     refused: int = 0
     ignored_on_request: int = 0
     ignored_not_local: int = 0
-    ignored_other_owner: int = 0
     ignored_medium: int = 0
     ignored_attention_group: int = 0
     ignored_partial: int = 0
@@ -175,9 +173,6 @@ class BatchDecoder:
     def _counts(self, wire: WireStored | WireRemoved) -> bool:
         if wire.locality not in (None, "LOCAL"):
             self.counts.ignored_not_local += 1
-            return False
-        if wire.ownership is not None:
-            self.counts.ignored_other_owner += 1
             return False
         if wire.medium in MEDIA_BEYOND:
             self.counts.ignored_medium += 1

@@ -2,14 +2,16 @@
 
     map       key `type` and the fields by name; unknown keys are skipped
     array     0 tag, then the fields by position; from FIXED_HEAD on, a tail:
-              fixed    four slots or more, of the types group, kind, window, locality, owner: by position
+              fixed    four slots or more, of the types group, kind, window, locality: by position
               legacy   otherwise; may stop anywhere; by type: a list is `block_mm_infos`, the first int is the group, a
                        string is the kind, another int is the window; what is left over is skipped
               metadata a map in any slot from `lora_name` on: its `cache_salt` counts, the slot is empty otherwise;
                        text in the slot of `extra_keys` is a session's name (old SGLang): empty, too
     tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d): then a..d, and the event is Eagle's
+    lookahead for each block the tokens behind it that its hash covers: the event is Eagle's; only the first counts
 
-The usual form (map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
+`ownership` (a secondary tier's copy is a copy) and `session_id` (a session owns no block) are skipped. The usual form
+(map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
 """
 
 from typing import Annotated, Any
@@ -54,7 +56,7 @@ class WireStored(msgspec.Struct, tag="BlockStored"):
     group_idx: GroupIdx | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
-    ownership: str | None = None
+    lookahead_token_ids: list[Annotated[list[TokenId], msgspec.Meta(min_length=1)]] | None = None
 
 
 class WireRemoved(msgspec.Struct, tag="BlockRemoved"):
@@ -65,7 +67,6 @@ class WireRemoved(msgspec.Struct, tag="BlockRemoved"):
     group_idx: GroupIdx | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
-    ownership: str | None = None
 
 
 class WireCleared(msgspec.Struct, tag="AllBlocksCleared"):
@@ -91,7 +92,7 @@ _STORED_HEAD = (
 )
 _REMOVED_HEAD = ("type", "block_hashes", "medium")
 _METADATA_FROM = _STORED_HEAD.index("lora_name")
-_FIXED_TAIL = ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership")
+_FIXED_TAIL = ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality")
 _FIXED_TYPES = (int, str, int, str)
 
 _decode_usual = msgspec.msgpack.Decoder(WireEvent).decode
@@ -101,9 +102,12 @@ _decode_any = msgspec.msgpack.Decoder().decode
 def read_event(raw: msgspec.Raw) -> tuple[WireEvent, bool]:
     """Return the event, and whether its tokens were pairs; raise one of `UNDECODABLE` if it is not an event."""
     try:
-        return _decode_usual(raw), False
+        event, is_eagle = _decode_usual(raw), False
     except UNDECODABLE:
-        return _unusual(_decode_any(raw))
+        event, is_eagle = _unusual(_decode_any(raw))
+    if isinstance(event, WireStored) and event.lookahead_token_ids:
+        return _with_next_token(event, event.lookahead_token_ids), True
+    return event, is_eagle
 
 
 def _unusual(value: object) -> tuple[WireEvent, bool]:
@@ -122,6 +126,14 @@ def _unpaired(pairs: list[object]) -> tuple[int, ...]:
     if firsts[1:] != seconds[:-1]:
         raise LimitExceeded("token_ids", "pairs that are no chain", "(a,b)(b,c)(c,d)...")
     return (*firsts, seconds[-1])
+
+
+def _with_next_token(wire: WireStored, lookahead: list[list[TokenId]]) -> WireStored:
+    nexts = [tokens[0] for tokens in lookahead]
+    following = wire.token_ids[wire.block_size :: wire.block_size] if wire.block_size else ()
+    if following != tuple(nexts[:-1]):
+        raise LimitExceeded("lookahead_token_ids", "tokens that do not follow their blocks", "the next tokens")
+    return msgspec.structs.replace(wire, token_ids=(*wire.token_ids, nexts[-1]))
 
 
 def _by_name(slots: list[Any]) -> dict[str, Any]:
