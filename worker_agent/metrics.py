@@ -30,6 +30,12 @@ PUBLISHER_COUNTS = {
     "priority_changes": "Blocks whose retention priority changed",
     "named_items": "Multimodal items that have their caller's name (UUID) instead of a digest; the name is hashed",
 }
+DRAFT_COUNTS = {
+    "drafted_tokens": "Tokens that speculative decoding drafted, as TensorRT-LLM reports them",
+    "accepted_tokens": "Drafted tokens that the model accepted",
+    "drafting_requests": "Requests with drafts, once for each iteration",
+}
+"""By field of `DraftCounts`."""
 PHASES = {
     "engine_phase_requests": (
         "Requests of the newest iteration, by phase, as far as the engine reports them",
@@ -63,7 +69,7 @@ class AgentMetrics:
         yield from drain_families(self._worker, self._path)
         yield from ConsolidatorMetrics([self._path.consolidator]).families()
         yield from load_families(self._worker, self._loads.newest)
-        yield from skipped_families(self._worker, self._loads.rows)
+        yield from row_families(self._worker, self._loads.rows)
         threads = {**event_threads(self._path), "iteration-stats": self._loads.thread}
         yield thread_family(self._worker, threads)
         failures = [((self._worker,), float(self._loads.poll_failures_total))]
@@ -152,8 +158,10 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
         yield gauge(name, meaning, (*labels, "phase"), samples)
 
 
-def skipped_families(worker: str, rows: LoadRows) -> Iterator[Family]:
-    """Yield the skipped rows of iteration statistics."""
+def row_families(worker: str, rows: LoadRows) -> Iterator[Family]:
+    """Yield what iteration statistics say of speculative decoding, and the rows that were skipped."""
+    for name, meaning in DRAFT_COUNTS.items():
+        yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), float(getattr(rows.drafts, name)))])
     skipped = [((worker, problem), float(count)) for problem, count in rows.skipped.items()]
     meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"
     yield counter("engine_stats_skipped", meaning, ("worker", "problem"), skipped)

@@ -124,7 +124,7 @@ MULTIMODAL: Golden = (  # a digest in one block; in the next the caller's UUID, 
                 parent_block_hash=None,
                 token_ids=(1, 32000, 32001, 2, 3, 4, 5, 6, 1_000_000 + 0x3FFF_FFFF, 32001, 32002, 9),
                 block_size=4,
-                mm_hashes=((1,), (0x101D_2A3D_0509_3B66,), (0xFFFF_FFFF_FFFF_FFFF,)),
+                mm_hashes=((1,), (0x101D_2A3D_0509_3B66,), (0x101D_2A3D_0509_3B66,)),
             ),
         )
     ],
@@ -244,13 +244,12 @@ def test_each_version_s_events_are_published_as_specified(golden: Golden) -> Non
     assert (rules.stale(0), rules.counts.refused, rules.counts.unreadable) == ("", 0, 0)
 
 
-def test_the_hex_hashes_of_v2_sha256_are_refused() -> None:
+def test_a_hex_hash_of_v2_sha256_is_the_number_that_the_engine_calls_v2_sha256_64() -> None:
     event = """[{"event_id": 3, "window_size": 256, "layer_group_id": 0, "hash_algo": "v2_sha256",
         "data": {"type": "removed", "block_hashes":
             ["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]}}]"""
+    created = {"event_id": 2, "window_size": 256, "data": {"type": "created", "num_blocks_per_cache_level": [9, 0]}}
+    removed = EngineRemoved(block_hashes=(0x9F86D081884C7D65,))
     rules = TrtllmRules(4)
-    assert rules.translate(json.loads(event)) == []
-    assert rules.stale(0) == (
-        "engine event not read: hash_algo: found 'v2_sha256', allowed v1_block_key, v2_sha256_64: "
-        "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
-    )
+    assert rules.translate([created, *json.loads(event)]) == [RankEvent(0, removed)]
+    assert rules.stale(0) == ""

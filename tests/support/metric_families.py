@@ -61,7 +61,7 @@ from worker_agent.metrics import (
     drain_families,
     engine_event_families,
     load_families,
-    skipped_families,
+    row_families,
     thread_family,
 )
 
@@ -189,7 +189,7 @@ def _serve() -> Iterator[MadeFamily]:
 def _attach() -> Iterator[MadeFamily]:
     yield from (*_server(), *_log())
     yield from _of_object(ConsolidatorMetrics(()))
-    for make, arguments in ((engine_event_families, 2), (drain_families, 2), (load_families, 2), (skipped_families, 2)):
+    for make, arguments in ((engine_event_families, 2), (drain_families, 2), (load_families, 2), (row_families, 2)):
         yield from _of_function(make, arguments)
     yield from _families_of(thread_family, [thread_family("", {})])
     yield from _of_object(AttachMetrics("", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))

@@ -16,7 +16,7 @@ from worker_agent.metrics import (
     engine_event_families,
     event_threads,
     load_families,
-    skipped_families,
+    row_families,
     thread_family,
 )
 
@@ -48,7 +48,7 @@ class AttachMetrics:
         if (source := self._topic or self._loads) is not None:
             yield from load_families(self._worker, source.newest)
         if self._loads is not None:
-            yield from skipped_families(self._worker, self._loads.rows)
+            yield from row_families(self._worker, self._loads.rows)
             yield from exported_families(self._worker, self._loads)
         if self._forwarder is not None:
             yield from self._forwarder_families(self._forwarder)

@@ -49,8 +49,8 @@ class ServedMetrics:
 
 
 def _measured(worker: str, transfers: MeasuredTransfers) -> Iterator[Family]:
-    """Yield what TensorRT-LLM measured of transfers to it (`return_perf_metrics`), named as the simulated ones."""
-    done = [((worker, "done"), float(transfers.count))]
+    """Yield the failed transfers to TensorRT-LLM, and those that it measured; named as the simulated ones."""
+    done = [((worker, "done"), float(transfers.count)), ((worker, "failed"), float(transfers.failed))]
     yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), done)
     fetched = [((worker,), float(transfers.transferred_bytes))]
     yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), fetched)

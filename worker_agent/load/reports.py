@@ -15,10 +15,11 @@ becomes idle still counts the requests that ended in it. The engine then reports
 own requests that the engine is idle (`at_rest`).
 
 With attention DP there is one row a rank. Only rank 0's row has the queue, and all rows have a copy of one rank's block
-counts: TensorRT-LLM does not report them for each rank.
+counts and of rank 0's `specDecodingStats`: TensorRT-LLM does not report them for each rank.
 
 Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecutor/py_executor.py`
-(`_get_init_iter_stats`, which counts the active requests before the iteration; `_update_iter_stats`, after it).
+(`_get_init_iter_stats`, which counts the active requests before the iteration; `_update_iter_stats`, after it);
+`tensorrt_llm/executor/iteration_stats.py` @ b1179014 (`specDecodingStats`; every rank's row is a copy of it).
 """
 
 from collections.abc import Iterable
@@ -55,6 +56,23 @@ class RowSkipped(ProtocolError):
         self.problem = problem
 
 
+class DraftCounts(msgspec.Struct, kw_only=True):
+    """Speculative decoding so far: tokens drafted and accepted, and requests with drafts, once for each iteration.
+
+    An accepting request advances by (accepted + requests) / requests tokens an iteration, the acceptance length.
+    """
+
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafting_requests: int = 0
+
+    def add(self, stats: dict[str, Any]) -> None:
+        """Count an iteration by its `specDecodingStats`; what is no count is left out."""
+        self.drafted_tokens += _count(stats, "numDraftTokens") or 0
+        self.accepted_tokens += _count(stats, "numAcceptedTokens") or 0
+        self.drafting_requests += _count(stats, "numRequestsWithDraftTokens") or 0
+
+
 class LoadRows:
     """Reads the rows of one engine. `dp_ranks` are its ranks; None: any rank is accepted."""
 
@@ -63,6 +81,7 @@ class LoadRows:
         self._dp_ranks = None if dp_ranks is None else frozenset(dp_ranks)
         self.skipped = dict.fromkeys(PROBLEMS, 0)
         """Skipped rows by problem; the counts never decrease."""
+        self.drafts = DraftCounts()
 
     def read(self, rows: object) -> list[tuple[int, LoadReport]]:
         """Return the reports of the rows, in their order; raise nothing for any input."""
@@ -78,6 +97,8 @@ class LoadRows:
         dp_rank, report = load_report(row, self._instance)
         if self._dp_ranks is not None and dp_rank not in self._dp_ranks:
             raise RowSkipped("rank", dp_rank)
+        if isinstance(row, dict) and dp_rank == 0 and isinstance(stats := row.get("specDecodingStats"), dict):
+            self.drafts.add(stats)
         return dp_rank, report
 
 

@@ -35,8 +35,8 @@ from worker_agent.events.publisher_addresses import rank_endpoint
 from worker_agent.events.source_cursor import SourceCursor
 
 LIVES = int(os.environ.get("ENGINE_LIVES", "1000"))
-AT_ONCE = 64
-_CONVERGES_S = 30.0
+AT_ONCE = 32
+_CONVERGES_S = _DRAIN_S = 60.0
 
 
 class _Lossy:
@@ -120,7 +120,7 @@ async def _agent(life: Life, engine: _Engine, log: EventLog, worker_id: str) -> 
     await consolidator.start()
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_parts(consolidator.parts(0), stop=stop, drain_s=5.0))
+            group.create_task(run_parts(consolidator.parts(0), stop=stop, drain_s=_DRAIN_S))
             yield consolidator
             stop.set()
     finally:

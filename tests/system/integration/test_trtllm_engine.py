@@ -306,6 +306,17 @@ async def test_a_transfer_is_not_aborted_before_its_first_token(trtllm: Fake) ->
     assert len(result.outputs[0].token_ids) < 150
 
 
+async def test_a_request_that_ends_before_its_transferred_kv_came_is_a_failed_transfer(trtllm: Fake) -> None:
+    async with running(worker("prefill")) as prefill, running(worker("decode")) as decode:
+        answer = await handed_over(prefill)
+        trtllm.control.fail_request("KV cache transfer timed out")
+        assert isinstance(await failure(outputs(decode, request(handoff=answer.handoff))), RequestRefused)
+        assert decode.transfers.failed == 1
+        trtllm.control.fail_request("nothing to do with transfers")
+        await failure(outputs(prefill, request("b")))
+    assert (prefill.transfers.failed, decode.transfers.failed) == (0, 1)
+
+
 async def test_a_prefill_worker_s_stop_waits_for_its_transfers(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = worker("prefill"), worker("decode")
     await prefill.start()

@@ -12,7 +12,7 @@ from kv_runtime.telemetry import Family
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.quarantine import REASONS
 from worker_agent.load.reports import PROBLEMS, LoadRows
-from worker_agent.metrics import PHASES, engine_event_families, load_families, skipped_families, thread_family
+from worker_agent.metrics import PHASES, engine_event_families, load_families, row_families, thread_family
 
 REPORT = LoadReport(
     instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5, iteration_s=0.25
@@ -34,7 +34,7 @@ def test_every_reason_has_a_sample_and_those_that_occurred_are_counted() -> None
 def test_every_problem_of_a_row_has_a_sample() -> None:
     rows = LoadRows("i")
     rows.read([None, None])
-    found = samples(skipped_families("w", rows), "engine_stats_skipped", "problem")
+    found = samples(row_families("w", rows), "engine_stats_skipped", "problem")
     assert found == {**dict.fromkeys(PROBLEMS, 0.0), "not_a_map": 2.0}
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
-from worker_agent.load.reports import COUNT_MAX, PROBLEMS, LoadRows, at_rest, load_report
+from worker_agent.load.reports import COUNT_MAX, PROBLEMS, DraftCounts, LoadRows, at_rest, load_report
 
 ROW: dict[str, Any] = {
     "timestamp": "2025-01-01",
@@ -184,3 +184,26 @@ def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sen
 def test_every_count_can_be_sent(count: int) -> None:
     _, report = load_report({**ROW, "numActiveRequests": count, "iter": count}, "i")
     assert decode_load(encode_load(report)) == report
+
+
+# -------------------------------------------------------------------- speculative decoding
+def test_drafts_are_counted_once_an_iteration_from_the_row_of_rank_0() -> None:
+    drafts = {
+        "numDraftTokens": 12,
+        "numAcceptedTokens": 7,
+        "numRequestsWithDraftTokens": 4,
+        "acceptanceLength": 2.75,
+        "iterLatencyMS": 3.5,
+        "draftOverhead": 0.14,
+    }
+    rows = LoadRows("i", (0, 1))
+    rows.read([ROW | {"attentionDpRank": rank, "specDecodingStats": drafts} for rank in (0, 1)])
+    rows.read([ROW | {"attentionDpRank": 0, "specDecodingStats": {**drafts, "numDraftTokens": None}}])
+    assert rows.drafts == DraftCounts(drafted_tokens=12, accepted_tokens=14, drafting_requests=8)
+
+
+@pytest.mark.parametrize("strange", [None, [], "7", {"numDraftTokens": -1}, {"numAcceptedTokens": True}])
+def test_strange_figures_of_drafts_count_nothing_and_cost_no_row(strange: object) -> None:
+    rows = LoadRows("i")
+    assert len(rows.read([ROW | {"attentionDpRank": 0, "specDecodingStats": strange}])) == 1
+    assert rows.drafts == DraftCounts()

@@ -83,23 +83,29 @@ def test_hashes_of_these_algorithms_are_numbers(rules: TrtllmRules, hash_algo: s
     assert the_store(rules, stored(block(1)), hash_algo=hash_algo) == store(1)
 
 
-@pytest.mark.parametrize("hash_algo", ["v2_sha256", "auto", "", "v3"])
-def test_other_algorithms_are_refused_and_the_setting_is_named(rules: TrtllmRules, hash_algo: str) -> None:
+@pytest.mark.parametrize("hash_algo", ["auto", "", "v3"])
+def test_other_algorithms_are_refused(rules: TrtllmRules, hash_algo: str) -> None:
     assert rules.translate([event(0, stored(block("ab" * 32)), hash_algo=hash_algo)]) == []
     assert rules.counts == PublisherCounts(refused=1)
     assert rules.stale(0) == (
-        f"engine event not read: hash_algo: found {hash_algo!r}, allowed v1_block_key, v2_sha256_64: "
-        "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
+        f"engine event not read: hash_algo: found {hash_algo!r}, allowed v1_block_key, v2_sha256_64, v2_sha256"
     )
 
 
 @pytest.mark.parametrize(
-    "data", [stored(block("ab" * 32)), stored(block(1), parent="ab" * 32), removed("ab" * 32), updated("ab" * 32)]
+    "data", [stored(block("ab" * 31)), stored(block(1), parent="xy" * 32), removed("ab"), updated("")]
 )
-def test_hex_hashes_are_refused_and_the_setting_is_named(rules: TrtllmRules, data: Json) -> None:
+def test_texts_that_are_no_hashes_are_refused(rules: TrtllmRules, data: Json) -> None:
     assert rules.translate([event(0, data)]) == []
     assert rules.counts == PublisherCounts(refused=1)
-    assert "kv_cache_event_hash_algo" in rules.stale(0)
+    assert "allowed u64, or 64 hex digits" in rules.stale(0)
+
+
+def test_a_block_of_hex_hashes_is_found_below_its_parent(rules: TrtllmRules) -> None:
+    first, second = f"{1:016x}" + "ab" * 24, f"{2:016x}" + "cd" * 24
+    data = [stored(block(first)), stored(block(second), parent=first)]
+    found = rules.translate([event(at, each, hash_algo="v2_sha256") for at, each in enumerate(data)])
+    assert found == [*of_rank_0(store(1)), *of_rank_0(store(2, parent=1))]
 
 
 @pytest.mark.parametrize("salts", [("s",), ("s", "s"), ("s", None), (None, "s"), ("", "s")])
@@ -133,13 +139,13 @@ def test_an_event_of_several_salts_is_refused(rules: TrtllmRules, mixed: Json) -
     [
         ({"type": "mm_key", "hash": DIGEST, "start_offset": 0}, DIGEST),
         ({"type": "mm_key", "hash": UUID, "start_offset": 3}, UUID),
-        ({"type": "mm_key", "hash": DIGEST, "start_offset": 0, "uuid": UUID}, DIGEST),
+        ({"type": "mm_key", "hash": DIGEST, "start_offset": 0, "uuid": UUID}, UUID),
         ({"type": "mm_key", "hash": "", "start_offset": 0, "uuid": UUID}, UUID),
         ({"type": "mm_key", "hash": None, "uuid": UUID}, UUID),
         ({"hash": "not hex"}, "not hex"),
     ],
 )
-def test_an_item_is_named_by_its_hash_whatever_that_is(rules: TrtllmRules, key: Json, identity: str) -> None:
+def test_an_item_is_named_by_its_uuid_else_by_its_hash(rules: TrtllmRules, key: Json, identity: str) -> None:
     data = stored(block(1), block(2, mm_keys=[key]))
     assert the_store(rules, data).mm_hashes == ((), (mm_hash(identity),))
 

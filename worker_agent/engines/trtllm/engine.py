@@ -327,12 +327,17 @@ class TensorRTLLMEngine:
     async def _next(self, stream: Stream) -> list[EngineOutput]:
         if self._over.is_set():
             raise EngineStopped(f"{stream.request_id}: {self._stopped_because}")
+        waits_for_transfer = stream.takes_transfer and not stream.outputs.has_begun
         try:
             new = await stream.step()
         except StopAsyncIteration:
+            self.transfers.failed += waits_for_transfer
             return stream.outputs.failed()
         except Exception as error:  # noqa: BLE001  what it means is said below
             return self._failed(stream, error)
+        self.transfers.failed += waits_for_transfer and (
+            stream.outputs.is_cancelled or any(each.finish_reason == "error" for each in new)
+        )
         if (moved := stream.outputs.take_transferred()) is not None:
             self.transfers.add(moved)
         if stream.outputs.is_cancelled:
@@ -345,6 +350,7 @@ class TensorRTLLMEngine:
         assert self._bindings is not None
         meaning = self._meaning(self._bindings, error, stream.request_id, is_new=False)
         if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
+            self.transfers.failed += stream.takes_transfer and not isinstance(meaning, EngineStopped)
             raise meaning from error
         _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
         return stream.outputs.failed()

@@ -38,10 +38,10 @@ class TransferMeasure(NamedTuple):
 
 
 class MeasuredTransfers:
-    """The transfers to an engine that it has measured, summed."""
+    """The transfers to an engine: those that it has measured, summed, and those that failed."""
 
     def __init__(self) -> None:
-        self.count = self.transferred_bytes = 0
+        self.count = self.failed = self.transferred_bytes = 0
         self.seconds = 0.0
 
     def add(self, moved: TransferMeasure) -> None:

@@ -4,19 +4,23 @@
     attention_dp_rank   absent or null without attention DP: rank 0
     window_size         of the pool, in tokens; absent or null where the engine knows no windows: `UNBOUNDED`
     layer_group_id      KV cache manager V2: the attention group; absent or null: 0
-    hash_algo           V2; hashes must be numbers: `v1_block_key` or `v2_sha256_64`
-    hash                u64, spelled as u64 or i64; null: a block that cannot be named. A `stored` that names a block
-                        twice, or its own parent, is refused
+    hash_algo           V2; `v1_block_key`, `v2_sha256_64`, `v2_sha256`
+    hash                u64, spelled as u64 or i64; 64 hex digits (`v2_sha256`): its first 16 as a number, which is what
+                        the engine calls `v2_sha256_64`; null: a block that cannot be named. A `stored` that names a
+                        block twice, or its own parent, is refused
     token_id            u32; V2 has a 64-hex digest for the first token of a multimodal item: its pad value is taken
                         (`docs/SOURCES.md` E6, rule 6), the identity itself is in the block's `mm_keys`
-    mm_keys             `hash` names the item, a digest or the caller's UUID; `uuid` where `hash` is empty
+    mm_keys             `uuid` names the item where there is one (V2, whose `hash` is derived from UUID and content);
+                        else `hash` does, a digest or the caller's UUID
     cache_salt          of blocks and of `data`; empty and null are none; one distinct value an event
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
 An event above `EVENT_NUMBERS_MAX` or `TEXT_BYTES_MAX` is refused: applying it would hold up the event loop.
 
-Source: `docs/SOURCES.md` E1.3.
+Source: `docs/SOURCES.md` E1.3; V2: NVIDIA/TensorRT-LLM `tensorrt_llm/runtime/kv_cache_hash.py` @ 991de58c
+(`truncate_sha256_hash_to_int64`), `tensorrt_llm/runtime/kv_cache_manager_v2/_event_manager.py` @ 1c39d359
+(`_normalize_block_hash`), `docs/source/features/kvcache.md` @ 0076e939 (`mm_keys[].uuid`).
 """
 
 from typing import Annotated, cast
@@ -40,8 +44,9 @@ TEXT_BYTES_MAX = 1 << 16
 """Most bytes of an adapter's name, or of a salt."""
 _ITEM_NUMBERS = 8
 _GROUP_IDX_MAX = 1023
-_HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64")
-_HASH_ADVICE = "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
+_HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64", "v2_sha256")
+_HASH_DIGITS = 16
+"""Hex digits of a u64."""
 _TIER_OF_LEVEL = {0: Tier.GPU, 1: Tier.HOST}
 _MM_KEY = "mm_key"
 
@@ -168,7 +173,7 @@ def read_event(engine_event: object) -> TrtllmEvent:
     """
     body = msgspec.convert(engine_event, _Body)
     if body.hash_algo not in _HASH_ALGOS:
-        raise LimitExceeded("hash_algo", body.hash_algo, f"v1_block_key, v2_sha256_64: {_HASH_ADVICE}")
+        raise LimitExceeded("hash_algo", body.hash_algo, ", ".join(filter(None, _HASH_ALGOS)))
     window = UNBOUNDED if body.window_size is None else body.window_size
     return TrtllmEvent(window, body.layer_group_id or 0, _change(body.data))
 
@@ -208,7 +213,7 @@ def _stored(data: _StoredData) -> TrtllmStored:
 
 
 def _block(block: _StoredBlock) -> TrtllmBlock:
-    found = [key.hash or key.uuid for key in block.mm_keys or () if key.type == _MM_KEY]
+    found = [key.uuid or key.hash for key in block.mm_keys or () if key.type == _MM_KEY]
     identities = [identity for identity in found if identity]
     return TrtllmBlock(
         _hash(block.block_hash),
@@ -222,8 +227,10 @@ def _block(block: _StoredBlock) -> TrtllmBlock:
 def _hash(found: int | str | None) -> int | None:
     if found is None:
         return None
+    if isinstance(found, str) and is_digest(found):
+        return int(found[:_HASH_DIGITS], 16)
     if isinstance(found, str) or not -UNBOUNDED <= found < 2 * UNBOUNDED:
-        raise LimitExceeded("block_hash", found, f"u64: {_HASH_ADVICE}")
+        raise LimitExceeded("block_hash", found, "u64, or 64 hex digits")
     return to_u64(found)
 
 
