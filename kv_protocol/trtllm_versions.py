@@ -4,6 +4,8 @@
     ------------   ---------------------------------------------------------------------   --------------------------
     1.3.0rc1       a context-only request is taken while the overlap scheduler is on       PR #10755, release notes
     1.3.0rc27      `moe_config.backend` has no `WIDEEP`                                    PR #17797, page `MoeConfig`
+    1.4.0rc0       `kv_cache_config.kv_events_config` is refused at start                  `docs/source/features/
+                                                                                           kvcache.md` @ 0076e939
 
 Every version in the range takes module and classes of a KV connector; named presets are newer (PR #12626). The full
 table is in `docs/TENSORRT_LLM.md`, "Versions". The range is that of the extra `trtllm` in `pyproject.toml`.
@@ -28,9 +30,9 @@ class Version(NamedTuple):
 
 
 OLDEST = Version(1, 3, 0, 0)
-NEXT_LINE = (1, 4)
+NEXT_LINE = (1, 5)
 """The first line of versions that is not supported, its release candidates included."""
-SUPPORTED = "1.3.0rc0 or later, below 1.4"
+SUPPORTED = "1.3.0rc0 or later, below 1.5"
 CONTEXT_WITH_OVERLAP = Version(1, 3, 0, 1)
 
 

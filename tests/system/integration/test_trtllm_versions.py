@@ -13,6 +13,9 @@ from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineStored
+from worker_agent.port.types import EngineError
 
 __all__ = ["trtllm"]
 
@@ -53,3 +56,25 @@ async def test_newer_keys_of_a_handoff_are_dropped_where_the_engine_does_not_kno
     assert capfd.readouterr().out.count("handoff_keys_dropped") == 1
     await decode.stop(0.0)
     await prefill.stop(0.0)
+
+
+V2 = {"use_kv_cache_manager_v2": True, "tokens_per_block": 16, "event_buffer_max_size": 1000}
+
+
+async def test_1_4_polls_its_cache_manager_whose_hashes_are_hex_digits(trtllm: Fake) -> None:
+    trtllm.control.version = "1.4.0rc1"
+    polled = engine({"kv_cache_config": {**V2, "kv_cache_event_hash_algo": "v2_sha256"}}, engine_version="1.4.0rc1")
+    await polled.start()
+    await outputs(polled, request(prompt=(7,) * 32))
+    rules = TrtllmRules(16)
+    stored = [each.event for each in rules.translate(polled.kv_events(5.0)) if isinstance(each.event, EngineStored)]
+    chain = [(each.token_ids, each.parent_block_hash) for each in stored[:2]]
+    assert (chain, rules.stale(0)) == ([((7,) * 16, None), ((7,) * 16, stored[0].block_hashes[0])], "")
+    await polled.stop(0.0)
+
+
+async def test_1_4_refuses_to_stream_and_says_so(trtllm: Fake) -> None:
+    trtllm.control.version = "1.4.0rc1"
+    streams = {**V2, "kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq"}}
+    with pytest.raises(EngineError, match="kv_events_config has no implementation"):
+        await engine({"kv_cache_config": streams}, engine_version="1.4.0rc1").start()

@@ -28,22 +28,23 @@ def test_versions_are_ordered_as_they_were_released() -> None:
         ("1.3.0rc23.post1", True),
         ("1.3.0", True),
         ("1.3.2+cu13", True),
-        ("1.4.0rc0", False),
-        ("1.4.0", False),
+        ("1.4.0rc0", True),
+        ("1.4.0", True),
+        ("1.5.0rc0", False),
         ("", False),
         ("1.3.0.dev2026010100", False),
         ("main", False),
         ("1" * 5000, False),
     ],
 )
-def test_the_range_is_the_1_3_line(text: str, supported: bool) -> None:
+def test_the_range_is_the_1_3_and_the_1_4_line(text: str, supported: bool) -> None:
     assert is_supported(text) == supported
 
 
 def test_the_extra_states_the_same_range() -> None:
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]["trtllm"]
-    assert [each.partition(";")[0] for each in extras] == ["tensorrt-llm>=1.3.0rc0,<1.4"]
-    assert SUPPORTED == "1.3.0rc0 or later, below 1.4"
+    assert [each.partition(";")[0] for each in extras] == ["tensorrt-llm>=1.3.0rc0,<1.5"]
+    assert SUPPORTED == "1.3.0rc0 or later, below 1.5"
 
 
 def test_a_version_of_another_form_is_before_none() -> None:

@@ -71,7 +71,7 @@ def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:
 
 
 def test_statistics_have_the_keys_of_the_page(trtllm: Fake) -> None:
-    llm = engine(trtllm)
+    llm = engine(trtllm, speculative_config=trtllm.submodule("llmapi.llm_args").MTPDecodingConfig(max_draft_len=2))
     finished(llm, trtllm, [5] * 9)
     row = llm.get_stats(timeout=5)[0]
     seen = {"row": row, "capacity": llm.get_kv_cache_capacity()} | {

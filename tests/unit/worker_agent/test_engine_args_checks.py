@@ -158,9 +158,9 @@ def test_settings_of_attention_dp_without_it_are_ignored() -> None:
 
 
 # ---------------------------------------------------------------- versions
-@pytest.mark.parametrize("version", ["1.2.1", "1.4.0rc1", "2.0", "unknown"])
+@pytest.mark.parametrize("version", ["1.2.1", "1.5.0rc1", "2.0", "unknown"])
 def test_an_engine_outside_the_supported_versions_is_refused_with_what_is_allowed(version: str) -> None:
-    told = f"tensorrt_llm: expected 1.3.0rc0 or later, below 1.4, found version {version}"
+    told = f"tensorrt_llm: expected 1.3.0rc0 or later, below 1.5, found version {version}"
     assert refused(engine_version=version) == [told]
     assert warned(engine_version=version, allows_unknown=True) == [told]
 

@@ -135,7 +135,7 @@ def test_a_model_is_a_directory_with_its_configuration_or_a_name_on_the_hub(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("__version__ = '1.4.0rc1'\n", "version 1.4.0rc1"), ("x = 1\n", "version unknown")]
+    ("text", "found"), [("__version__ = '1.5.0rc1'\n", "version 1.5.0rc1"), ("x = 1\n", "version unknown")]
 )
 def test_an_installed_engine_of_another_version_is_refused_before_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
@@ -147,7 +147,7 @@ def test_an_installed_engine_of_another_version_is_refused_before_it_is_imported
     monkeypatch.syspath_prepend(tmp_path)
     assert installed_version() == found.removeprefix("version ")
     with pytest.raises(
-        EngineArgsInvalid, match=rf"tensorrt_llm: expected 1\.3\.0rc0 or later, below 1\.4, found {found}"
+        EngineArgsInvalid, match=rf"tensorrt_llm: expected 1\.3\.0rc0 or later, below 1\.5, found {found}"
     ):
         chosen(TRTLLM)
     assert chosen(TRTLLM, allows_unknown=True).args is not None

@@ -325,8 +325,9 @@ class Engine:
         active = sum(len(rank.active) for rank in self.ranks)
         queued = sum(len(each.prompt) for each in self.waiting)
         limit = (self.args.max_batch_size or 2048) * len(self.ranks)
+        drafts = getattr(self.args.speculative_config, "max_draft_len", None) or 0
         told = Iteration(
-            self.iterations, new, active, len(self.waiting), queued, completed, limit, self._kv_cache(), loads
+            self.iterations, new, active, len(self.waiting), queued, completed, limit, self._kv_cache(), loads, drafts
         )
         for row in statistics.rows(told, self.iterations, self._dropped, attention_dp=self.attention_dp):
             self._dropped += len(self.statistics) == self.statistics.maxlen

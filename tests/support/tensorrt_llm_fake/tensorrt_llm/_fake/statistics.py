@@ -1,6 +1,7 @@
 """Iteration statistics: one row for each iteration that had work, or one for each attention-DP rank.
 
-Queue and completion counts stand on rank 0 alone; `kvCacheStats` is rank 0's on every row; ids and drops as they come.
+Queue and completion counts stand on rank 0 alone; `kvCacheStats` and `specDecodingStats` are rank 0's on every row; ids
+and drops as they come.
 Source: `executor/iteration_stats.py` @ b1179014 (field names and defaults); `docs/SOURCES.md` E1.7.
 """
 
@@ -40,6 +41,8 @@ class Iteration:
     max_active: int
     kv_cache: Json
     ranks: list[RankLoad]
+    draft_len: int
+    """Tokens drafted for each request that generates; 0: no speculative decoding."""
 
 
 def rows(iteration: Iteration, sequence: int, dropped: int, *, attention_dp: bool) -> list[Json]:
@@ -82,11 +85,25 @@ def _row(iteration: Iteration, sequence: int, dropped: int) -> Json:
             ("numScheduledRequests", "numContextRequests", "numCtxTokens", "numGenTokens", "emptyGenSlots"), 0
         ),
         "inflightBatchingStats": {},
-        "specDecodingStats": None,
+        "specDecodingStats": _drafts(iteration),
         "schedulerMode": "overlap",
         "statsSequence": sequence,
         "statsDroppedFrames": dropped,
         "hostStepTimeMS": wall_ms,
+    }
+
+
+def _drafts(iteration: Iteration) -> Json | None:
+    requests = iteration.ranks[0].generation_requests
+    if not iteration.draft_len:
+        return None
+    return {
+        "numDraftTokens": requests * iteration.draft_len,
+        "numAcceptedTokens": 0,
+        "numRequestsWithDraftTokens": requests,
+        "acceptanceLength": 1.0 if requests else 0.0,
+        "iterLatencyMS": 0.0,
+        "draftOverhead": 0.0,
     }
 
 

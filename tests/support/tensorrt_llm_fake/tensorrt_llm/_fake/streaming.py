@@ -1,52 +1,90 @@
 """Streaming of events over ZMQ, where `kv_events_config` asks for it; polling then finds nothing.
 
-    socket     PUB, bound to the endpoint; each attention-DP rank binds a tcp port + rank, with `:*` a free one each
+    sockets    PUB, and ROUTER for replays where an endpoint is given; each attention-DP rank binds a tcp port + rank
     frames     topic | batches before this one, 8 bytes big-endian | msgpack of [time, [event...], rank]
-    event      a map: BlockStored, BlockRemoved; hashes as signed 64-bit ints; `created` and `updated` have none
+    event      a map: BlockStored, BlockRemoved; `created` and `updated` have none, and only full blocks count
+    hash       the first 8 bytes of the block's SHA-256, as a signed 64-bit int; adapters and salts are not told
+    media      a block in which an item begins is not told: its digest is no token
+    replay     [empty | topic | sequence | payload] of each batch that is kept, then [empty | empty | -1 | empty]
+    refused    without KV cache manager V2; its backend must be Python (an environment variable); pipeline or context
+               parallelism; from 1.4 on in any case
     time       the engine's own: iterations
 
-The events' fields are those that all readers of such streams know (`docs/SOURCES.md` E3.1, E3.2, E3.5); no
-recording of this engine's stream was seen. No replay socket. Needs KV cache manager V2, as the real one.
+Source: NVIDIA/TensorRT-LLM PR #17631 (`BlockStored`, `ZmqEventPublisher`, `StreamingKVCacheEventManager`,
+`validate_streaming_support`; text 57357230020); `docs/source/features/kvcache.md` @ 0076e939 ("unsupported").
 """
 
+import os
+import threading
+from collections import deque
 from typing import Any
 
 import msgspec
 import zmq
 
+from .control import control
+
 Json = dict[str, Any]
+_END = (b"", b"\xff" * 8, b"")
+_POLL_MS = 20
 
 
 class Streams:
     """The publishers of all ranks; without `endpoints` there are none."""
 
-    def __init__(self, endpoints: list[str], topic: str) -> None:
+    def __init__(self, endpoints: list[str], replays: list[str], topic: str, kept: int) -> None:
         self._context = zmq.Context() if endpoints else None
-        self._sockets: list[Any] = []
-        self._sent = [0] * len(endpoints)
         self._topic = topic.encode()
-        self.endpoints: list[str] = []
-        for endpoint in endpoints:
-            assert self._context is not None
-            socket = self._context.socket(zmq.PUB)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(endpoint)
-            self._sockets.append(socket)
-            self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+        self._kept: list[deque[tuple[bytes, bytes]]] = [deque(maxlen=kept) for _ in endpoints]
+        self._sent = [0] * len(endpoints)
+        self._sockets = [self._bound(zmq.PUB, endpoint) for endpoint in endpoints]
+        self.endpoints = [socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") for socket in self._sockets]
+        self._is_closed = threading.Event()
+        self._answering = [
+            threading.Thread(target=self._answer, args=(self._bound(zmq.ROUTER, endpoint), kept), daemon=True)
+            for endpoint, kept in zip(replays, self._kept, strict=False)
+        ]
+        for thread in self._answering:
+            thread.start()
+
+    def _bound(self, kind: int, endpoint: str) -> Any:
+        assert self._context is not None
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        return socket
+
+    def _answer(self, socket: Any, kept: deque[tuple[bytes, bytes]]) -> None:
+        while not self._is_closed.is_set():
+            if not socket.poll(_POLL_MS):
+                continue
+            identity, _, start = socket.recv_multipart()
+            for sequence, payload in list(kept):
+                if sequence >= start:
+                    socket.send_multipart([identity, b"", self._topic, sequence, payload])
+            socket.send_multipart([identity, b"", *_END])
 
     @classmethod
-    def of(cls, cache_config: Any, ranks: int) -> "Streams":
-        """Return the publishers that a KV cache configuration asks for.
+    def of(cls, args: Any, ranks: int) -> "Streams":
+        """Return the publishers that the engine's arguments ask for.
 
         Raises:
-            ValueError: it does not ask for KV cache manager V2.
+            ValueError: the engine cannot stream with them.
         """
-        config = cache_config.kv_events_config
-        if config is None or not config.enable_kv_cache_events or config.publisher != "zmq":
-            return cls([], "")
-        if cache_config.use_kv_cache_manager_v2 is not True:
+        config = args.kv_cache_config.kv_events_config
+        if config is None or not config.enable_kv_cache_events or config.publisher not in (None, "zmq"):
+            return cls([], [], "", 0)
+        if args.kv_cache_config.use_kv_cache_manager_v2 is not True:
             raise ValueError("kv_events_config requires kv_cache_config.use_kv_cache_manager_v2=True")
-        return cls([_of_rank(config.endpoint, rank) for rank in range(ranks)], config.topic)
+        if args.pipeline_parallel_size > 1 or args.context_parallel_size > 1:
+            raise ValueError("streaming of KV events takes no pipeline parallelism and no context parallelism")
+        if control.version.startswith("1.4"):
+            raise ValueError("kv_events_config has no implementation: use kv_cache_config.event_buffer_max_size")
+        if os.environ.get("TLLM_KV_CACHE_MANAGER_V2_BACKEND", "cpp") != "python":
+            raise ValueError("streaming of KV events needs TLLM_KV_CACHE_MANAGER_V2_BACKEND=python")
+        endpoints = [_of_rank(config.endpoint, rank) for rank in range(ranks)]
+        replays = [_of_rank(config.replay_endpoint, rank) for rank in range(ranks)] if config.replay_endpoint else []
+        return cls(endpoints, replays, config.topic, config.buffer_steps)
 
     def publish(self, engine: Any) -> None:
         """Publish each rank's visible events as one batch; a rank without any publishes nothing."""
@@ -56,11 +94,16 @@ class Streams:
             visible.clear()
             if events:
                 payload = msgspec.msgpack.encode([float(engine.iterations), events, number])
-                socket.send_multipart([self._topic, self._sent[number].to_bytes(8, "big"), payload])
+                sequence = self._sent[number].to_bytes(8, "big")
+                socket.send_multipart([self._topic, sequence, payload])
+                self._kept[number].append((sequence, payload))
                 self._sent[number] += 1
 
     def close(self) -> None:
         """Close all sockets."""
+        self._is_closed.set()
+        for thread in self._answering:
+            thread.join()
         if self._context is not None and not self._context.closed:
             self._context.destroy(linger=0)
 
@@ -75,26 +118,29 @@ def _of_rank(endpoint: str, rank: int) -> str:
 def _told(event: Json, block_size: int) -> list[Json]:
     data = event["data"]
     if data["type"] == "removed":
-        return [{"type": "BlockRemoved", "block_hashes": [_signed(each) for each in data["block_hashes"]]}]
-    if data["type"] != "stored":
-        return []
-    full = [block for block in data["blocks"] if len(block["tokens"]) == block_size]
-    if not full:
-        return []
-    tokens = [token["token_id"] for block in full for token in block["tokens"]]
-    return [
-        {
-            "type": "BlockStored",
-            "block_hashes": [_signed(block["block_hash"]) for block in full],
-            "parent_block_hash": None if data["parent_hash"] is None else _signed(data["parent_hash"]),
-            "token_ids": tokens,
-            "block_size": block_size,
-            "medium": "GPU",
-            "group_idx": event.get("layer_group_id", 0),
-            "cache_salt": full[0]["cache_salt"],
-        }
-    ]
+        hashes = [_signed(each) for each in data["block_hashes"]]
+        return [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}]
+    told: list[Json] = []
+    parent = data.get("parent_hash")
+    for block in data["blocks"] if data["type"] == "stored" else ():
+        begins_item = any(key["start_offset"] == 0 for key in block["mm_keys"])
+        if len(block["tokens"]) == block_size and not begins_item:
+            told.append(
+                {
+                    "type": "BlockStored",
+                    "block_hashes": [_signed(block["block_hash"])],
+                    "parent_block_hash": None if parent is None else _signed(parent),
+                    "token_ids": [token["token_id"] for token in block["tokens"]],
+                    "block_size": block_size,
+                    "lora_id": None,
+                    "medium": "GPU",
+                    "lora_name": None,
+                }
+            )
+        parent = block["block_hash"]
+    return told
 
 
-def _signed(block_hash: int) -> int:
-    return block_hash - 2**64 if block_hash >= 2**63 else block_hash
+def _signed(block_hash: int | str) -> int:
+    number = int(block_hash[:16], 16) if isinstance(block_hash, str) else block_hash
+    return number - 2**64 if number >= 2**63 else number

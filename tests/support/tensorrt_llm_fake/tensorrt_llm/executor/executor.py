@@ -54,7 +54,7 @@ class GenerationExecutor:
         self._ipc_done: set[str] = set()
         self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
-        self.streams = Streams.of(args.kv_cache_config, len(self.engine.ranks))
+        self.streams = Streams.of(args, len(self.engine.ranks))
         self._thread = threading.Thread(target=self._loop, name=THREAD, daemon=True)
         self._thread.start()
         control.know(self)
