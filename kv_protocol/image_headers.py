@@ -1,12 +1,12 @@
 """An image's type and size, read from its first bytes, not from the client's media type.
 
     type          begins with                                     width and height
-    image/png     89 P N G 0d 0a 1a 0a, then the IHDR chunk       two u32 at byte 16
-    image/gif     GIF87a or GIF89a                                two le16 at byte 6
+    image/png     89 P N G 0d 0a 1a 0a, then the IHDR chunk       two u32 at byte 16; a second IHDR is refused
+    image/gif     GIF87a or GIF89a                                two le16 at byte 6; the first frame may enlarge it
     image/webp    RIFF <le32> WEBP, then VP8, VP8L or VP8X        by the first chunk
     image/jpeg    ff d8 ff                                        in the first frame header (SOF), after other segments
 
-The size in pixels is read because a few bytes may decode to any number of them, and bounded before a decoder sees them.
+A few bytes may decode to any number of pixels: callers compare the size with their bound before they decode an image.
 Why no library reads it: ADR 24.
 
 Source: PNG (W3C, third edition) 5.2 and 11.2.1; GIF89a specification 17 and 18; RFC 9649 (WebP) 2.5 to 2.7, RFC 6386
@@ -20,12 +20,12 @@ ImageType = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
 IMAGE_TYPES: tuple[ImageType, ...] = get_args(ImageType)
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers, which are 0xC0 to 0xCF but for DHT, JPG and DAC."""
-_JPEG_STEPS_MAX = 4096
-"""Segments and fill bytes before the frame header; reading stops there, however long the image is."""
+_STEPS_MAX = 4096
+"""Chunks, blocks, segments and fill bytes before the pixels; an image with more has no size."""
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length: TEM, RST0 to RST7, SOI."""
 _JPEG_SIZELESS = frozenset({0x00, 0xD9, 0xDA})
-"""No frame header follows: a zero is no marker, and decoders skip it alone, not a segment; EOI; SOS."""
+"""Reading ends here without a size: at a zero (no marker, and without a length), at EOI and at SOS."""
 _VP8L_SIGNATURE = 0x2F
 
 
@@ -56,11 +56,38 @@ def image_pixels(data: bytes, media_type: ImageType) -> Pixels | None:
 
 
 def _png(data: bytes) -> Pixels | None:
-    return Pixels(_big(data, 16, 4), _big(data, 20, 4)) if len(data) >= 24 else None  # noqa: PLR2004 - see the table
+    at = 8
+    for _ in range(_STEPS_MAX):
+        kind = data[at + 4 : at + 8]
+        if kind == b"IHDR" and at > 8:  # noqa: PLR2004 - decoders take the last one
+            return None
+        if kind == b"IDAT" or len(kind) < 4:  # noqa: PLR2004 - the pixels, or the end
+            return Pixels(_big(data, 16, 4), _big(data, 20, 4)) if len(data) >= 24 else None  # noqa: PLR2004
+        at += 12 + _big(data, at, 4)
+    return None
 
 
 def _gif(data: bytes) -> Pixels | None:
-    return Pixels(_little(data, 6, 2), _little(data, 8, 2)) if len(data) >= 10 else None  # noqa: PLR2004
+    """Decoders enlarge the screen to the first frame; bytes between blocks are skipped."""
+    if len(data) < 13:  # noqa: PLR2004 - the screen's descriptor
+        return None
+    width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    in_extension = False
+    for _ in range(_STEPS_MAX):
+        if at + 9 > len(data):
+            return Pixels(width, height)
+        byte = data[at]
+        if in_extension:
+            at, in_extension = at + 1 + byte, byte > 0
+        elif byte == ord("!"):
+            at, in_extension = at + 2, True
+        elif byte == ord(","):
+            right = _little(data, at + 1, 2) + _little(data, at + 5, 2)
+            return Pixels(max(width, right), max(height, _little(data, at + 3, 2) + _little(data, at + 7, 2)))
+        else:
+            at += 1
+    return None
 
 
 def _webp(data: bytes) -> Pixels | None:
@@ -78,7 +105,7 @@ def _webp(data: bytes) -> Pixels | None:
 def _jpeg(data: bytes) -> Pixels | None:
     """Read from segment to segment; a marker may be preceded by further 0xff."""
     at = 2
-    for _ in range(_JPEG_STEPS_MAX):
+    for _ in range(_STEPS_MAX):
         if at + 9 > len(data) or data[at] != 0xFF:  # noqa: PLR2004 - every marker begins so
             return None
         marker = data[at + 1]

@@ -8,6 +8,7 @@ import msgspec
 
 from indexer.commands.options import (
     DIFFERENT,
+    NOT_DONE,
     connected,
     index_url_option,
     run_to_end,
@@ -52,7 +53,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
     unanswered    the index knows the rank, its mirror does not answer
     unknown       the mirror answers, the index does not know the rank
 
-    The exit code is 0 when all are equal, 1 when one is not, 2 when it could not be found out.
+    The exit code is 0 when all are equal, 1 when one is not, 2 when it could not be found out, or no rank is known.
 
     \b
     Example:  indexer verify --nats-url nats://127.0.0.1:4222 --index-url http://127.0.0.1:8001
@@ -81,14 +82,15 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
         return verdicts
 
     verdicts = run_to_end(work)
-    is_equal = all(verdict.verdict == "equal" for verdict in verdicts)
+    is_equal = bool(verdicts) and all(verdict.verdict == "equal" for verdict in verdicts)
     if as_json:
         print_json(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
     else:
         counts = Counter(verdict.verdict for verdict in verdicts)
-        print_lines(f"{len(verdicts)} ranks: {', '.join(f'{n} {word}' for word, n in counts.items()) or 'none known'}")
+        told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none known, nothing was compared"
+        print_lines(f"{len(verdicts)} ranks: {told}")
     if not is_equal:
-        sys.exit(DIFFERENT)
+        sys.exit(DIFFERENT if verdicts else NOT_DONE)
 
 
 def _lines(verdict: RankVerdict) -> list[str]:

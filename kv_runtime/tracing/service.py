@@ -52,9 +52,9 @@ class EventTracing(NamedTuple):
 
 
 class Tracing(NamedTuple):
-    """Which requests are sampled, and what sends their spans; `events` is None if none of KV events are traced."""
+    """Which requests and KV events are traced (None: none are), and what sends their spans."""
 
-    sampling: Sampling
+    sampling: Sampling | None
     exporter: SpanExporter
     events: EventTracing | None = None
 
@@ -76,17 +76,20 @@ def opened_tracing(
     Raises:
         ConfigurationError: a variable has a value that is not allowed, or a package is missing.
     """
+    if not _is_wanted(settings, environ):
+        return None
     rule = _sampling(environ, ratio, ttft_target_s)
-    if rule is None or not _is_wanted(settings, environ):
+    if rule is None and not settings.events_ratio:
         return None
     if missing(_EXTRA):
         raise ConfigurationError([f"tracing: needs {DISTRIBUTION}[{_EXTRA}]: {install_command(_EXTRA)}"])
     from kv_runtime.tracing import otlp  # noqa: PLC0415 - not while tracing is off
 
-    protocol = _first(environ, _PROTOCOLS).strip().lower()
+    variable = next((name for name in _PROTOCOLS if environ.get(name)), "")
+    protocol = environ.get(variable, "").strip().lower()
     make = {"": otlp.http_exporter, "http/protobuf": otlp.http_exporter, "grpc": otlp.grpc_exporter}.get(protocol)
     if make is None:
-        raise ConfigurationError([f"{_PROTOCOLS[1]}: found {protocol[:64]!r}, allowed http/protobuf, grpc"])
+        raise ConfigurationError([f"{variable}: found {protocol[:64]!r}, allowed http/protobuf, grpc"])
     described = {
         "service.name": service,
         "service.instance.id": instance,
@@ -96,7 +99,7 @@ def opened_tracing(
         sender = otlp.OtlpSender(make(settings.endpoint, None if _first(environ, _TIMEOUTS) else _TIMEOUT_S), described)
     except ImportError as error:
         name = "opentelemetry-exporter-otlp-proto-grpc"
-        raise ConfigurationError([f"{_PROTOCOLS[1]}: grpc needs the package {name}: {error}"]) from error
+        raise ConfigurationError([f"{variable}: grpc needs the package {name}: {error}"]) from error
     exporter = SpanExporter(sender)
     events = EventTracing(settings.events_ratio, exporter.put) if settings.events_ratio else None
     return Tracing(rule, exporter, events)

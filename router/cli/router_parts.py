@@ -202,7 +202,9 @@ class RouterParts:
             self._recent,
             kept=self._kept,
             chat_sent=self._parity.chat_sent,
-            tracer=None if tracing is None else Tracer(tracing.sampling, tracing.exporter.put),
+            tracer=None
+            if tracing is None or tracing.sampling is None
+            else Tracer(tracing.sampling, tracing.exporter.put),
         )
 
     def _control_of(self, gate: FleetGate) -> HttpServer:

@@ -3,7 +3,7 @@
     rates.json   {"version": 1, "models": [[model, prefill, decode, output_tokens, answers], ...]}
 
 It is written every `WRITE_S` and when the router stops, if anything was learnt since. A file that cannot be used is
-reported and not read: all can be learnt again.
+reported and ignored: all can be learnt again.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ class HttpStatistics(NamedTuple):
     gone: int
     """Clients that left before their answer was complete."""
     refused: dict[int, int]
-    """Refused messages by status: malformed, too large or too slow."""
+    """Refused messages by status (malformed, too large or too slow); connections beyond the bound as 503."""
     capacity: Capacity
     accept_failures: dict[str, int]
     """Failed accepts by the error's name."""

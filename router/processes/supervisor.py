@@ -125,7 +125,7 @@ class Supervisor:
         self._over.set()
 
     async def _look(self) -> None:
-        """Kill processes that stand still."""
+        """Kill processes that do not answer."""
         while True:
             await self._clock.sleep(LOOK_S)
             answers = await self._links.all("GET", "/live")

@@ -1,7 +1,7 @@
 """What a request records of itself while it is traced: times, decisions, and what came of each upstream request.
 
 Times are seconds of the clock that `Exchange.began_s` is of (`perf_counter`); None: it did not happen. A record is
-written by `tracer.py` and read by `projection.py`.
+written by `tracer.py` and read by `trace_projection.py`.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

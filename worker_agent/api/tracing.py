@@ -109,6 +109,6 @@ def _trace_of(http: web.Request) -> TraceParent | None:
 
 def worker_tracer(tracing: Tracing | None, worker_id: str, role: str, model: str) -> WorkerTracer | None:
     """Return what traces the requests of a worker; None while tracing is off."""
-    if tracing is None:
+    if tracing is None or tracing.sampling is None:
         return None
     return WorkerTracer(tracing.sampling, tracing.exporter.put, worker_id=worker_id, role=role, model=model)

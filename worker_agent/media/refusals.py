@@ -66,19 +66,22 @@ class MediaRefused(RequestInvalid):
 
 
 def shown_url(url: str) -> str:
-    """Return the part of `url` that may be logged: no query, no fragment, no credentials, no data, 120 characters.
+    """Return the part of `url` that may be logged, at most 120 characters: no query, fragment, credentials or data.
 
-    A text that is not a URL is cut at the first character that may begin a secret.
+    A text without a scheme is shown from its last `@`; a host is not shown where a `?` or `#` may be in a password.
     """
     scheme, separator, rest = url.partition(":")
-    if separator and scheme.lower() == "data":
-        return f"data:{rest.partition(',')[0][:_SHOWN_CHARACTERS_MAX]},..."
     plain = url.partition("?")[0].partition("#")[0]
     head, _, tail = plain.partition("//")
     authority, slash, path = tail.partition("/")
-    if "@" in authority or "%40" in authority:
+    if separator and "".join(filter(str.isprintable, scheme)).strip().lower() == "data":
+        media_type, comma, _ = rest.partition(",")
+        plain = f"data:{media_type},..." if comma else "data:..."
+    elif "@" in authority or "%40" in authority:
         plain = f"{head}//...@{authority.replace('%40', '@').rpartition('@')[2]}{slash}{path}"
-    elif not authority and "@" in plain:  # some URL parsers find credentials there: they are not shown
+    elif not slash and "@" in url[len(plain) :].replace("%40", "@"):
+        plain = f"{head}//..."
+    elif "@" in plain and not (authority and head.endswith(":")):  # some URL parsers find credentials there
         plain = f"...@{plain.rpartition('@')[2]}"
     shown = "".join(character if character.isprintable() else "?" for character in plain)
-    return shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
+    return shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[: _SHOWN_CHARACTERS_MAX - 3]}..."

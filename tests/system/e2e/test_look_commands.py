@@ -70,6 +70,17 @@ async def test_verify_says_equal_and_ends_with_0(broker: Broker, log: EventLog) 
     assert [(each["worker_id"], each["verdict"]) for each in told.json["ranks"]] == [("w0", "equal")]
 
 
+async def test_verify_of_no_ranks_is_not_equal_and_ends_with_2(broker: Broker, log: EventLog) -> None:
+    async with (
+        running_index(broker.url) as index,
+        serving(IndexApi(index.index).app(new_registry(), token="")) as api,
+    ):
+        there = Live(api.url, broker.url, ScriptedRank(log), index)
+        words, told = await asyncio.gather(there.verified(), there.verified("--json"))
+    assert (words.code, told.code, told.json["equal"]) == (2, 2, False), words.err + told.err
+    assert words.out == "0 ranks: none known, nothing was compared\n"
+
+
 async def test_verify_without_an_answer_ends_with_2_and_names_the_silent_party(broker: Broker, log: EventLog) -> None:
     async with live(broker, log, token="secret") as there:
         outcomes = await asyncio.gather(

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -126,11 +127,14 @@ AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         (AT | {"OTEL_TRACES_EXPORTER": "none"}, {}, False),
         (AT | {"OTEL_TRACES_EXPORTER": "otlp"}, {}, True),
         (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {}, False),
+        (AT | {"OTEL_TRACES_SAMPLER": "always_off"}, {"events_ratio": 0.5}, True),
+        (AT | {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_SAMPLER": "foreign"}, {}, False),
+        ({"OTEL_TRACES_SAMPLER": "foreign"}, {}, False),
         (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {}, True),
     ],
 )
 def test_tracing_is_on_where_a_collector_is_named(
-    environ: dict[str, str], settings: dict[str, str], is_on: bool
+    environ: dict[str, str], settings: dict[str, Any], is_on: bool
 ) -> None:
     assert (opened_tracing(TracingSection(**settings), environ, "r1") is not None) is is_on
 
@@ -145,6 +149,7 @@ def test_the_router_s_ratio_beats_the_environment_s_sampler() -> None:
         ({"OTEL_TRACES_SAMPLER": "sometimes"}, "OTEL_TRACES_SAMPLER: found 'sometimes'"),
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "2"}, "OTEL_TRACES_SAMPLER_ARG: found '2'"),
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "x"}, "OTEL_TRACES_SAMPLER_ARG: found 'x'"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "x"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: found 'x'"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: found 'http/json'"),
     ],
 )

@@ -1,5 +1,6 @@
 """Content parts become text and media, and bytes become media, or are refused with a reason."""
 
+import sys
 from typing import Any, get_args
 
 import msgspec
@@ -8,6 +9,7 @@ from blake3 import blake3
 
 from kv_protocol.image_headers import image_pixels, image_type
 from kv_runtime.text.chat_messages import prepared_messages
+from tests.support.tensorrt_llm_fake.PIL import Image as pillow  # noqa: N813 - a module
 from tests.unit.worker_agent.media_samples import (
     GIF,
     JPEG,
@@ -21,15 +23,17 @@ from tests.unit.worker_agent.media_samples import (
     image_part,
     refused,
 )
+from worker_agent.engines.trtllm.tensors import image_of
 from worker_agent.media.parts import MEDIA_KINDS, MediaPart, MediaRules, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.port.types import MediaKind
+from worker_agent.port.types import MediaKind, RequestRefused
 
 RULES = MediaRules(kinds=MEDIA_KINDS)
 PLACEHOLDER = "<|image|>"
 URL = "https://example.org/a.png"
 HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
 """A JPEG's frame header of 20,000 x 20,000 pixels."""
+HUGE_SIDES = (20_000).to_bytes(4) * 2
 
 
 def part(kind: MediaKind = "image", url: str = URL) -> MediaPart:
@@ -162,12 +166,30 @@ def test_a_cut_image_has_a_size_or_none_but_no_other(sample: bytes) -> None:
         (JPEG[:2] + b"\xff\xd9\x00\x0f" + HUGE_FRAME + JPEG[2:], None, "content"),
         (GIF[:6] + bytes(10), None, "content"),
         (PNG[:16] + b"\x7f\xff\xff\xff" * 2 + PNG[24:], None, "pixels"),
+        (PNG[:33] + PNG[8:16] + HUGE_SIDES + PNG[24:], None, "content"),
+        (GIF[:25] + b"!\xfe\x01a\0," + bytes(4) + b"\x20\x4e\x20\x4e\0", None, "pixels"),
+        (GIF[:25] + b"!\xfe" + b"\x01a" * 5000 + GIF[25:], None, "content"),
     ],
 )
 def test_bytes_that_are_no_allowed_image_are_refused(data: bytes, said: str | None, reason: str) -> None:
     with pytest.raises(MediaRefused) as caught:
         checked_media(part(), data, said, RULES)
     assert refused(caught) == reason
+
+
+@pytest.mark.parametrize("cause", ["size", "bomb"])
+def test_an_image_that_decodes_to_more_pixels_than_were_checked_is_refused(
+    monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    def bomb(_: object) -> None:
+        raise pillow.DecompressionBombError
+
+    monkeypatch.setitem(sys.modules, "PIL.Image", pillow)
+    if cause == "bomb":
+        monkeypatch.setattr(pillow, "open", bomb)
+    media = msgspec.structs.replace(checked_media(part(), PNG, None, RULES), data=PNG[:16] + HUGE_SIDES + PNG[24:])
+    with pytest.raises(RequestRefused, match="an image that can be decoded"):
+        image_of(media)
 
 
 def test_a_type_that_is_not_allowed_is_refused_however_it_is_called() -> None:
@@ -213,8 +235,15 @@ def test_bytes_are_bounded_each_and_together() -> None:
         ("https://h\\me:secret@b/a", "https://...@b/a"),
         ("https://h/@name/a.png", "https://h/@name/a.png"),
         ("data:image/png;base64,secret", "data:image/png;base64,..."),
+        ("data:secret", "data:..."),
+        (" data:image/png;base64,secret", "data:image/png;base64,..."),
+        ("da\nta:\x1b,secret", "data:?,..."),
+        ("data:" + "a" * 200 + ",secret", "data:" + "a" * 112 + "..."),
+        ("http://user:pa#ss@host", "http://..."),
+        ("http://user:pa?ss%40host", "http://..."),
+        ("a//b//user:secret@h/x", "...@h/x"),
         ("https://h/\n\x1b", "https://h/??"),
-        ("/" + "a" * 200, "/" + "a" * 119 + "..."),
+        ("/" + "a" * 200, "/" + "a" * 116 + "..."),
     ],
 )
 def test_what_is_shown_of_an_url_has_no_secret(url: str, shown: str) -> None:

@@ -27,12 +27,15 @@ EMBEDDINGS = "embeddings"
 
 def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
     """Return the image; raise `RequestRefused` if its bytes begin like an image and cannot be decoded."""
+    pillow = import_module("PIL.Image")
     try:
-        with import_module("PIL.Image").open(io.BytesIO(media.data)) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, EOFError) as error:  # Pillow raises each of them for broken files
+        with pillow.open(io.BytesIO(media.data)) as image:
+            if media.pixels is None or prod(image.size) <= prod(media.pixels):
+                return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         allowed = "an image that can be decoded"
         raise RequestRefused(media.field, f"{media.media_type} ({type(error).__name__})", allowed) from error
+    raise RequestRefused(media.field, "more pixels than the header has", "an image that can be decoded")
 
 
 def tensor_of(media: Media) -> Any:  # noqa: ANN401 - torch's

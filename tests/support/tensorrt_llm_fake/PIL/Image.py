@@ -17,11 +17,17 @@ class UnidentifiedImageError(OSError):
     """The bytes are no image."""
 
 
+class DecompressionBombError(Exception):
+    """The image has too many pixels."""
+
+
 class Image:
-    """An image; `data` is its file."""
+    """An image; `data` is its file. Its size is a PNG's by the last IHDR, one pixel of others."""
 
     def __init__(self, mode: str, data: bytes) -> None:
         self.mode, self._data = mode, data
+        at = data.rfind(b"IHDR") + 4
+        self.size = (1, 1) if at < END_BYTES // 2 else tuple(int.from_bytes(data[n : n + 4]) for n in (at, at + 4))
 
     def convert(self, mode: str) -> "Image":
         """Return the decoded image in another mode."""
