@@ -45,7 +45,7 @@ class RouterFeeds:
         self._fleet = routing.state.fleet
         self._was_connected = True
         self._fleet_log: Reading | None = None
-        self._logged_pairings: dict[str, set[Finding]] = {}
+        self._logged_pairings: set[Finding] = set()
         self.refused_messages_total = 0
         self.events_without_effect: dict[RefusalCause, int] = dict.fromkeys(REFUSAL_CAUSES, 0)
         """Fleet events that passed the gate and change nothing."""
@@ -108,21 +108,22 @@ class RouterFeeds:
         if isinstance(event, WorkerRegistered) and worker is not None:
             for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
-            self._tell_pairings(event.model)
+        self._tell_pairings()
 
     def _log_refused_event(self, message: LogMessage, cause: str, reason: str) -> None:
         self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
 
-    def _tell_pairings(self, model: str) -> None:
-        """Log the incompatible pairs among the model's workers, each once for as long as it lasts."""
+    def _tell_pairings(self) -> None:
+        """Log the incompatible pairs among each model's workers, each once for as long as it lasts."""
         registered = [worker.registration for worker in self._fleet.workers()]
-        found = set(pairing_findings([each for each in registered if each.model == model]))
-        for each in sorted(found - self._logged_pairings.get(model, set()), key=str):
+        models = {each.model for each in registered}
+        found = {
+            one for model in models for one in pairing_findings([each for each in registered if each.model == model])
+        }
+        for each in sorted(found - self._logged_pairings, key=str):
             meaning = CATALOGUE[each.id]
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
-        self._logged_pairings[model] = found
-        for gone in self._logged_pairings.keys() - {each.model for each in registered}:
-            del self._logged_pairings[gone]
+        self._logged_pairings = found
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

@@ -127,7 +127,7 @@ async def test_a_worker_that_agrees_in_everything_is_no_news() -> None:
     assert await differences(registered(), registered("w1")) == []
 
 
-async def pairings(*registrations: WorkerRegistered) -> list[tuple[str, str]]:
+async def pairings(*registrations: FleetEvent) -> list[tuple[str, str]]:
     """Return what was told of workers that do not go together, as they joined one after the other."""
     router = await begun()
     with capture_logs() as logs:
@@ -135,6 +135,13 @@ async def pairings(*registrations: WorkerRegistered) -> list[tuple[str, str]]:
     told = [entry for entry in logs if entry["event"] == "workers_do_not_go_together"]
     assert all(entry["why"] and entry["fix"] for entry in told)
     return [(entry["of"], entry["found"]) for entry in told]
+
+
+async def test_a_pair_that_forms_again_is_told_again() -> None:
+    prefill = registered("p", role="prefill", kv_cache_dtype="fp8")
+    decode = registered("d", role="decode", kv_cache_dtype="bfloat16")
+    left = WorkerLeft(worker_id="d", instance=decode.instance)
+    assert len(await pairings(prefill, decode, left, decode)) == 2
 
 
 async def test_what_does_not_go_together_is_told_once() -> None:
