@@ -17,6 +17,7 @@ stream with one that ends without `[DONE]` may be resumed, too; so may one in wh
 failure, and that event is not passed on. The buffer decides what of the others is passed on.
 """
 
+import re
 from typing import TYPE_CHECKING
 
 from kv_runtime.http.answers import error_body
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 TAIL_BYTES = 4096
 """Of the end of a body: it has the usage, the stream's end mark, and the number of the last event."""
 DONE = b"[DONE]"
+_END_MARK = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
+"""The event of the mark; in an event's text JSON escapes the line's end before it."""
 _RECENT_MAX = 8
 _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
@@ -273,11 +276,11 @@ class ResponseRelay:
         buffer = self._buffer
         assert buffer is not None
         self._remember(b"")
-        if DONE in (self._tail + buffer)[-TAIL_BYTES:]:
+        if _END_MARK.search((self._tail + buffer)[-TAIL_BYTES:]):
             return False
         if ripe := self._ripe(buffer, 0):
             self._forward(buffer, ripe)
-        if not self._exchange.has_begun:
+        if not self._exchange.has_begun or self._exchange.is_mid_event:
             return False
         self._detach(reusable=False)
         goes_on = self._goes_on("body", "the stream ended without [DONE]")
@@ -368,6 +371,8 @@ class ResponseRelay:
         """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
         if self.call.is_once and self._silent and self._state != _OVER:
             self._is_deserted = True
+            if self._state != _HEAD:
+                self._state = _DESERTED
         else:
             self._detach(reusable=False)
         self._watcher.on_gone(self._later_events)

@@ -92,6 +92,14 @@ async def test_a_stream_does_not_go_on_within_an_event() -> None:
     assert body.startswith(ONE + half)
     assert TWO not in body
     assert b"upstream_failed" in body
+    async with Upstream(in_turn(streams(ONE, half), streams(TWO, DONE))) as worker, running() as http:
+        assert await asked(http, worker, [b""]) == ONE + half
+
+
+async def test_a_text_that_names_the_mark_does_not_end_a_stream() -> None:
+    named = event("[DONE]")
+    async with Upstream(in_turn(streams(ONE, named), streams(TWO, DONE))) as worker, running() as http:
+        assert await asked(http, worker, [b""]) == ONE + named + TWO + DONE
 
 
 @pytest.mark.parametrize("second", [answers(200, completion()), says(b""), says(b"HTTP/1.1 200 OK\r\n")])
@@ -245,14 +253,16 @@ async def test_a_call_that_can_be_had_once_is_not_sent_twice() -> None:
         assert len(worker.received) == 1
 
 
+@pytest.mark.parametrize("begun", [b"", STREAM_HEAD], ids=["nothing came", "its head came"])
 @pytest.mark.parametrize("is_once", [True, False])
-async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begun(is_once: bool) -> None:
+async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begun(is_once: bool, begun: bytes) -> None:
     asked_for, may_answer, was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
+        await exchange.send(begun)
         asked_for.set()
         await may_answer.wait()
-        await exchange.send(STREAM_HEAD + chunked(ONE))
+        await exchange.send((STREAM_HEAD + chunked(ONE)).removeprefix(begun))
         await exchange.until_gone()
         was_left.set()
 
@@ -260,11 +270,13 @@ async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begu
         http.worker, http.is_once = worker.base_url, is_once
         _, writer = await http.dial(post())
         await asked_for.wait()
+        heard = ["head 200"] if begun else []
+        await until(lambda: http.watchers[0].heard == heard)
         writer.close()
-        await until(lambda: http.watchers[0].heard == ["gone"])
+        await until(lambda: http.watchers[0].heard == [*heard, "gone"])
         reader, _ = await http.dial(get())
         await answered(reader)  # by now a connection that was to be closed is closed
         await until(lambda: len(http.plane.upstreams.connections) == int(is_once))
         may_answer.set()
         await was_left.wait()
-        assert http.watcher.heard == ["gone"]
+        assert http.watcher.heard == [*heard, "gone"]
