@@ -71,7 +71,7 @@ async def test_what_cannot_be_explained_ends_with_2_and_says_what_was_found_and_
         ("d", "--router", "http://127.0.0.1:1", "--journal"): "found flags of both sources",
         ("d", "--journal"): "nats.url: found none, allowed the log of a running router",
         ("d", "--router", "nonsense"): "--router: found 'nonsense', allowed http(s)://host:port",
-        ("none", *router): "ID: found 'none', allowed a request or decision among the newest of the router",
+        ("none", *router): "ID: found 'none', allowed a decision among the newest of the router",
         ("none", *journal): "ID: found 'none', allowed one in the journals, which have ",
         ("d", "--router", "http://127.0.0.1:1"): "at http://127.0.0.1:1, allowed the control plane of a running router",
         ("--last", "--router", fleet.data_url): f"at {fleet.data_url}, allowed the control plane of a running router",

@@ -131,13 +131,13 @@ async def test_items_that_a_caller_named_are_in_the_blocks_by_that_name_and_coun
         assert agent.stale == ""
 
 
-async def test_an_item_has_its_digest_s_name_where_both_are_there(log: EventLog) -> None:
+async def test_an_item_has_its_uuid_s_name_where_both_are_there(log: EventLog) -> None:
     engine, digest = RoughEngine(), "ab" * 32
     async with polled_agent(log, engine) as agent:
         engine.emit(stored(block(5, mm_keys=[{"type": "mm_key", "hash": digest, "uuid": UUID}])))
         await agent.until_read()
-        assert list(agent.tiers()) == with_item(digest)
-        assert agent.rules.counts.named_items == 0
+        assert list(agent.tiers()) == with_item(UUID)
+        assert agent.rules.counts.named_items == 1
 
 
 # -------------------------------------------------------------------- events that cannot be taken
@@ -150,7 +150,7 @@ for _ in range(5000):
     ("data", "reason"),
     [
         pytest.param(stored(block(2**64)), "block_hash", id="a hash beyond u64"),
-        pytest.param(stored(block("ab" * 32)), "block_hash", id="a hash of 32 bytes"),
+        pytest.param(stored(block("ab" * 31)), "block_hash", id="a hash of 31 bytes"),
         pytest.param(stored(block(10**5000)), "wrong_type", id="a hash of 5000 digits"),
         pytest.param(stored(block(-(2**63) - 1)), "block_hash", id="a hash below i64"),
         pytest.param(stored(block(1, cache_salt="a"), block(2, cache_salt="b")), "cache_salt", id="several salts"),
