@@ -37,6 +37,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.delitem(sys.modules, "nixl", raising=False)
     module = importlib.import_module("nixl")
+    del sys.modules["nixl"]
     monkeypatch.setitem(sys.modules, "nixl", module)  # the one before, or none, is there again afterwards
     module.control.reset()
     return module.control
