@@ -54,8 +54,8 @@ _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
 _IDS = re.compile(rb"[0-9, \t\r\n]*+")
 _NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
 _URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+\Z')
-"""The keys whose strings may be images, audio, video and files, with what is between key and string. Source: the OpenAI
-API reference, "Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
+"""A key whose string may be an image, audio, video or a file, up to that string. Source: the OpenAI API
+reference, "Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
 _URL_KEY_BYTES_MAX = 64
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 

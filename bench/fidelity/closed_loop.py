@@ -82,7 +82,7 @@ class EngineModel(NamedTuple):
     router_s: float = 0.0
     """How long the router computes for a request, one after the other."""
     jitter: float = 0.0
-    """The standard deviation of the logarithm of an iteration's length, whose mean is as `timing` says."""
+    """How far iterations vary: the standard deviation of the logarithm of their length. `timing` gives the mean."""
 
 
 class Played(NamedTuple):
@@ -179,10 +179,8 @@ class ClosedLoop:
         self._at(self._router_free_s, lambda: self._place(session, turn, request, sent_s))
 
     def _place(self, session: int, turn: int, request: EngineRequest, sent_s: float) -> None:
-        worker, isl_tokens = (
-            self._placement.choose(Sent(session, turn, request, self._now_s, self._in_flight)),
-            len(request.prompt),
-        )
+        worker = self._placement.choose(Sent(session, turn, request, self._now_s, self._in_flight))
+        isl_tokens = len(request.prompt)
         self._in_flight[worker] += 1
         self._requests[request.request_id] = _InFlight(session, turn, worker, isl_tokens, sent_s)
         self._at(self._now_s + self._timing.request_s(isl_tokens), lambda: self._arrive(worker, request))

@@ -21,7 +21,7 @@ ROLE_MARKS = {
 END, TOOLS, CALLS = "<|end|>", "<|tools|>", "<|calls|>"
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), END, TOOLS, CALLS)
 _MARK_CHARACTERS = {mark: chr(BYTE_IDS + at) for at, mark in enumerate(MARKS)}
-"""Characters whose numbers are the marks' ids."""
+"""By mark, the character whose code point is the mark's id."""
 
 
 def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def packed_bytes(text: str) -> bytes:
 
 
 def _bytes(text: str) -> str:
-    """Return characters whose numbers are the bytes of the text in UTF-8."""
+    """Return a character for each byte of the text in UTF-8: its code point is the byte."""
     return text if text.isascii() else text.encode().decode("latin-1")
 
 

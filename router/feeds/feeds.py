@@ -52,7 +52,7 @@ class RouterFeeds:
         self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
         """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
         self._heard_early: dict[tuple[str, str], float] = {}
-        """When those instances sent their last heartbeat: it counts once they register, on another way to here."""
+        """When those instances sent their last heartbeat. Registrations come by another stream, perhaps later."""
 
     async def start(self) -> None:
         """Subscribe to the log."""
@@ -103,9 +103,9 @@ class RouterFeeds:
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
         heard_s = self._heard_early.pop((event.worker_id, event.instance), -math.inf)
         worker = self._fleet.worker(event.worker_id)
-        if isinstance(event, WorkerRegistered) and now_s - heard_s < ACQUAINTED_S:
-            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
         if isinstance(event, WorkerRegistered) and worker is not None:
+            if now_s - heard_s < ACQUAINTED_S:
+                self._routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))
             for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
         self._tell_pairings()
