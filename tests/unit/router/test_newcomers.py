@@ -78,6 +78,14 @@ def test_only_a_rank_that_joins_a_working_fleet_is_held_back() -> None:
     assert held_back(working()) == ["new/0"]
 
 
+def test_the_first_workers_of_a_model_are_not_held_back_beside_another_models() -> None:
+    folded = joined(worker("other", model="another"))
+    join(folded, worker("w0"))
+    join(folded, worker("w1"))
+    used(folded, "w0", BLOCKS // 4)
+    assert held_back(folded) == []
+
+
 def test_every_sixth_full_miss_of_three_ranks_may_be_its_own() -> None:
     folded, went = working(), []
     for number in range(18):
