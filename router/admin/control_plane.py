@@ -116,7 +116,9 @@ class ControlPlane:
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """Without `handover` draining hands nothing over; `gate` is that of this router's feeds.
+        """`gate` is that of this router's feeds.
+
+        Without `handover` a drained worker's prefixes are not computed at other workers.
 
         Without `index` there are no endpoints of it.
 

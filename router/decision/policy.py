@@ -74,11 +74,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     mode: str = "kv"
     cost: CostUnit = "blocks"
-    """What mode kv compares: ms. Journals of versions that compared blocks say nothing."""
+    """What mode kv compares: ms; the default is of older journals, which do not have the field."""
     rate_spread: RateSpread = "lessened"
-    """How far ranks' learnt rates count as apart: whole. Journals of versions that lessened it say nothing."""
+    """How far ranks' learnt rates count as apart: whole; the default as for `cost`."""
     evictions: Evictions = "unforeseen"
-    """What mode kv does: foreseen. Journals of versions that foresaw none say nothing."""
+    """Whether mode kv foresees evictions: foreseen; the default as for `cost`."""
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""

@@ -26,7 +26,7 @@ from router.native import built
 Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newcomer", "only", "predicted_ttft", "user"]
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
 its session, newcomers with a spent share, no other candidate, its forecast, a user's mode."""
-HAD_ITS_SHARE = "newcomer: it had its share of requests of which no rank has a block"
+SHARE_IS_SPENT = "newcomer: it had its share of requests of which no rank has a block"
 _NOT_WEIGHED = CostTerms()
 _TERMS = CostTerms.__struct_fields__
 _TIERS = 4
@@ -121,7 +121,7 @@ class Verdict(built.Verdict):
         if not self.passes_over:
             return tuple(why)
         candidates = set(self.rank_indices)
-        return tuple(reason or HAD_ITS_SHARE * (place not in candidates) for place, reason in enumerate(why))
+        return tuple(reason or SHARE_IS_SPENT * (place not in candidates) for place, reason in enumerate(why))
 
     @property
     def promise(self) -> Routed:

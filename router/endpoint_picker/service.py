@@ -140,12 +140,12 @@ class EndpointPicker:
 
     # ------------------------------------------------------------------------------------------- called by streams
 
-    def gathers(self, more: int) -> bool:
-        """Account for `more` bytes of bodies in memory; return whether they fit."""
+    def account(self, more: int) -> bool:
+        """Count `more` bytes of bodies in memory, negative once they are freed; return whether they fit."""
         self._body_bytes += more
         return more <= 0 or self._body_bytes <= self.limits.bodies_bytes_max
 
-    def said(self, outcome: Outcome) -> None:
+    def answered(self, outcome: Outcome) -> None:
         """Count what a gateway was told."""
         self._outcomes[outcome] += 1
 
@@ -264,13 +264,13 @@ class _Stream:
     def close(self) -> None:
         """The gateway closed the stream, or gave it up."""
         self._perform(self._core.closed())
-        self._picker.gathers(-self._gathered)
+        self._picker.account(-self._gathered)
         if not self._is_told:
-            self._picker.said("left")
+            self._picker.answered("left")
 
     def _gathers(self) -> bool:
         more, self._gathered = self._core.body_bytes - self._gathered, self._core.body_bytes
-        return not more or self._picker.gathers(more)
+        return not more or self._picker.account(more)
 
     def _perform(self, commands: Sequence[ToGateway | ToRouter]) -> None:
         for command in commands:
@@ -332,7 +332,7 @@ class _Stream:
     def _said(self, outcome: Outcome) -> None:
         if not self._is_told:
             self._is_told = True
-            self._picker.said(outcome)
+            self._picker.answered(outcome)
 
     @property
     def outward(self) -> "Upstreams":

@@ -60,7 +60,7 @@ class DecisionMetrics:
         """Count a deviation from the configuration; the core counts approximated overlaps."""
         self._fallbacks[reason] += 1
 
-    def turned(self, why: Reroute) -> None:
+    def rerouted(self, why: Reroute) -> None:
         """Count a request that leaves its first plan."""
         self._reroutes[why] += 1
 

@@ -64,7 +64,7 @@ class RequestMetrics:
         self._parse, self._parsed = self._decisions.parse, 0
         self.chosen = self._decisions.chosen
         self.fallback = self._decisions.fallback
-        self.turned = self._decisions.turned
+        self.rerouted = self._decisions.rerouted
         self.placed = self._decisions.placed
         self.settled = self._workers.settled
         self.worker_failed = self._workers.worker_failed

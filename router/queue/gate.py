@@ -188,7 +188,7 @@ class Admission:
         self._queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}
         self._has_waiting = asyncio.Event()
-        self._is_poked = self._is_letting_on = self._is_stopped = False
+        self._is_poked = self._is_admitting = self._is_stopped = False
 
     def now_s(self) -> float:
         """Return the clock's time."""
@@ -226,18 +226,18 @@ class Admission:
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
         self._is_poked = True
-        if self._is_letting_on or not self._tickets:
+        if self._is_admitting or not self._tickets:
             return
-        self._is_letting_on = True
+        self._is_admitting = True
         try:
             while self._is_poked and self._tickets:
                 self._is_poked = False
                 for model in self._queue.models():
-                    self._let_on(model)
+                    self._admit_of(model)
         finally:
-            self._is_letting_on = False
+            self._is_admitting = False
 
-    def _let_on(self, model: str) -> None:
+    def _admit_of(self, model: str) -> None:
         while (place := self._queue.take(model, self._has_headroom, self.now_s())) is not None:
             self._tickets.pop(place.arrival).admit()
 

@@ -72,7 +72,7 @@ class Attempt(ABC):
         return self.status < CLIENT_FAULT
 
     @property
-    def is_engines_word(self) -> bool:
+    def is_engine_error(self) -> bool:
         """Whether a failed answer may be passed on when no other worker is left."""
         return True
 
@@ -134,7 +134,7 @@ class RankAttempt(Attempt):
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
 
     @property
-    def is_engines_word(self) -> bool:
+    def is_engine_error(self) -> bool:
         """Whether a failed answer may be passed on when no other worker is left."""
         return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
 

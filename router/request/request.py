@@ -320,7 +320,7 @@ class Request(Generic[A]):
         if attempt is None:
             return None
         if not attempt.on_head(status, headers):
-            is_last = attempt.is_engines_word and not (self.plan.may_fail() and self.destination.has_other(self))
+            is_last = attempt.is_engine_error and not (self.plan.may_fail() and self.destination.has_other(self))
             if not is_last:
                 return None
         if self._is_resumed and not attempt.is_answered:

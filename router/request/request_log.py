@@ -51,8 +51,8 @@ class RequestLog:
         if refusal is not None:
             event = "request_refused"
         elif outcome == "failed":
-            is_word = bool(request.attempts) and request.attempts[-1].status >= CLIENT_FAULT
-            event = "request_refused" if is_word else "request_cut_off"
+            is_error_answer = bool(request.attempts) and request.attempts[-1].status >= CLIENT_FAULT
+            event = "request_refused" if is_error_answer else "request_cut_off"
         elif not is_drawn:
             return
         fields = _fields(request, outcome, refusal, e2e_s)

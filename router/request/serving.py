@@ -55,7 +55,7 @@ from router.request.tracer import Tracer
 _BACK_OFF_S = 0.02
 """Mean pause before the first retry; it doubles with each further one."""
 
-_THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
+_CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
 """Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 
 _MIGRATED_TOKENS_MAX = 1 << 20
@@ -345,7 +345,7 @@ class Serving(Destination[RankAttempt]):
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
             return refusals.invalid(str(error), code="context_length_exceeded")
-        if kinds and kinds <= _THE_CLIENTS_WORD:
+        if kinds and kinds <= _CLIENT_FAULTS:
             return refusals.invalid(str(error), code="no_such_worker")
         return refusals.unavailable(str(error), "no_eligible_worker")
 
@@ -538,7 +538,7 @@ class Serving(Destination[RankAttempt]):
             if attempt.is_retried:
                 metrics.retried(attempt.stage)
         for why in request.plan.reroutes if request.is_read else ():
-            metrics.turned(why)
+            metrics.rerouted(why)
         if request.stream_loss is not None:
             metrics.stream_lost(request.stream_loss)
         if self.request_log.is_on or refusal is not None or outcome == "failed":

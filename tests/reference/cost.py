@@ -8,9 +8,10 @@
                + history_weight * history) * constraint_multiplier
 
 `queued`: uncached tokens promised to the rank, of requests before their first token. `device`, `host`,
-`disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: EXACT 1, DEGRADED 0.5
-of what was last known, FALLBACK 1 of what was routed there. A request promises N blocks; prefill is not rounded. With
-overlap_credit 0 no tier is credited: the policy then uses load only.
+`disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: 1 for an EXACT
+rank; 0.5 for a DEGRADED one, of its last known blocks; 1 for a FALLBACK one, of the blocks of requests that were routed
+to it. A request promises N blocks; prefill is not rounded. With overlap_credit 0 no tier is credited: the policy then
+uses load only.
 
 `constraint_multiplier` comes from preferred taints and from session affinity. The terms of prefill and decode are
 scaled already.

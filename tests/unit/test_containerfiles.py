@@ -85,7 +85,6 @@ def pip_steps(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @every_file
 def test_the_pip_steps_give_a_program_that_starts_or_says_what_it_lacks(path: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"

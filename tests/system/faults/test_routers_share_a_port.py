@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import aiohttp
-import pytest
 
 from bench.ports import free_ports
 from kv_runtime.clock import SystemClock
@@ -17,8 +16,6 @@ from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import NatsServer
 from tests.system.faults.recoveries import Recoveries
 from tests.system.integration.http.serving import answered
-
-pytestmark = pytest.mark.timeout(600)
 
 SEED = 8
 REQUESTS = 6_000

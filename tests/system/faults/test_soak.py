@@ -3,14 +3,11 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from bench.soak.run import SoakPlan, SoakRun
 
 PROGRAMS = Path(sys.executable).parent
 
 
-@pytest.mark.timeout(300)
 async def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     soak = await SoakRun(SoakPlan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), tmp_path, print).run()
     assert soak.tally.lost() == {}, soak.tally.examples

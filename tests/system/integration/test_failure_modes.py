@@ -19,7 +19,7 @@ from tests.system.integration.event_path import (
 )
 
 
-async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay(
+async def test_16_replay_brings_what_full_queues_and_a_late_subscription_lost(
     broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker_agent.events.engine_event_subscriber._HWM_MESSAGES", 1)

@@ -21,8 +21,6 @@ from kv_runtime.config.sections import IndexSection, NatsSection
 from router.live.moment_process import MomentLimits
 from router.live.moments import MOMENTS_MAX, PROCESSES_MAX, Moments
 
-pytestmark = pytest.mark.timeout(60)
-
 READING, READY = '{"state":"reading","messages":3,"of":9}', '{"state":"ready","messages":9,"of":9,"stream_seq":9}'
 SHORT_S = 0.05
 

@@ -11,7 +11,7 @@ from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
-from router.decision.verdict import HAD_ITS_SHARE, Verdict
+from router.decision.verdict import SHARE_IS_SPENT, Verdict
 from router.decision.view import View
 from tests.support.amount import examples
 from tests.unit.router.samples import Row, rank, route, row, view
@@ -170,7 +170,7 @@ NEW = row("w1/0", newcomer=True)
 
 def test_a_newcomer_that_had_its_share_is_left_out_of_a_full_miss_and_named() -> None:
     found = chosen(view(row("w0/0", active_blocks=50), NEW))
-    assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "newcomer", ("", HAD_ITS_SHARE))
+    assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "newcomer", ("", SHARE_IS_SPENT))
 
 
 def test_a_prompt_of_which_a_cache_can_give_nothing_is_no_miss() -> None:

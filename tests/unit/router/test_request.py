@@ -37,7 +37,7 @@ class Try(Attempt):
     """An attempt of a worker, whose answer may be passed on unless its status is 500 or more."""
 
     @property
-    def is_engines_word(self) -> bool:
+    def is_engine_error(self) -> bool:
         return False
 
     def _may_pass(self, headers: Headers) -> bool:

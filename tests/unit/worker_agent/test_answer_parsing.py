@@ -101,7 +101,7 @@ def test_completions_have_no_parser(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_parsers_that_there_are_not_end_the_start_with_a_sentence(settings: tuple[str, ...], message: str) -> None:
+def test_an_unknown_parser_is_refused_at_the_start(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_settings(AgentSettings, file=None, assignments=settings, flags={})
 
