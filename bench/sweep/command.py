@@ -1,6 +1,7 @@
 """`router bench sweep`: many loads, modes and layouts, one file a run; an interrupted sweep goes on where it was."""
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from kv_runtime.supervise import until
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000
+_FLEET = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CONCURRENCY_MAX, _TOKENS_MAX = 4096, 1 << 20
 
 
@@ -45,6 +47,12 @@ def _url(_context: click.Context, _parameter: click.Parameter, text: str) -> str
     return text.rstrip("/")
 
 
+def _fleet(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if not _FLEET.fullmatch(text):
+        raise click.BadParameter(f"found {text!r}, allowed {_FLEET.pattern}: it begins the names of files")
+    return text
+
+
 _tokens = _listed(int, f"tokens, whole numbers of 1..{_TOKENS_MAX}", lambda each: 1 <= each <= _TOKENS_MAX)
 _users = _listed(int, f"users, whole numbers of 1..{_CONCURRENCY_MAX}", lambda each: 1 <= each <= _CONCURRENCY_MAX)
 _rates = _listed(float, "requests a second, above 0", lambda each: 0 < each < math.inf)
@@ -57,6 +65,7 @@ _modes = _listed(str, "a mode: " + ", ".join(MODES), lambda each: each in MODES)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="directory of the runs")
 @click.option("--url", callback=_url, default="", help="an OpenAI endpoint; without it a fleet is started for each run")
 @click.option("--model", default="sim-8b", help="the model that is asked for")
+@click.option("--fleet", callback=_fleet, default="url", help="the endpoint's name in files, tables and plots")
 @click.option("--gpus", type=click.IntRange(1, 4096), default=1, help="of the endpoint; throughput is divided by them")
 @click.option("--modes", callback=_modes, default="kv,round-robin", help="of the router, between commas")
 @click.option("--layouts", callback=_layouts, default="4a", help="simulated workers: 4a aggregated, 1p3d by phase")
@@ -92,8 +101,9 @@ def sweep(context: click.Context, /, **flags: Any) -> None:  # noqa: ANN401 - on
     ]
     if flags["url"] and given:
         raise click.UsageError(f"found --url with {given[0]}, allowed without: the endpoint has its own")
-    if not flags["url"] and _is_given(context, "gpus"):
-        raise click.UsageError("found --gpus without --url, allowed with it: a fleet has its layout's")
+    alone = [f"--{name}" for name in ("fleet", "gpus") if _is_given(context, name)]
+    if not flags["url"] and alone:
+        raise click.UsageError(f"found {alone[0]} without --url, allowed with it: a fleet has its layout's")
     runs = _runs(flags)
     if len(runs) > _RUNS_MAX:
         raise click.UsageError(f"found {len(runs)} runs, allowed {_RUNS_MAX}")
@@ -117,7 +127,7 @@ def _say(line: str) -> None:
 def _runs(flags: dict[str, Any]) -> tuple[RunInputs, ...]:
     fleets = [(mode, *layout) for mode in flags["modes"] for layout in flags["layouts"]]
     axes = SweepAxes(
-        fleets=[("", "", flags["gpus"])] if flags["url"] else fleets,
+        fleets=[("", flags["fleet"], flags["gpus"])] if flags["url"] else fleets,
         concurrencies=flags["concurrency"] or (() if flags["rate"] else (1, 4, 16, 64)),
         rates=flags["rate"],
         isls=flags["isl"],

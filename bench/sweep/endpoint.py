@@ -72,7 +72,7 @@ def shape_of(inputs: RunInputs) -> FleetShape:
 
 
 async def until_served(url: str, model: str, *, wait_s: float) -> None:
-    """Return once `/health`, if the endpoint has it, is 200, and `/v1/models` lists the model."""
+    """Return once `/health`, if it is there, is 200, `/v1/models` lists the model, and a request is answered."""
     clock, problem = SystemClock(), ""
     ends_s = clock.now() + wait_s
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
@@ -94,9 +94,13 @@ async def _problem(session: aiohttp.ClientSession, url: str, model: str) -> str:
             if response.status != _OK:
                 return f"/v1/models: found status {response.status}, allowed 200"
             names = [str(each["id"]) for each in msgspec.json.decode(await response.read())["data"]]
+        if model not in names:
+            return f"model: found {', '.join(names) or 'none'}, allowed {model}"
+        asked = {"model": model, "prompt": [32], "max_tokens": 1}
+        async with session.post(f"{url}/v1/completions", json=asked) as response:
+            return "" if response.status == _OK else f"a request: found status {response.status}, allowed 200"
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-    return "" if model in names else f"model: found {', '.join(names) or 'none'}, allowed {model}"
 
 
 async def version_of(url: str) -> str:

@@ -23,7 +23,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str
     mode: str = ""
     layout: str = ""
-    """Of the fleet: `4a` or `1p3d`."""
+    """Of simulated workers: `4a` or `1p3d`; of an endpoint the name of its fleet."""
     workers: int
     """Workers or GPUs that serve, by which throughput is divided."""
     concurrency: int = 0
@@ -50,7 +50,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def fleet(self) -> str:
         """What served, in words."""
-        return "url" if self.url else f"{self.mode}-{self.layout}"
+        return self.layout if self.url else f"{self.mode}-{self.layout}"
 
     @property
     def workload(self) -> str:

@@ -28,16 +28,28 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _KINDS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
 
 
+def _gpus(_context: click.Context, _parameter: click.Parameter, texts: Sequence[str]) -> dict[str, int]:
+    """Return the GPUs of each fleet; "" has those of all others."""
+    found = {"": 1}
+    for each in texts:
+        fleet, _, number = each.rpartition("=")
+        if not number.isdecimal() or not int(number):
+            raise click.BadParameter(f"found {each!r}, allowed a whole number above 0, or FLEET=NUMBER")
+        found[fleet] = int(number)
+    return found
+
+
 @click.command("report", context_settings={"show_default": True})
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--base", type=_DIRECTORY, help="another directory: its runs of the same names are compared with these")
-@click.option("--gpus", type=click.IntRange(1, 4096), default=1, help="by which throughput of aiperf's runs is divided")
+@click.option("--gpus", callback=_gpus, multiple=True, metavar="[FLEET=]N", help="of aiperf's fleets; without it 1")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="for the files; DIRECTORY/report without")
 @click.pass_context
-def report(context: click.Context, directory: Path, base: Path | None, gpus: int, out: Path | None) -> None:
+def report(context: click.Context, directory: Path, base: Path | None, gpus: dict[str, int], out: Path | None) -> None:
     """Print the runs of a sweep's DIRECTORY as tables, and write them as summary.json, summary.md and plots.
 
-    profile_export_aiperf.json in it and in directories below it are read, too. For each workload, pareto-* has
+    profile_export_aiperf.json in it and in directories below it are read, too; the first of those
+    directories is the name of the fleet. For each workload, pareto-* has
     throughput of a worker against that of a user, and ttft-* has TTFT against hit rate, each as SVG and PNG. Empty
     points: a request failed, or a process lagged by more than 10 ms.
     """
@@ -60,7 +72,7 @@ def report(context: click.Context, directory: Path, base: Path | None, gpus: int
     click.echo(text)
 
 
-def rows_of(directory: Path, gpus: int) -> list[SummaryRow]:
+def rows_of(directory: Path, gpus: Mapping[str, int]) -> list[SummaryRow]:
     """Return the runs of sweeps in the directory, and those of aiperf in and below it.
 
     Raises:
@@ -68,14 +80,16 @@ def rows_of(directory: Path, gpus: int) -> list[SummaryRow]:
     """
     rows = [row_of(record) for record in read(directory, but=NAME).values()]
     for file in sorted(directory.rglob(NAME)):
-        run, name = read_export(file, workers=gpus), file.parent.relative_to(directory).as_posix()
-        fleet = f"aiperf-{name}" if name != "." else "aiperf"
+        place = file.parent.relative_to(directory).parts
+        workers = gpus.get("".join(place[:1]), gpus[""])
+        run = read_export(file, workers=workers)
         rows.append(
             SummaryRow(
-                name=f"{fleet}-{run.load}",
-                fleet=fleet,
+                name="-".join(("aiperf", *place, run.load)),
+                fleet="-".join(("aiperf", *place[:1])),
                 workload="aiperf",
                 load=run.load,
+                workers=workers,
                 figures=run.figures,
                 versions={"aiperf": run.version},
             )

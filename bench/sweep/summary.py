@@ -17,7 +17,7 @@ from bench.sweep.figures import RunFigures
 from bench.sweep.results import RunRecord
 
 COLUMNS = (
-    "load", "requests", "failed", "req/s", "tok/s/worker", "tok/s/user", "TTFT p50 ms", "p90", "p99",
+    "load", "workers", "requests", "failed", "req/s", "tok/s/worker", "tok/s/user", "TTFT p50 ms", "p90", "p99",
     "ITL p50 ms", "p99", "hit rate", "lag p99 ms",
 )  # fmt: skip
 COMPARED = ("run", "figure", "base", "this", "this / base")
@@ -30,6 +30,8 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str
     workload: str
     load: str
+    workers: int
+    """Or GPUs, by which the throughput is divided."""
     figures: RunFigures
     machine: str = ""
     versions: dict[str, str] = {}
@@ -48,6 +50,7 @@ def row_of(record: RunRecord) -> SummaryRow:
         fleet=inputs.fleet,
         workload=inputs.workload,
         load=inputs.load,
+        workers=inputs.workers,
         figures=record.figures,
         machine=record.machine,
         versions=record.versions,
@@ -96,6 +99,7 @@ def cells(row: SummaryRow) -> tuple[str, ...]:
     lag = "" if each.lag_p99_s is None else f"{each.lag_p99_s * 1e3:g}"
     return (
         row.load,
+        f"{row.workers}",
         f"{each.requests}",
         f"{each.failed}",
         f"{each.requests_s:.2f}",

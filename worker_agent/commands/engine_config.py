@@ -111,8 +111,11 @@ def convert(
 @click.option("--nats-url", required=True, help="the event log, reachable from every node")
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="a directory")
 @_CHECK
+@click.argument("arguments", nargs=-1, metavar="[-- FLAGS]")
 def slurm(*, output: Path, check: bool, **options: Any) -> None:  # noqa: ANN401 - click has checked them
     """Write prefill.yaml, decode.yaml and start.sh for an allocation of Slurm.
+
+    FLAGS are flags of `worker-agent serve`, for every worker.
 
     start.sh starts each worker with srun on its nodes, and ends when one of them ends. Run it within the allocation
     (`sbatch`, `salloc`). Experts' backend and placement are chosen as `worker_agent/engine_args/slurm.py` says.
@@ -148,7 +151,7 @@ def _slurm_files(output: Path, **options: Any) -> dict[str, str]:  # noqa: ANN40
         for warning in _warnings(arguments, shape.role, f"{shape.role}.yaml"):
             click.echo(f"warning: {warning}", err=True)
         files[f"{shape.role}.yaml"] = _dumped(arguments)
-    files["start.sh"] = _script(workers, output, options["model"], options["nats_url"])
+    files["start.sh"] = _script(workers, output, options)
     return files
 
 
@@ -169,22 +172,23 @@ def _shape(role: Any, options: dict[str, Any]) -> Shape:  # noqa: ANN401 - one o
     )
 
 
-def _script(workers: list[PlacedWorker], output: Path, model: str, nats_url: str) -> str:
+def _script(workers: list[PlacedWorker], output: Path, options: dict[str, Any]) -> str:
     """Return the script. `trtllm-llmapi-launch` starts the engine's processes of all tasks behind the first one.
 
     Source: NVIDIA/TensorRT-LLM, `examples/llm-api/llm_mgmn_trtllm_serve.sh`.
     """
     demand = ': "${KVROUTER_WORKER__TOKEN:?the bearer token of all workers, which the router has too}"'
-    lines = ["#!/bin/bash", "set -eu", demand, 'trap "kill 0" EXIT']
+    lines = ["#!/bin/bash", "set -eu", demand, "trap 'trap : TERM; kill 0; wait' EXIT"]
     for worker in workers:
         nodes = ",".join(worker.nodes)
         srun = ["srun", "--overlap", "--mpi=pmix", f"--nodes={len(worker.nodes)}", f"--nodelist={nodes}",
                 f"--ntasks-per-node={worker.gpus_per_node}", f"--gpus-per-node={worker.gpus_per_node}"]  # fmt: skip
         agent = ["trtllm-llmapi-launch", "worker-agent", "serve", "--engine", "trtllm", "--role", worker.role,
-                 "--worker-id", f"{worker.role}-{worker.number}", "--model", model, "--nats-url", nats_url,
+                 "--worker-id", f"{worker.role}-{worker.number}", "--model", options["model"],
+                 "--nats-url", options["nats_url"],
                  "--port", "0", "--publish-kv-events", "--publish-metrics", "--set", "worker.host=0.0.0.0",
                  "--set", f"worker.advertise_host={worker.nodes[0]}",
-                 "--extra-engine-args", str(output / f"{worker.role}.yaml")]  # fmt: skip
+                 "--extra-engine-args", str(output / f"{worker.role}.yaml"), *options["arguments"]]  # fmt: skip
         lines.append(f"{shlex.join([*srun, *agent])} &")
     return "\n".join([*lines, "wait -n", ""])
 

@@ -334,6 +334,15 @@ def test_other_nodes_serve_ssh(tmp_path: Path) -> None:
     assert "-D -e -p 2222" in served
 
 
+def test_aiperf_runs_against_the_service_that_is_there_and_writes_to_the_sweeps_claim() -> None:
+    (job,) = yaml.safe_load_all((SWEEP.parent / "aiperf.yaml").read_text())
+    check(job)
+    ((container,),) = [spec["containers"] for spec in pod_specs(job)]
+    assert "--url http://kv-router:8000 " in container["args"][0]
+    claims = [each["persistentVolumeClaim"]["claimName"] for spec in pod_specs(job) for each in spec["volumes"]]
+    assert claims == [next(yaml.safe_load_all(SWEEP.read_text()))["metadata"]["name"]]
+
+
 def test_a_sweep_is_called_as_it_is_typed_against_a_service_that_is_there() -> None:
     objects = list(yaml.safe_load_all(SWEEP.read_text()))
     for each in objects:

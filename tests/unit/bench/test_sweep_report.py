@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from bench.sweep import results
 from bench.sweep.aiperf_export import NAME, read_export
+from bench.sweep.command import sweep
 from bench.sweep.figures import figures
 from bench.sweep.report_command import report
 from bench.sweep.summary import SummaryRow, on_frontier
@@ -22,7 +23,7 @@ PNG = b"\x89PNG"
 
 def row(tokens_s_worker: float, tokens_s_user: float, load: str = "c8", fleet: str = "kv-4a") -> SummaryRow:
     found = msgspec.structs.replace(measured_figures(), tokens_s_worker=tokens_s_worker, tokens_s_user=tokens_s_user)
-    return SummaryRow(name=f"{fleet}-{load}", fleet=fleet, workload="w", load=load, figures=found)
+    return SummaryRow(name=f"{fleet}-{load}", fleet=fleet, workload="w", load=load, workers=4, figures=found)
 
 
 def test_the_figures_of_a_run() -> None:
@@ -76,6 +77,43 @@ def test_the_load_of_an_export_is_named_as_a_sweeps(tmp_path: Path, phase: dict[
     run = read_export(tmp_path / NAME, workers=1)
     assert (run.load, run.figures.requests, run.figures.failed) == (load, 84, 3)
     assert run.figures.reasons == ("3 x T: m",)
+
+
+def test_fleets_behind_endpoints_share_a_plot_in_tokens_of_a_gpu(tmp_path: Path) -> None:
+    """A sweep's fleets have the names and GPUs of their runs, aiperf's those of their directories and `--gpus`."""
+    for fleet, gpus in (("agg", 2), ("disagg", 3)):
+        results.write(tmp_path, record(inputs(url="http://a", layout=fleet, mode="", workers=gpus)))
+        for users in ("c1", "c8"):
+            (tmp_path / fleet / users).mkdir(parents=True)
+            shutil.copy(EXPORT, tmp_path / fleet / users / NAME)
+    ran = CliRunner().invoke(report, [str(tmp_path), "--gpus", "2", "--gpus", "disagg=3"])
+    assert ran.exit_code == 0, ran.output
+    runs = json.loads((tmp_path / "report" / "summary.json").read_bytes())["runs"]
+    aiperf = [("aiperf-agg", 2)] * 2 + [("aiperf-disagg", 3)] * 2
+    assert [(each["fleet"], each["workers"]) for each in runs] == [("agg", 2), ("disagg", 3), *aiperf]
+    assert runs[-1]["figures"]["tokens_s_worker"] == pytest.approx(145.0126 / 3, abs=1e-4)
+    for workload, fleets in (("isl100-osl5-share0.5", ("agg", "disagg")), ("aiperf", ("aiperf-agg", "aiperf-disagg"))):
+        plot = (tmp_path / "report" / f"pareto-{workload}.svg").read_text()
+        assert all(fleet in plot for fleet in fleets)
+
+
+@pytest.mark.parametrize("found", ["0", "agg=", "agg=few"])
+def test_gpus_that_are_no_number_are_refused(tmp_path: Path, found: str) -> None:
+    ran = CliRunner().invoke(report, [str(tmp_path), "--gpus", found])
+    assert (ran.exit_code, f"found {found!r}, allowed a whole number above 0" in ran.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--fleet", "agg"), "found --fleet without --url"),
+        (("--gpus", "2"), "found --gpus without --url"),
+        (("--url", "http://a", "--fleet", "a/b"), "found 'a/b'"),
+    ],
+)
+def test_a_fleet_s_name_and_gpus_are_those_of_an_endpoint(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    ran = CliRunner().invoke(sweep, ["--out", str(tmp_path), *flags])
+    assert (ran.exit_code, said in ran.output) == (2, True)
 
 
 def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:

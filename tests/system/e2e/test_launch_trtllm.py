@@ -1,0 +1,153 @@
+"""`configs/launch/trtllm-*.sh` and the Slurm job of them: real processes, with the fake of TensorRT-LLM and of srun."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.ports import free_ports
+from tests.support.paths import ROOT
+from tests.support.processes import BLOCK_SIZE, with_fake
+from tests.system.e2e.test_signals import Started, alive, started
+
+pytestmark = pytest.mark.slow
+
+LAUNCH = ROOT / "configs" / "launch"
+SERVED = ("--served-name", "sim-8b", "--kv-block-size", f"{BLOCK_SIZE}", "--max-seq-len", "4096")
+SHAPES = {
+    "agg": ("--workers", "2", "--gpus", "2"),
+    "disagg": ("--prefill-gpus", "1", "--decode-gpus", "3"),
+}
+PLACED = {
+    "agg": {"aggregated-1": "0,1", "aggregated-2": "2,3"},
+    "disagg": {"prefill-1": "0", "decode-1": "1,2,3"},
+}
+
+
+def path(*first: Path) -> str:
+    """Return a PATH with the checkout's commands and nats-server."""
+    return os.pathsep.join([*map(str, first), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+@contextmanager
+def launched(kind: str, port: int, *arguments: str, flags: tuple[str, ...] = SERVED) -> Iterator[Started]:
+    control, nats = map(str, free_ports(2))
+    common = ("--model", "none", "--text", "byte", "--port", str(port), "--control-port", control, "--nats-port", nats)
+    script = ("bash", str(LAUNCH / f"trtllm-{kind}.sh"))
+    with started(*common, *arguments, "--", *flags, command=script, PATH=path(), **with_fake()) as fleet:
+        yield fleet
+
+
+def until_served(fleet: Started, *names: str) -> None:
+    for name in names:
+        if f"worker {name} on" not in fleet.output:
+            fleet.line_with(f"worker {name} on")
+
+
+def shape_of(kind: str, directory: Path) -> tuple[str, ...]:
+    file = directory / "engine.yaml"
+    file.write_text(json.dumps({"cache_transceiver_config": {"backend": "UCX"}} if kind == "disagg" else {}))
+    names = ("prefill-args", "decode-args") if kind == "disagg" else ("engine-args",)
+    return (*SHAPES[kind], *(word for name in names for word in (f"--{name}", str(file))))
+
+
+def gpus_of(fleet: Started) -> dict[str, str]:
+    found = {}
+    for each in fleet.children():
+        words = each.cmdline()
+        if "--worker-id" in words:
+            found[words[words.index("--worker-id") + 1]] = each.environ()["CUDA_VISIBLE_DEVICES"]
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_both_fleets_start_each_worker_on_its_gpus_and_end_in_order(tmp_path: Path) -> None:
+    for kind, placed in PLACED.items():
+        (port,) = free_ports(1)
+        with launched(kind, port, *shape_of(kind, tmp_path)) as fleet:
+            until_served(fleet, *placed)
+            assert gpus_of(fleet) == placed
+            children = fleet.children()
+            os.kill(fleet.process.pid, signal.SIGTERM)
+            assert fleet.ended() == 0, fleet.output
+            assert not alive(children)
+            assert "Traceback" not in fleet.output
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_dies_ends_the_fleet_with_1() -> None:
+    (port,) = free_ports(1)
+    with launched("agg", port) as fleet:
+        until_served(fleet, "aggregated-1")
+        children = fleet.children()
+        next(each for each in children if "--worker-id" in each.cmdline()).send_signal(signal.SIGKILL)
+        assert fleet.ended() == 1, fleet.output
+        assert "a process ended; all end" in fleet.output
+        assert not alive(children)
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_job_starts_nats_router_and_engines_and_ends_them_after_the_sweep(tmp_path: Path) -> None:
+    """Its sweep is a stub that ends once the others have been called; they run until they are told to end."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    calls.mkdir()
+    ends = f"until [ $(ls {calls} | wc -l) = 4 ]; do sleep 0.1; done; exit 0"
+    for name in ("nats-server", "router", "srun"):
+        sweeps = f'if [ "$1" = bench ]; then echo sweep "$@"; {ends}; fi\n' if name == "router" else ""
+        called = f'touch {calls}/{name}-$$; echo {name} "$@"; exec sleep 600'
+        (programs / name).write_text(f"#!/bin/sh\n{sweeps}{called}\n")
+        (programs / name).chmod(0o755)
+    shape = ("--prefill", "1", "1", "--decode", "1", "1", "--gpu", "h200", "--precision", "fp8")
+    job = ("bash", str(ROOT / "configs" / "slurm" / "trtllm-sweep.sbatch"))
+    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2"}
+    told = {"OUT": str(tmp_path / "runs"), "FLEET": "r1", "MODEL": "/m", "NAME": "r", "SWEEP": "--isl 64 --osl 4"}
+    with started("--host", "n1", *shape, command=job, PATH=path(programs), SLURM_NTASKS="2", **slurm, **told) as ran:
+        assert ran.ended() == 0, ran.output
+    assert not any(psutil.pid_exists(int(each.name.rpartition("-")[2])) for each in calls.iterdir())
+    lines = [line.split() for line in ran.output.splitlines()]
+    assert sorted(line[0] for line in lines if line[0] in ("nats-server", "router", "srun", "sweep")) == sorted(
+        ["nats-server", "router", "srun", "srun", "sweep"]
+    )
+    (sweep,) = [" ".join(line) for line in lines if line[0] == "sweep"]
+    assert "--fleet r1 --gpus 2 --model r --wait 3600 --isl 64 --osl 4" in sweep
+    assert all("--served-name r" in " ".join(line) for line in lines if line[0] == "srun")
+
+
+@pytest.mark.parametrize("script", sorted(LAUNCH.glob("trtllm-*.sh")), ids=lambda script: script.name)
+def test_help_lists_the_options_and_a_missing_model_is_refused(script: Path) -> None:
+    with started("--help", command=("bash", str(script))) as helped:
+        assert helped.ended() == 0
+    for option in ("--model DIR", "--tracing URL", "--modality multimodal"):
+        assert option in helped.output
+    with started(command=("bash", str(script))) as empty:
+        assert empty.ended() == 2
+    assert "found no --model" in empty.output
+
+
+def test_an_option_that_no_script_has_is_refused() -> None:
+    with started("--wrokers", "2", command=("bash", str(LAUNCH / "trtllm-agg.sh"))) as refused:
+        assert refused.ended() == 2
+    assert "found --wrokers, allowed what --help lists" in refused.output
+
+
+def test_tracing_and_modality_reach_router_and_workers(tmp_path: Path) -> None:
+    for name in ("router", "worker-agent"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$(basename "$0") $*"\nexec sleep 60\n')
+        (tmp_path / name).chmod(0o755)
+    words = ("--model", "/m", "--tracing", "http://c:4318", "--", "--modality", "multimodal")
+    with started(*words, command=("bash", str(LAUNCH / "trtllm-agg.sh")), PATH=path(tmp_path)) as fleet:
+        told = {fleet.line_with("").split()[0] for _ in range(2)}
+        os.kill(fleet.process.pid, signal.SIGTERM)
+        assert fleet.ended() == 0
+    assert told == {"router", "worker-agent"}
+    lines = {line.split()[0]: line for line in fleet.output.splitlines()}
+    assert "--text /m" in lines["router"]
+    assert "tracing.endpoint=http://c:4318 --set tracing.ratio=1" in lines["router"]
+    assert "--modality multimodal --set tracing.endpoint=http://c:4318" in lines["worker-agent"]
