@@ -15,6 +15,7 @@ from bench.ports import free_ports
 from tests.support.paths import ROOT
 from tests.support.processes import BLOCK_SIZE, with_fake
 from tests.system.e2e.test_signals import Started, alive, started
+from tests.system.e2e.test_sweep import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,8 @@ def launched(kind: str, port: int, *arguments: str, flags: tuple[str, ...] = SER
     control, nats = map(str, free_ports(2))
     common = ("--model", "none", "--text", "byte", "--port", str(port), "--control-port", control, "--nats-port", nats)
     script = ("bash", str(LAUNCH / f"trtllm-{kind}.sh"))
-    with started(*common, *arguments, "--", *flags, command=script, PATH=path(), **with_fake()) as fleet:
+    few_blocks = with_fake(model={"gpu_blocks": 40})  # a cache that leaked a few requests' blocks would be full
+    with started(*common, *arguments, "--", *flags, command=script, PATH=path(), **few_blocks) as fleet:
         yield fleet
 
 
@@ -52,7 +54,8 @@ def until_served(fleet: Started, *names: str) -> None:
 
 def shape_of(kind: str, directory: Path) -> tuple[str, ...]:
     file = directory / "engine.yaml"
-    file.write_text(json.dumps({"cache_transceiver_config": {"backend": "UCX"}} if kind == "disagg" else {}))
+    pairs = {"cache_transceiver_config": {"backend": "UCX"}, "kv_cache_config": {"dtype": "fp8"}}
+    file.write_text(json.dumps(pairs if kind == "disagg" else {}))
     names = ("prefill-args", "decode-args") if kind == "disagg" else ("engine-args",)
     return (*SHAPES[kind], *(word for name in names for word in (f"--{name}", str(file))))
 
@@ -66,18 +69,33 @@ def gpus_of(fleet: Started) -> dict[str, str]:
     return found
 
 
-@pytest.mark.timeout(300)
-def test_both_fleets_start_each_worker_on_its_gpus_and_end_in_order(tmp_path: Path) -> None:
+def swept(fleet: Started, url: str, kind: str, out: Path) -> None:
+    gpus = str(sum(len(each.split(",")) for each in gpus_of(fleet).values()))
+    endpoint = ("--url", url, "--fleet", kind, "--gpus", gpus, "--timeout", "20")
+    with started("router", "bench", "sweep", "--out", str(out), *endpoint, "--concurrency", "1,2", *SMALL) as sweep:
+        assert sweep.ended() == 0, sweep.output
+
+
+@pytest.mark.timeout(400)
+def test_both_fleets_start_each_worker_on_its_gpus_share_a_plot_and_end_in_order(tmp_path: Path) -> None:
     for kind, placed in PLACED.items():
         (port,) = free_ports(1)
         with launched(kind, port, *shape_of(kind, tmp_path)) as fleet:
             until_served(fleet, *placed)
             assert gpus_of(fleet) == placed
+            swept(fleet, f"http://127.0.0.1:{port}", kind, tmp_path / "runs")
             children = fleet.children()
             os.kill(fleet.process.pid, signal.SIGTERM)
             assert fleet.ended() == 0, fleet.output
             assert not alive(children)
             assert "Traceback" not in fleet.output
+    with started("router", "bench", "report", str(tmp_path / "runs")) as reported:
+        assert reported.ended() == 0, reported.output
+    runs = json.loads((tmp_path / "runs" / "report" / "summary.json").read_bytes())["runs"]
+    measured = [(each["fleet"], each["load"], each["workers"], each["figures"]["failed"]) for each in runs]
+    assert measured == [(kind, load, 4, 0) for kind in PLACED for load in ("c1", "c2")]
+    (plot,) = (tmp_path / "runs" / "report").glob("pareto-*.svg")
+    assert all(kind in plot.read_text() for kind in PLACED)
 
 
 @pytest.mark.timeout(120)

@@ -114,6 +114,6 @@ def _refused_state(request: Request, args: Any) -> str | None:
         return "The opaque state of the context worker cannot be read."
     if not handed.opaque_state.startswith(layout_of(args)):
         return "The KV cache of the context worker is of another data type, block size or transceiver backend."
-    if handed.opaque_state != state_of(request.prompt, args):
+    if not handed.opaque_state.startswith(state_of(request.prompt, args)):
         return "The opaque state is of another prompt."
     return None

@@ -20,7 +20,6 @@
 | `heard` | of each request so far: its trace headers, and its conversation |
 | `results` | of each request so far that is still referred to: its result |
 | `llms` | the `LLM` objects that are still referred to, in the order of their making |
-| `transfers` | how many context-only requests' blocks wait for a generation worker |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
 | `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
 
@@ -111,7 +110,6 @@ class Control:
             self._failures: list[str] = []
             self._poll_errors: dict[str, list[Exception]] = {"kv_events": [], "stats": []}
             self._events_to_lose = 0
-            self._transfers: dict[int, Callable[[], None]] = {}
             self._tensors: dict[str, int] = {}
             self._llms: list[weakref.ref[Any]] = []
             self._results: deque[weakref.ref[Any]] = deque(maxlen=RESULTS_MAX)
@@ -138,11 +136,6 @@ class Control:
     def llms(self) -> list[Any]:
         """Return the `LLM` objects."""
         return [llm for each in self._llms if (llm := each()) is not None]
-
-    @property
-    def transfers(self) -> int:
-        """Return how many requests' blocks wait for a generation worker."""
-        return len(self._transfers)
 
     def delay_start(self) -> None:
         """From now on building an engine blocks."""
@@ -255,10 +248,6 @@ class Control:
         self._events_to_lose, lost = max(0, self._events_to_lose - 1), self._events_to_lose > 0
         return lost
 
-    def transfer_waits(self, request_id: int, free: Callable[[], None]) -> None:
-        """Know a context-only request whose blocks wait for a generation worker."""
-        self._transfers[request_id] = free
-
     def share_tensor(self, digest: str) -> str:
         """Return the name of a new shared tensor; the digest is part of it."""
         with self.changed:
@@ -275,12 +264,6 @@ class Control:
             if not self._tensors.get(name):
                 raise RuntimeError("REBUILD_LOCAL tensor missing")
             self._tensors[name] -= 1
-
-    def complete_transfer(self, request_id: int) -> None:
-        """Free the blocks of a context-only request, wherever in this process it was computed."""
-        free = self._transfers.pop(request_id, None)
-        if free is not None:
-            free()
 
 
 control = Control()

@@ -27,6 +27,7 @@ from .media import handle_of
 from .perf import measured
 from .requests import Finish, Request, Response, Sequence
 from .statistics import Iteration, RankLoad
+from .transfers import Transfers, take
 
 Json = dict[str, Any]
 STATE = b"fake-kv-state:"
@@ -67,8 +68,7 @@ class Engine:
     def __init__(self, args: Any, wake: Callable[[], None], *, encoder_only: bool) -> None:
         self.args = args
         self.encoder_only = encoder_only
-        self.wake = wake
-        self._transferred: deque[tuple[Rank, Request]] = deque()
+        self.transfers = Transfers(wake)
         size = args.kv_cache_config.tokens_per_block
         if size < 2 or size & (size - 1):
             raise RuntimeError(f"tokens_per_block must be a power of two greater than 1, got {size}")
@@ -83,7 +83,7 @@ class Engine:
     def has_work(self) -> bool:
         """Return whether an iteration may find something to do."""
         active = [each for rank in self.ranks for each in list(rank.active)]
-        return bool(self.waiting or self._transferred) or any(not _waits(each) for each in active)
+        return bool(self.waiting or self.transfers.taken) or any(not _waits(each) for each in active)
 
     def capacity(self) -> Json:
         """Return the size of the GPU pool of the widest window."""
@@ -104,9 +104,9 @@ class Engine:
 
     def iterate(self) -> bool:
         """Do one iteration; return False where nothing could be done: all that waits, waits for room."""
-        completed = len(self._transferred)
-        while self._transferred:
-            self._end(*self._transferred.popleft())
+        completed = len(self.transfers.taken)
+        for _ in range(completed):
+            self._end(*self.transfers.taken.popleft())
         waiting = len(self.waiting)
         admitted = self._admit()
         running = [each for rank in self.ranks for each in rank.active if not _waits(each)]
@@ -208,7 +208,8 @@ class Engine:
                 sequence.generated += request.disaggregated.first_gen_tokens or []
                 sequence.logprobs += _first_logprobs(request)
         if request.kind == "generation_only" and request.disaggregated.ctx_request_id is not None:
-            control.complete_transfer(request.disaggregated.ctx_request_id)
+            port = request.disaggregated.opaque_state[len(state_of(request.prompt, self.args)) :]
+            take(port, request.disaggregated.ctx_request_id)
 
     def _generate(self, rank: Rank, request: Request, sequence: Sequence) -> None:
         sequence.finish = self._finish_of(request, sequence)
@@ -301,12 +302,8 @@ class Engine:
         )
 
     def _park(self, rank: Rank, request: Request) -> bytes:
-        def free() -> None:
-            self._transferred.append((rank, request))
-            self.wake()
-
-        control.transfer_waits(request.disaggregated.disagg_request_id or request.request_id, free)
-        return state_of(request.prompt, self.args)
+        name = request.disaggregated.disagg_request_id or request.request_id
+        return state_of(request.prompt, self.args) + self.transfers.offer(name, (rank, request))
 
     def _end(self, rank: Rank, request: Request) -> None:
         rank.active.remove(request)
@@ -356,7 +353,7 @@ def _checked_bias(bias: Any, vocab_size: int) -> Any:
 
 
 def state_of(prompt: list[int], args: Any) -> bytes:
-    """Return what a context worker says of a prompt's blocks, their layout first: bytes that no text encoding likes."""
+    """Return what a context worker says of a prompt's blocks before its port, their layout first: bytes, no text."""
     return layout_of(args) + hashlib.sha256(str(number_of(str(prompt))).encode()).digest()
 
 

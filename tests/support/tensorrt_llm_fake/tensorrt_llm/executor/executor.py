@@ -157,6 +157,7 @@ class GenerationExecutor:
             if control.die_at_iteration is not None and self.engine.iterations >= control.die_at_iteration:
                 self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
         self.streams.close()
+        self.engine.transfers.close()
 
     def _wake(self) -> None:
         self._is_dirty = True
