@@ -8,7 +8,6 @@ import click
 import pytest
 
 from bench.sweep.command import sweep
-from bench.up import up
 from indexer.config import IndexerSettings
 from kv_runtime.config.loading import load_settings
 from kv_runtime.config.sections import Settings
@@ -20,8 +19,6 @@ from worker_agent.config import AgentSettings
 
 CONFIGS = ROOT / "configs"
 BATCH_JOB = CONFIGS / "slurm" / "sweep.sbatch"
-TRTLLM = sorted(CONFIGS.glob("launch/trtllm-*.sh"))
-SIMULATED = sorted(set(CONFIGS.glob("launch/*.sh")) - set(TRTLLM))
 KINDS: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "worker": AgentSettings,
@@ -50,12 +47,10 @@ def called(script: Path, directory: Path, *arguments: str, **variables: str) -> 
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("script", SIMULATED, ids=lambda script: script.name)
-def test_a_launch_script_calls_router_or_router_up_with_flags_that_it_has(script: Path, tmp_path: Path) -> None:
-    words = called(script, tmp_path, "--port", "0", TEXT="/model")
-    command, flags = (up, words[1:]) if words[0] == "up" else (main, words)
+def test_the_script_of_attached_engines_calls_the_router_with_flags_that_it_has(tmp_path: Path) -> None:
+    flags = called(CONFIGS / "launch" / "attached.sh", tmp_path, "--port", "0", TEXT="/model")
     assert flags[-2:] == ["--port", "0"]
-    assert isinstance(command.make_context("", list(flags)), click.Context)
+    assert isinstance(main.make_context("", list(flags)), click.Context)
 
 
 @pytest.mark.parametrize(

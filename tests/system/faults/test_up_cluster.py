@@ -1,4 +1,4 @@
-"""`configs/launch/cluster.sh`: three nats-servers, two routers, eight workers; any one process is killed."""
+"""`router up`: three nats-servers, two routers, eight workers; any one process is killed."""
 
 import json
 import os
@@ -15,11 +15,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from bench.ports import free_ports
-from tests.support.paths import ROOT
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import Started, alive, started
 
-SCRIPT = ROOT / "configs" / "launch" / "cluster.sh"
+CLUSTER = ("router", "up", "--nats-servers", "3", "--routers", "2", "--workers", "8", "--restart")
 REQUESTS = 24
 VERIFIED_S = 60.0
 
@@ -77,9 +76,7 @@ def verified(nats_url: str, control_url: str) -> str:
 
 @pytest.mark.parametrize("victim", ["nats-0", "router", "w3"])
 def test_no_new_request_is_lost_by_the_death_of_any_process(victim: str, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ports = ("--port", "0", "--control-port", "0", "--logs", str(tmp_path), "--restart")
-    with started(*ports, command=("/bin/sh", str(SCRIPT)), PATH=path) as fleet:
+    with started(*CLUSTER, "--port", "0", "--control-port", "0", "--logs", str(tmp_path)) as fleet:
         fleet.line_with("ready")
         clients = Clients(re.findall(r"^router\S* on +(\S+)", fleet.output, re.MULTILINE))
         nats_url = fleet.output.split("event log")[1].split()[0]
