@@ -24,5 +24,5 @@ END
 )
 nats-server --config "$store/nats.conf" & servers+=($!)
 KVROUTER_DATA__WORKER_TOKEN=$worker_token start_router --nats-url "$url"
-KVROUTER_WORKER__TOKEN=$worker_token setsid bash "${option[out]}/start.sh" & workers+=($!)  # it ends its own process group
+KVROUTER_WORKER__TOKEN=$worker_token bash "${option[out]}/start.sh" & workers+=($!)
 until_one_ends

@@ -1,5 +1,5 @@
 # Sourced by trtllm-*.sh: their options, the router, and the end of all processes together.
-set -eu
+set -eum  # -m: each process has a group of its own, so that Ctrl-C reaches this script alone
 declare -A option+=([model]='' [text]='' [tracing]='' [port]=8000 [control-port]=8001 [nats-port]=4222)
 flags=() worker_flags=() workers=() servers=()
 
@@ -38,7 +38,7 @@ fi
 end() {  # workers before the router and NATS, so that they can leave the fleet
   trap '' INT TERM
   kill "${workers[@]}" 2> /dev/null || :
-  wait "${workers[@]}" || :
+  for each in "${workers[@]}"; do wait "$each" || :; done
   for each in "${servers[@]}"; do kill "$each" 2> /dev/null && wait "$each" || :; done
 }
 trap end EXIT

@@ -85,10 +85,12 @@ def test_both_fleets_start_each_worker_on_its_gpus_share_a_plot_and_end_in_order
             assert gpus_of(fleet) == placed
             swept(fleet, f"http://127.0.0.1:{port}", kind, tmp_path / "runs")
             children = fleet.children()
-            os.kill(fleet.process.pid, signal.SIGTERM)
+            fleet.signal(signal.SIGINT)
             assert fleet.ended() == 0, fleet.output
             assert not alive(children)
             assert "Traceback" not in fleet.output
+            drains_router = ["connections" in line for line in fleet.output.splitlines() if "drain_" in line]
+            assert drains_router == [False] * 2 * len(placed) + [True] * 2, fleet.output
     with started("router", "bench", "report", str(tmp_path / "runs")) as reported:
         assert reported.ended() == 0, reported.output
     runs = json.loads((tmp_path / "runs" / "report" / "summary.json").read_bytes())["runs"]
