@@ -249,13 +249,26 @@ class Restarts:
     pause_s: float = 0.2
     pause_max_s: float = 5.0
 
-    def pause_after_s(self, failures: int) -> float:
-        """Return the pause after so many failures within the window, at least one."""
-        return min(self.pause_s * 2.0 ** (failures - 1), self.pause_max_s)
-
 
 RESTARTS = Restarts()
 """For work that may fail occasionally: five failures in a row are given up within seconds."""
+
+
+class Failures:
+    """The failures of one piece of work, as far as its restart policy counts them."""
+
+    def __init__(self, restarts: Restarts, clock: Clock) -> None:
+        self._restarts, self._clock = restarts, clock
+        self._at_s = deque[float](maxlen=restarts.failures_max)
+
+    def count(self) -> float | None:
+        """Count a failure that happens now; return the pause before the restart, in seconds; None: give up."""
+        now_s, allowed = self._clock.now(), self._restarts
+        self._at_s.append(now_s)
+        recent = sum(now_s - each < allowed.window_s for each in self._at_s)
+        if recent >= allowed.failures_max:
+            return None
+        return min(allowed.pause_s * 2.0 ** (recent - 1), allowed.pause_max_s)
 
 
 class SupervisedThread:
@@ -272,9 +285,8 @@ class SupervisedThread:
         restarts: Restarts = RESTARTS,
         clock: Clock | None = None,
     ) -> None:
-        self._name, self._work, self._restarts = name, work, restarts
-        self._clock = clock or SystemClock()
-        self._failed_at_s: deque[float] = deque(maxlen=restarts.failures_max)
+        self._name, self._work = name, work
+        self._failures = Failures(restarts, clock or SystemClock())
         self.failures_total = 0
         self.failure = ""
         """The last error, shortened, until the restart; empty while the work runs."""
@@ -302,12 +314,9 @@ class SupervisedThread:
 
     def _failed(self, error: Exception) -> float | None:
         """Return the pause before the restart; None: no restart."""
-        now_s, allowed = self._clock.now(), self._restarts
         self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
         self.failures_total += 1  # after `failure`: a reader that sees the count sees the reason
-        self._failed_at_s.append(now_s)
-        recent = sum(now_s - each < allowed.window_s for each in self._failed_at_s)
-        pause_s = None if recent >= allowed.failures_max else allowed.pause_after_s(recent)
+        pause_s = self._failures.count()
         _log.error("thread_failed", thread=self._name, begins_again_in_s=pause_s, exc_info=error)
         return pause_s
 

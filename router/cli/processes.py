@@ -69,7 +69,13 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
             of_start = frozenset[str]() if front.policy else given  # what was changed since wins over the command line
             return partial(_run_one, _of_one(settings, number, port, url, token), of_start, place)
 
-        supervisor = Supervisor(names, work_of, links, clock, stop_s=stop_s)
+        def on_started() -> None:
+            click.echo(f"router on      http://{data.host}:{port}")
+            click.echo(f"control plane  http://{control.host}:{server.port}")
+            click.echo(f"event log      {without_user(url)}")
+            click.echo(f"processes      {len(names)}")
+
+        supervisor = Supervisor(names, work_of, links, clock, stop_s=stop_s, on_started=on_started)
         front = Front(links, supervisor.states, registry)
         Projection(registry, front.families)
         Projection(registry, lambda: nats_server_families(nats))
@@ -81,11 +87,6 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
             connections_max=CONTROL_CONNECTIONS_MAX,
         )
         await server.start()
-        await supervisor.start()
-        click.echo(f"router on      http://{data.host}:{port}")
-        click.echo(f"control plane  http://{control.host}:{server.port}")
-        click.echo(f"event log      {without_user(url)}")
-        click.echo(f"processes      {len(names)}")
         parts = [
             Part("processes", supervisor.run, 0),
             Part("control-plane", server.run, 1),

@@ -1,6 +1,6 @@
 """The processes of one router: starts them, starts those again that end, and ends with the last of them.
 
-    a process ends               another one starts after a pause; one that ends too often ends the router
+    a process ends               another starts after a pause; if too often, or before the first served, all end
     it does not answer (`/live`) for `SILENT_CALLS` calls, 5 s each: it is killed, and so started again
     stop                         SIGTERM to all; what has not ended after `stop_s` is killed
     cancelled                    SIGTERM again, which cuts off what they still do; killed after `AT_ONCE_S`
@@ -13,7 +13,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -21,13 +20,15 @@ from multiprocessing.connection import Connection
 import structlog
 
 from kv_runtime.clock import Clock
-from kv_runtime.supervise import RESTARTS, PartGaveUp, Restarts, until
+from kv_runtime.supervise import RESTARTS, Failures, PartGaveUp, Restarts, until
 from router.processes.links import Links
 from router.processes.metrics import ProcessState
 
 LOOK_S = 1.0
 SILENT_CALLS = 2
 AT_ONCE_S = 1.0
+_ENDED_AS_ASKED = (0, -signal.SIGTERM)
+"""Exit codes after SIGTERM; the second of a process that had not yet come to handle it."""
 
 _log = structlog.get_logger("router")
 
@@ -50,11 +51,16 @@ class Supervisor:
         clock: Clock,
         *,
         stop_s: float,
+        on_started: Callable[[], None],
         restarts: Restarts = RESTARTS,
     ) -> None:
-        """`work_of` returns the work of a process that starts now, which is pickled. `links` has those that serve."""
+        """`work_of` returns the work of a process that starts now, which is pickled. `links` has those that serve.
+
+        `on_started` is called when all serve for the first time.
+        """
         self._processes = [_Process(name, work_of, links) for name in names]
         self._links, self._clock, self._stop_s, self._restarts = links, clock, stop_s, restarts
+        self._on_started = on_started
         self._failure = ""
         self._over = asyncio.Event()
 
@@ -62,24 +68,11 @@ class Supervisor:
         """Return the processes as they are."""
         return [ProcessState(each.name, each.pid, each.name in self._links, each.restarts) for each in self._processes]
 
-    async def start(self) -> None:
-        """Return once all processes serve.
-
-        Raises:
-            ProcessesFailed: one ended before; the others have ended, too.
-        """
-        for each in self._processes:
-            each.start()
-        await asyncio.gather(*(each.serves for each in self._processes))
-        if not all(each.has_served for each in self._processes):
-            self._over.set()
-            await self.run(self._over)
-
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the processes running until `stop` is set; return when all have ended.
+        """Start the processes and keep them running until `stop` is set; none runs afterwards, also after an error.
 
         Raises:
-            ProcessesFailed: one ended too often, or not as it should.
+            ProcessesFailed: one could not start, ended too often, or not as it should.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -90,42 +83,41 @@ class Supervisor:
                 self._over.set()
                 looks.cancel()
                 await self._end(self._stop_s)
-        except asyncio.CancelledError:
+        finally:
             self._over.set()
             await self._end(AT_ONCE_S)
-            raise
         if self._failure:
             raise ProcessesFailed(self._failure)
 
     async def _keep(self, process: "_Process") -> None:
-        """Start the process again whenever it ends, until all are to end."""
-        failed_at_s = deque[float](maxlen=self._restarts.failures_max)
+        """Start the process, and again whenever it ends, until all are to end."""
+        failures = Failures(self._restarts, self._clock)
         while True:
+            process.start()
             code = await asyncio.shield(process.ended)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            if not process.restarts and not process.has_served:
-                return self._fail(f"process {process.name} {how} before it had started")
             if self._over.is_set():
-                return self._fail(f"process {process.name} {how}") if code else None
-            now_s = self._clock.now()
-            failed_at_s.append(now_s)
-            recent = sum(now_s - each < self._restarts.window_s for each in failed_at_s)
-            if recent >= self._restarts.failures_max:
-                return self._fail(f"process {process.name} {how}, {recent} times in {self._restarts.window_s:g} s")
-            pause_s = self._restarts.pause_after_s(recent)
+                return None if code in _ENDED_AS_ASKED else self._fail(f"process {process.name} {how}")
+            if not process.has_served.is_set():
+                return self._fail(f"process {process.name} {how} before it had started")
+            if (pause_s := failures.count()) is None:
+                often = f"{self._restarts.failures_max} times in {self._restarts.window_s:g} s"
+                return self._fail(f"process {process.name} {how}, {often}")
             _log.error("process_ended", process=process.name, how=how, starts_again_in_s=pause_s)
             await self._clock.wait(self._over, pause_s)
             if self._over.is_set():
                 return None
             process.restarts += 1
-            process.start()
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
         self._over.set()
 
     async def _look(self) -> None:
-        """Kill processes that do not answer."""
+        """Report the start; kill processes that do not answer."""
+        for each in self._processes:
+            await each.has_served.wait()
+        self._on_started()
         while True:
             await self._clock.sleep(LOOK_S)
             answers = await self._links.all("GET", "/live")
@@ -137,13 +129,13 @@ class Supervisor:
 
     async def _end(self, within_s: float) -> None:
         """Ask all processes to stop, and kill those that have not ended in time."""
-        living = [each for each in self._processes if not each.ended.done()]
+        living = [each for each in self._processes if each.pid]
         for each in living:
             each.signal(signal.SIGTERM)
         if living:
             await asyncio.wait([each.ended for each in living], timeout=within_s)
         for each in living:
-            if not each.ended.done():
+            if each.pid:
                 each.kill("it did not end in time")
             await asyncio.shield(each.ended)
 
@@ -155,11 +147,10 @@ class _Process:
         self.name = name
         self._work_of, self._links = work_of, links
         self.pid = self.restarts = self.silent_calls = 0
-        self.has_served = False
+        self.has_served = asyncio.Event()
+        """Set when it serves for the first time."""
         self.ended: asyncio.Future[int]
         """Its exit code; negative: the signal that killed it."""
-        self.serves: asyncio.Future[None]
-        """Done once it serves, or has ended."""
 
     def start(self) -> None:
         """Start it."""
@@ -169,23 +160,19 @@ class _Process:
         process = context.Process(target=_run, args=(self._work_of(self.name), say), name=self.name, daemon=True)
         process.start()
         say.close()
-        self.pid, self.silent_calls, self.has_served = process.pid or 0, 0, False
-        self.ended, self.serves = loop.create_future(), loop.create_future()
+        self.pid, self.silent_calls, self.ended = process.pid or 0, 0, loop.create_future()
 
         def on_said() -> None:
             loop.remove_reader(said)
             with suppress(EOFError):
                 self._links.add(self.name, said.recv())
-                self.has_served = True
-                self.serves.set_result(None)
+                self.has_served.set()
             said.close()
 
         def on_ended() -> None:
             loop.remove_reader(process.sentinel)
             if not said.closed:
                 on_said()
-            if not self.serves.done():
-                self.serves.set_result(None)
             self._links.remove(self.name)
             process.join()
             self.pid = 0

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.clock import ManualClock
-from kv_runtime.supervise import Part, PartGaveUp, Restarts, SupervisedThread, run_parts
+from kv_runtime.supervise import Failures, Part, PartGaveUp, Restarts, SupervisedThread, run_parts
 
 DRAIN_S = 10.0
 Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -84,8 +84,8 @@ def test_failures_beyond_the_window_do_not_count(every_s: float, runs: int) -> N
 
 
 def test_pauses_double_up_to_their_bound() -> None:
-    restarts = Restarts(pause_s=0.2, pause_max_s=1.0)
-    assert [restarts.pause_after_s(failures) for failures in (1, 2, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
+    failures = Failures(Restarts(failures_max=6, pause_s=0.2, pause_max_s=1.0), ManualClock())
+    assert [failures.count() for _ in range(6)] == [0.2, 0.4, 0.8, 1.0, 1.0, None]
 
 
 def test_what_is_no_exception_of_the_work_s_own_ends_the_thread() -> None:
