@@ -17,7 +17,6 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.journal import LearntRates, RatesRestored
 from kv_runtime.clock import Clock
 from kv_runtime.files import replace_file
-from kv_runtime.supervise import until
 from router.decision.routing import Routing
 
 WRITE_S = 60.0
@@ -64,13 +63,11 @@ class RatesStore:
             return ()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write the file now and then until `stop` is set, and once more."""
-        await until(stop, self._go_on())
-        await self._write()
-
-    async def _go_on(self) -> None:
-        while True:
-            await self._clock.sleep(WRITE_S)
+        """Write the file now and then until `stop` is set, and once more. One write ends before the next begins."""
+        is_last = False
+        while not is_last:
+            await self._clock.wait(stop, WRITE_S)
+            is_last = stop.is_set()
             await self._write()
 
     async def _write(self) -> None:

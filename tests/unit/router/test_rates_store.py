@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,6 +18,7 @@ from router.decision.policy import Policy
 from router.decision.recorders import Applied
 from router.decision.routing import Routing
 from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
+from tests.unit.router.plane import until
 from tests.unit.router.samples import MODEL, route, row, state, view
 
 LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
@@ -101,6 +105,35 @@ async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
         stop.set()
         await task
     assert written(tmp_path)["models"][0][0] == MODEL
+
+
+async def test_a_write_that_a_stop_meets_ends_before_the_last_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life, stop = Life(tmp_path), asyncio.Event()
+    disk, writes, may_end = threading.Lock(), threading.Semaphore(0), threading.Event()
+    together = list[bool]()
+
+    def slow_disk(_: int) -> None:
+        together.append(disk.locked())
+        with disk:
+            writes.release()
+            may_end.wait(30)
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    task = asyncio.create_task(life.store.run(stop))
+    life.learn(slower=2.0)
+    await until(lambda: life.clock.sleepers > 0)
+    await life.clock.advance(WRITE_S)
+    await asyncio.to_thread(writes.acquire)
+    life.learn(slower=3.0)
+    stop.set()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    may_end.set()
+    await task
+    assert not any(together)
+    assert written(tmp_path)["models"] == [list(msgspec.structs.astuple(each)) for each in life.rates]
 
 
 async def test_nothing_new_is_not_written_again(tmp_path: Path) -> None:
