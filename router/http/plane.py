@@ -208,8 +208,7 @@ class HttpPlane:
             Malformed: 401.
         """
         accounts = self.credentials.accounts
-        is_preflight = head.method == "OPTIONS" and self.sites.preflight(head.headers)
-        if accounts is None or head.path in _OPEN_PATHS or is_preflight:
+        if accounts is None or head.path in _OPEN_PATHS or self.sites.preflight(head.method, head.headers):
             return None
         return accounts.of(head.headers)
 
@@ -220,7 +219,7 @@ class HttpPlane:
         if self._is_over:
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
             exchange.answer(503, body, headers=((b"retry-after", b"1"),))
-        elif exchange.method == "OPTIONS" and (allowed := self.sites.preflight(exchange.headers)):
+        elif allowed := self.sites.preflight(exchange.method, exchange.headers):
             exchange.answer(200, b"", headers=allowed)
         else:
             self._service(exchange)
@@ -238,20 +237,25 @@ class HttpPlane:
 
     def _take(self, accepted: socket.socket) -> None:
         assert self._adoptions is not None, "sockets are accepted while the plane runs"
-        capacity = self.capacity.clients + REFUSED_MAX - len(self._connections) - self._adopting
-        if capacity > 0 and len(self._adoptions) < BACKLOG:
+        if len(self._connections) + self._adopting >= self.capacity.clients + REFUSED_MAX:
+            self._turn_away(accepted, self.full_reason)
+        elif len(self._adoptions) >= BACKLOG:
+            self._turn_away(accepted, f"{BACKLOG} connections are being opened; try again")
+        else:
             self._adopting += 1
             self._adoptions.spawn(self._adopt(accepted))
-        else:
-            self._turn_away(accepted)
 
-    def _turn_away(self, accepted: socket.socket) -> None:
-        """Send the refusal and close; a client that has sent something may see the reset instead."""
+    def _turn_away(self, accepted: socket.socket, reason: str) -> None:
+        """Close the connection; before, send the refusal in plain text, unless the client awaits a handshake of TLS.
+
+        A client that has sent something may see a reset instead.
+        """
         self.refused(503)
-        body = error_body(self.full_reason, "server_error")
+        body = error_body(reason, "server_error")
         answer = own_answer(503, body, b"application/json", [(b"retry-after", b"1")], b"connection: close\r\n")
         with accepted, suppress(OSError):
-            accepted.send(answer)
+            if self.credentials.tls is None:
+                accepted.send(answer)
 
     async def _adopt(self, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""

@@ -63,9 +63,11 @@ class Sites:
             return self._lines_for(headers[b"origin"], host)
         return self._other_lines
 
-    def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+    def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
-        if b"access-control-request-method" not in headers or self._listed(headers.get(b"origin", b"")) is None:
+        if method != "OPTIONS" or b"access-control-request-method" not in headers:
+            return []
+        if self._listed(headers.get(b"origin", b"")) is None:
             return []
         wanted = headers.get(b"access-control-request-headers", b"")
         return [

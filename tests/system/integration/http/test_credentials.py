@@ -11,6 +11,7 @@ import pytest
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.open_files import open_files
 from router.http.credentials import CredentialFiles, Credentials
+from router.http.plane import REFUSED_MAX
 from tests.system.integration.http.serving import answered, get, post, running, until
 
 KEY = b"authorization: Bearer kv-1\r\n"
@@ -96,6 +97,15 @@ async def test_a_wrong_file_leaves_the_former_accounts(tmp_path: Path) -> None:
     assert credentials.loads == {"ok": 0, "failed": 2}
     assert credentials.accounts is not None
     assert credentials.accounts.of({b"x-api-key": b"kv-1"}).name == "team-a"
+
+
+async def test_beyond_the_bound_a_client_that_awaits_a_handshake_gets_no_plain_text(tmp_path: Path) -> None:
+    credentials = Credentials(CredentialFiles("", *self_signed(tmp_path, "own")))
+    async with running(connections_max=1, credentials=credentials) as http:
+        for _ in range(1 + REFUSED_MAX):
+            await http.dial()
+        assert await http.said(b"") == b""
+        assert http.plane.statistics().refused == {503: 1}
 
 
 @pytest.mark.parametrize(
