@@ -72,7 +72,7 @@ class BodyReader(Protocol):
 
 
 class LengthReader:
-    """A body of a stated length, which is not 0."""
+    """A body of a stated length."""
 
     __slots__ = ("left",)
 

@@ -142,7 +142,7 @@ class ResponseRelay:
             exchange.begin(lines, body_bytes)
         else:
             self._state, self._lines = _GATHER, lines
-        if body:
+        if body or is_whole:
             self.feed(body)
 
     def _forwarded_unchanged(self, data: bytes) -> bool:

@@ -22,6 +22,7 @@ from tests.unit.router.upstream import (
     completion,
     event,
     says,
+    says_and_waits,
     streams,
 )
 
@@ -115,6 +116,13 @@ async def test_a_stream_that_ends_without_its_mark_may_go_on_or_ends_as_it_did()
     async with Upstream(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as worker, running() as http:
         assert await asked(http, worker, [b""]) == ONE + TWO + DONE
         assert await asked(http, worker, [None]) == ONE
+
+
+async def test_an_empty_stream_in_which_another_was_to_go_on_is_cut_at_once() -> None:
+    empty = says_and_waits(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n")
+    async with Upstream(in_turn(cut_after(ONE), empty, streams(TWO, DONE))) as worker, running() as http:
+        assert await asked(http, worker, [b"", b""]) == ONE + TWO + DONE
+        assert http.watchers[1].heard[-1] == "cut first_byte: no bytes"
 
 
 @pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
