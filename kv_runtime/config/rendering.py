@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from kv_runtime.config.options import EXPLAIN
 
-_USER_OF_URL = re.compile(r"://[^/@\s]+@")
+_USER_OF_URL = re.compile(r"://(?:(?!://)\S)+@")
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret"}
 
 _BOUNDS = {
@@ -76,7 +76,10 @@ def _changed_first(settings: BaseModel, default: BaseModel, values: dict[str, An
 
 
 def without_user(text: str) -> str:
-    """Return the text with the user and the password, or the token, of each URL in it masked."""
+    """Return the text with the user and the password, or the token, of each URL in it masked.
+
+    All before the last `@` is masked: a password may contain `/` and `@`.
+    """
     return _USER_OF_URL.sub("://**********@", text)
 
 

@@ -368,8 +368,9 @@ def test_no_text_that_cannot_be_read_is_shown(tmp_path: Path, monkeypatch: pytes
     assert "hunter2" not in "".join(found)
 
 
-def test_a_password_in_an_address_is_not_shown() -> None:
-    (problem,) = problems(None, 'nats.url="nats://a:hunter2@h\\n"')
+@pytest.mark.parametrize("password", ["hunter2", "hun/ter2", "h@unter2", "hu?n@/ter2"])
+def test_a_password_in_an_address_is_not_shown(password: str) -> None:
+    (problem,) = problems(None, f'nats.url="nats://a:{password}@h\\n"')
     assert problem.startswith("nats.url: found 'nats://**********@h")
 
 
