@@ -7,6 +7,7 @@ from kv_runtime.event_log.errors import (
     LastSequenceDiffers,
     NoSuchObject,
     ObjectDamaged,
+    StoppedUnconnected,
     StreamUnfit,
 )
 from kv_runtime.event_log.metrics import LogStatistics, log_families
@@ -29,6 +30,7 @@ __all__ = [
     "ObjectDamaged",
     "OnMessage",
     "Reading",
+    "StoppedUnconnected",
     "StreamSpec",
     "StreamUnfit",
     "log_families",

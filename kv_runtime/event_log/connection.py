@@ -21,7 +21,7 @@ from nats.js.errors import NotFoundError
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import lookup, streams
 from kv_runtime.event_log.client import LastingClient
-from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
+from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
 from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
@@ -42,7 +42,7 @@ LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
 """Pending core NATS messages of one subscription; an index has all answers of agents in one."""
 _NO_SUCH_STREAM = 10059
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
-_USER_INFO = re.compile(r"//[^/@]*@")
+_USER_INFO = re.compile(r"://(?:(?!://)\S)*@")
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class EventLog:
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
     ) -> None:
         self._url = url
-        self._shown_url = _USER_INFO.sub("//", url)
+        self._shown_url = _USER_INFO.sub("://", url)
         self._on_lost, self._on_found = on_lost, on_found
         self._timeout_s = confirm_s
         self._client = LastingClient()
@@ -103,6 +103,7 @@ class EventLog:
 
         Raises:
             BrokerUnavailable: there is no server at `url`, or it refuses the connection.
+            StoppedUnconnected: `awaited_until` was set first.
         """
         is_told = False
         while True:
@@ -110,8 +111,10 @@ class EventLog:
             try:
                 await log._connect(name, user, token)
             except BrokerUnavailable as error:
-                if awaited_until is None or awaited_until.is_set() or log._were_credentials_refused:
+                if awaited_until is None or log._were_credentials_refused:
                     raise
+                if awaited_until.is_set():
+                    raise StoppedUnconnected(str(error)) from error
                 if not is_told:
                     _log.warning("log_awaited", url=log._shown_url, reason=str(error))
                     is_told = True

@@ -14,6 +14,10 @@ class BrokerUnavailable(Exception):
     """The server is unreachable or refused; the operation may be repeated."""
 
 
+class StoppedUnconnected(BrokerUnavailable):
+    """The server was waited for, until the process was asked to stop."""
+
+
 class LastSequenceDiffers(BrokerUnavailable):
     """The newest message of a subject has another seq than the publication requires; nothing was stored."""
 

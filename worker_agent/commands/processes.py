@@ -12,7 +12,7 @@ import click
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.event_log import BrokerUnavailable, StoppedUnconnected
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.process import print_lines, run_process
@@ -133,6 +133,8 @@ def _run(
     except EngineArgsInvalid as error:
         print_lines(*f"worker-agent: {error}".split("\n"), err=True)
         sys.exit(INVALID)
+    except StoppedUnconnected:
+        return
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")
 

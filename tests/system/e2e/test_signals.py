@@ -119,6 +119,14 @@ def test_processes_say_what_they_drain_how_long_at_most_and_when_it_is_over(numb
                 assert ended["took_s"] <= began["at_most_s"]
 
 
+def test_an_agent_that_is_stopped_while_it_waits_for_its_log_ends_as_after_any_stop() -> None:
+    with started("worker_agent", "serve", "--nats-url", "nats://127.0.0.1:1") as agent:
+        agent.line_with("log_awaited")
+        agent.signal(signal.SIGTERM)
+        assert agent.ended() == 0
+    assert "Traceback" not in agent.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", [(), ("-m router",), ("nats-server --config",), ("worker-id w0", "worker-id w1")])

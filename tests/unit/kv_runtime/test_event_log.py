@@ -12,7 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage, reading
+from kv_runtime.event_log import (
+    BrokerUnavailable,
+    EventLog,
+    LastSequenceDiffers,
+    LogMessage,
+    StoppedUnconnected,
+    reading,
+)
 from kv_runtime.event_log import connection as connection_module
 from kv_runtime.nats_server import find_binary
 from tests.system.integration.broker import Broker, eventually
@@ -45,7 +52,7 @@ async def test_who_waits_for_a_server_stops_when_asked() -> None:
     connecting = asyncio.create_task(EventLog.connect("nats://127.0.0.1:1", name="test", awaited_until=stop))
     await asyncio.sleep(0)
     stop.set()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(StoppedUnconnected):
         await connecting
 
 
