@@ -83,6 +83,7 @@ class Simulator:
         self._contexts = HeldContexts(transfers.timeout_s)
         self._timing = timing
         self._layout = layout
+        self._preempts = scheduling.admits != "answer"
         self._memory = layout.memory(description)
         several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
@@ -133,7 +134,8 @@ class Simulator:
             RequestRefused: it can never be served, or its id is in use; the state is unchanged.
         """
         id_in_use = request.request_id in self._rank_of
-        check_request(request, self.description, self._layout, self.role, id_in_use=id_in_use)
+        layout, preempts = self._layout, self._preempts
+        check_request(request, self.description, layout, self.role, id_in_use=id_in_use, preempts=preempts)
         if self.role == "prefill":
             request = msgspec.structs.replace(request, max_tokens=1)
         dp_rank = request.dp_rank
@@ -283,20 +285,34 @@ class Simulator:
 
 
 def check_request(
-    request: EngineRequest, engine: EngineDescription, layout: CacheLayout, role: Role, *, id_in_use: bool
+    request: EngineRequest,
+    engine: EngineDescription,
+    layout: CacheLayout,
+    role: Role,
+    *,
+    id_in_use: bool,
+    preempts: bool,
 ) -> None:
-    """Check that the engine can serve the request once it has room.
+    """Check that the engine can serve the request once it has room; one that `preempts`, also after that.
 
     Raises:
         RequestRefused: it cannot, on any of its ranks, however empty.
     """
-    for field, found, allowed, is_allowed in _rules(request, engine, layout, role, id_in_use=id_in_use):
+    for field, found, allowed, is_allowed in _rules(
+        request, engine, layout, role, id_in_use=id_in_use, preempts=preempts
+    ):
         if not is_allowed:
             raise RequestRefused(field, found, allowed)
 
 
 def _rules(
-    request: EngineRequest, engine: EngineDescription, layout: CacheLayout, role: Role, *, id_in_use: bool
+    request: EngineRequest,
+    engine: EngineDescription,
+    layout: CacheLayout,
+    role: Role,
+    *,
+    id_in_use: bool,
+    preempts: bool,
 ) -> Iterator[Rule]:
     yield from role_rules(request, role)
     yield from limits(request, engine, id_in_use=id_in_use)
@@ -305,8 +321,9 @@ def _rules(
         yield from _handoff_rules(request)
     isl, pool, tokens_max = len(request.prompt), engine.total_kv_blocks, computed_tokens_max(request)
     total = f"{isl} prompt tokens + max_tokens {request.max_tokens}"
+    context_tokens, narrow = tokens_max if preempts else isl, layout.narrow_blocks or pool
     for window in layout.narrow_windows:
-        blocks, narrow = narrow_blocks_max(isl, tokens_max, window, engine.block_size), layout.narrow_blocks or pool
+        blocks = narrow_blocks_max(context_tokens, tokens_max, window, engine.block_size)
         allowed = f"at most the {narrow} blocks of window {window}'s pool"
         yield "max_tokens", f"{total} = {blocks} blocks", allowed, blocks <= narrow
 

@@ -106,6 +106,15 @@ class NarrowPool:
             self._slide(table, tokens)
             self._grow(table, tokens)
 
+    def reserve(self, table: NarrowTable, tokens: int) -> bool:
+        """Promise `table` what it may need for `tokens` tokens; return False if that is not left."""
+        more_blocks = max(0, self._blocks_max(0, tokens) - table.promised_blocks)
+        if self._promised + more_blocks > self._total_blocks:
+            return False
+        table.promised_blocks += more_blocks
+        self._promised += more_blocks
+        return True
+
     def store(self, table: NarrowTable, path: Sequence[Block], tokens: int) -> None:
         """Make the full blocks of `path` that `table` has reusable; keep the window before the token after `tokens`."""
         for at in range(table.first, min(len(path), table.end)):
@@ -230,6 +239,12 @@ class WindowedPool(BlockPool):
         super().extend(table, tokens)
         for pool, narrow in zip(self._narrow, self._narrow_tables[table], strict=True):
             pool.extend(narrow, tokens)
+
+    def reserve(self, table: BlockTable, tokens: int) -> bool:
+        """Reserve in all pools what `table` needs for its first `tokens` tokens; return False if a pool has too few."""
+        return super().reserve(table, tokens) and all(
+            pool.reserve(narrow, tokens) for pool, narrow in zip(self._narrow, self._narrow_tables[table], strict=True)
+        )
 
     def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
         """Make the prompt's blocks reusable in all pools, as far as their windows reach."""
