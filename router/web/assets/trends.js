@@ -39,10 +39,11 @@ export class Trends {
     return this.poll.found?.rows ?? [];
   }
 
-  /** The figures, each with its sparkline; at a past time the values of that time. */
+  /** The figures, each with its sparkline; at a past time the values of that time, or that they are not kept. */
   figures() {
     const { live } = this.app, { rows } = this, { found } = this.poll;
     const at = live.isPast ? rows.findLastIndex((row) => row.at_s <= live.at) : rows.length - 1;
+    if (live.isPast && found && at < 0) return h("p", { key: "trends", class: "muted" }, "Rates and latencies are kept for 15 minutes, and no longer of this moment.");
     return h("dl", { key: "trends", class: "figures trends" }, FIGURES.map(({ name, lines, text, hint, most }) => {
       const drawn = lines.map((value) => this.points((window) => value(window, found)));
       const values = drawn.map((points) => text(points[at]?.[1] ?? null));

@@ -193,6 +193,19 @@ async def test_the_last_15_minutes_are_drawn_and_an_address_leads_to_a_moment(wa
         assert shown.page.url.endswith("#/fleet")
 
 
+async def test_of_a_moment_before_the_15_minutes_that_are_kept_no_figures_are_drawn(watched: Watched) -> None:
+    async with screen(watched.browser, watched.url) as shown:
+        none = {"step_s": 5, "ttft_bounds_s": [], "rows": []}
+        await shown.page.route("**/v1/trends", lambda route: route.fulfill(json=none))
+        await shown.open()
+        await shown.is_live()
+        await shown.tab_to("input[type=range]")
+        await shown.press("ArrowLeft")
+        await expect(shown.page.locator(".status.past")).to_be_visible()
+        await expect(shown.page.get_by_text("Rates and latencies are kept for 15 minutes")).to_be_visible()
+        await expect(shown.page.locator(".trends")).to_have_count(0)
+
+
 @SIZES
 async def test_a_decision_has_its_sentence_its_outcome_beside_the_prediction_every_candidate_and_its_trace(
     watched: Watched, size: Size
