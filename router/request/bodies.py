@@ -10,7 +10,6 @@ more than 1 MiB have one of their own.
 import sys
 import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
@@ -20,7 +19,6 @@ from router.prompt.encoding_pool import EncodingPool
 
 if TYPE_CHECKING:
     import asyncio
-
 
 _CHECKS: Mapping[str, Callable[[Bytes], object]] = {"chat": decode_chat, "completions": decode_completion}
 
@@ -56,11 +54,11 @@ class BodyParser:
         """
         if len(data) <= SCANNED_BYTES:
             return self._decoded(path, Body(data), decode)
-        return self._pool.submit(partial(self._read_large, path, data, decode), len(data))
 
-    def _read_large(self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
-        body = read_body(data, self._limits, uuid.uuid4().hex)
-        return self._decoded(path, body, decode)
+        def read_large() -> ReadBody:
+            return self._decoded(path, read_body(data, self._limits, uuid.uuid4().hex), decode)
+
+        return self._pool.submit(read_large, len(data))
 
     def _decoded(self, path: str, body: Body, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
         inbound = decode(path, body.text)
