@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from kv_protocol.openai.endpoints import PATHS
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
 from router.config.picker import PickerSection
@@ -92,7 +93,7 @@ class EndpointPicker:
 
         Raises:
             PortUsed: it cannot be bound.
-            OSError: a file of the certificate cannot be read.
+            ConfigurationError: a file of the certificate cannot be read.
         """
         options = (
             ("grpc.max_receive_message_length", self.limits.body_bytes_max + _MESSAGE_BYTES_MORE),
@@ -122,6 +123,8 @@ class EndpointPicker:
                 self.port = self._server.add_secure_port(address, credentials)
             else:
                 self.port = self._server.add_insecure_port(address)
+        except OSError as error:
+            raise ConfigurationError([f"picker.tls_certificate, picker.tls_key: {error}; allowed PEM files"]) from error
         except RuntimeError as error:
             raise PortUsed(f"picker: {address} cannot be bound: {error}") from error
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.acceptor import PortUsed
 from router.config.picker import PickerSection
 from router.endpoint_picker.messages import Immediate
@@ -121,6 +122,13 @@ async def test_with_a_certificate_clients_speak_tls(tmp_path: Path) -> None:
         grpc.aio.secure_channel(address, credentials) as channel,
     ):
         assert await health(channel, "liveness") == SERVING
+
+
+async def test_a_certificate_that_is_not_there_is_named() -> None:
+    async with running_plane() as plane:
+        picker = picker_of(plane, tls_certificate="/nowhere/c.pem", tls_key="/nowhere/k.pem")
+        with pytest.raises(ConfigurationError, match=r"picker\.tls_key: .*'/nowhere/k\.pem'"):
+            await picker.start()
 
 
 async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
