@@ -3,7 +3,7 @@
     message  = count u16, then `count` batches
     batch    = version u8 | kind u8 (stored 0, removed 1, cleared 2) | tier u8 | flags u8
                epoch u64 | seq u64 | source_seq u64 | engine_time_ns i64
-               parent u64 (means something when flags bit 0 is set) | start u32 | n u32 | n x u64 sequence hashes
+               parent u64 (valid if bit 0 of flags is set) | start u32 | n u32 | n x u64 sequence hashes
 
 Source: `docs/WIRE.md`. A message is at most 512 KiB: larger stores are split into parent-linked
 parts before seqs are assigned (`split_event`), so that a lost part is a gap like any other.
@@ -118,7 +118,7 @@ class Frame(NamedTuple):
 
 
 def decode_message(data: Buffer) -> list[Batch]:
-    """Return the batches of a message; raise `MalformedMessage`, with offset and reason, for anything else."""
+    """Return the batches of a message; raise `MalformedMessage`, with offset and reason, if one is invalid."""
     return [decode_frame(frame) for frame in split_message(data)]
 
 

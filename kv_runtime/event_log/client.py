@@ -6,14 +6,14 @@ from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 
 class LastingClient(Client):
-    """Connects again also where the server ended the connection by an error.
+    """Connects again also after the server ended the connection by an error.
 
-    It does so when its credentials or limits were changed, or too many clients are connected. The library's client then
-    closes for ever, and its process would end with it. The first connection is as the library's.
+    A server does so when its credentials or limits were changed, or too many clients are connected. The library's
+    client would then stay closed, and the process end. Errors before the first connection are raised as by the library.
     """
 
     ended_by = ""
-    """The server's error that ended the last connection; empty: it was none."""
+    """The server's error that ended the last connection; empty: no error did."""
 
     async def _process_err(self, err_msg: str) -> None:
         if not self.is_connected or PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:

@@ -2,11 +2,11 @@
 
 `start` binds and listens; connections wait in the system's queue. `run` serves until it is stopped:
 
-    stop           the socket closes once what waits in its queue was accepted (`acceptor.py`)
+    stop           the socket closes once the connections in its queue are accepted (`acceptor.py`)
     drain_idle_s   requests that still come are served; every answer says `connection: close`, and ends its connection.
                    Then connections without a request are closed
-    drain_s        what is served goes on
-    afterwards     what is not complete is ended: a stream by an error event, what has not begun by 503, else by a cut
+    drain_s        requests under way go on
+    afterwards     they are ended: a stream by an error event, an answer that has not begun by 503, any other by a cut
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class HttpStatistics(NamedTuple):
     accepted: int
     requests: int
     bodies_bytes: int
-    """Request bodies in memory, as far as they have come."""
+    """Of request bodies in memory, also of those that have not come whole."""
     gone: int
-    """Clients that left before their answer was complete."""
+    """Requests whose client left before the answer was complete."""
     refused: dict[int, int]
     """Refused messages by status (malformed, too large or too slow); connections beyond the bound as 503."""
     capacity: Capacity
@@ -100,7 +100,7 @@ class HttpPlane:
         self._adoptions: TaskSet | None = None
         self._adopting = 0
         self._connections: set[ClientConnection] = set()
-        self._quiet = asyncio.Event()
+        self._all_closed = asyncio.Event()
         self._is_over = False
         self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
         self._handshakes_failed = 0
@@ -194,7 +194,7 @@ class HttpPlane:
     def closed(self, connection: ClientConnection) -> None:
         """Remove a client's connection."""
         self._connections.discard(connection)
-        self._note_quiet()
+        self._note_closed()
 
     def count_body_bytes(self, more: int) -> bool:
         """Account for `more` bytes of request bodies in memory; return whether they fit."""
@@ -202,7 +202,7 @@ class HttpPlane:
         return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
 
     def account(self, head: RequestHead) -> Account | None:
-        """Return whose request it is; None: it needs no key.
+        """Return the account of the request's key; None: it needs no key.
 
         Raises:
             Malformed: 401.
@@ -270,7 +270,7 @@ class HttpPlane:
             self._handshakes_failed += self.credentials.tls is not None
             accepted.close()
             self._adopting -= 1
-            self._note_quiet()
+            self._note_closed()
 
     # ------------------------------------------------------------ the end
 
@@ -279,34 +279,35 @@ class HttpPlane:
         try:
             async with asyncio.timeout(self.limits.drain_s):
                 await self._acceptor.stop(self.limits.drain_s)
-                await self._no_connection()
+                await self._until_all_closed()
         except TimeoutError:
             pass
 
-    async def _no_connection(self) -> None:
+    async def _until_all_closed(self) -> None:
         """Wait for the last connection to end."""
-        self._quiet.clear()
+        self._all_closed.clear()
         if self._connections or self._adopting:
-            await self._quiet.wait()
+            await self._all_closed.wait()
 
-    def _note_quiet(self) -> None:
+    def _note_closed(self) -> None:
         if not self._connections and not self._adopting:
-            self._quiet.set()
+            self._all_closed.set()
 
     async def _end(self) -> None:
         self.upstreams.dials = None
         for connection in tuple(self._connections):
             connection.expire()
         self.upstreams.abort()
-        await self._lingered()
+        await self._until_lingered()
         for connection in tuple(self._connections):
             connection.abort()
-        await self._lingered()
+        await self._until_lingered()
         self.timeout_sweeper.stop()
 
-    async def _lingered(self) -> None:
+    async def _until_lingered(self) -> None:
+        """Wait for the last connection to end, at most `linger_s`."""
         try:
             async with asyncio.timeout(self.limits.linger_s):
-                await self._no_connection()
+                await self._until_all_closed()
         except TimeoutError:
             pass

@@ -1,13 +1,13 @@
 """Sends HTTP requests to an engine, each bounded in time and size, and counts their outcomes.
 
-outcome       an answer that
+outcome       the answer
 -----------   ----------------------------------------------------------------------------
-ok            came completely, with status 200
+ok            is complete, with status 200
 unreachable   did not come: no connection, or a broken one
 slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
-unreadable    was complete, but invalid (the caller reports it with `unreadable`)
+unreadable    is complete, and invalid: the caller says so by `EngineClient.unreadable`
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _CONNECTIONS = 8
 _OK = 200
 _CHUNK_BYTES = 64 << 10
 
-What = Literal["health", "metrics", "models", "info", "events"]
+Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
 
 
@@ -41,7 +41,7 @@ class EngineClient:
         self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
-        self.requests_total: Counter[tuple[What, FetchOutcome]] = Counter()
+        self.requests_total: Counter[tuple[Question, FetchOutcome]] = Counter()
 
     @property
     def base_url(self) -> str:
@@ -65,16 +65,19 @@ class EngineClient:
 
     async def get(
         self,
-        what: What,
+        what: Question,
         path: str,
         *,
         bytes_max: int = ANSWER_BYTES_MAX,
         answer_s: float = 0.0,
         posted: bytes | None = None,
     ) -> bytes:
-        """Return the answer to GET `path`, or to POST of `posted`, or raise `EngineUnanswered`; count either.
+        """Return the answer to GET `path`, or to POST of `posted`; count the outcome.
 
-        `answer_s` 0: the default.
+        `what` is the name by which it is counted; `answer_s` 0: the client's own.
+
+        Raises:
+            EngineUnanswered: no usable answer came.
         """
         try:
             answer = await self._answer(path, bytes_max, answer_s or self._answer_s, posted)
@@ -84,8 +87,8 @@ class EngineClient:
         self.requests_total[what, "ok"] += 1
         return answer
 
-    def unreadable(self, what: What) -> None:
-        """Count an answer as unreadable that was counted as ok."""
+    def unreadable(self, what: Question) -> None:
+        """Count the last answer of this name, which was counted as ok, as unreadable."""
         self.requests_total[what, "ok"] -= 1
         self.requests_total[what, "unreadable"] += 1
 

@@ -15,7 +15,7 @@ import structlog
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.openai.endpoints import PATHS, stated_paths
-from worker_agent.attached.client import EngineClient, EngineUnanswered, What
+from worker_agent.attached.client import EngineClient, EngineUnanswered, Question
 from worker_agent.engines.server import TOKENS_MAX, EngineFacts, decoded, within
 from worker_agent.engines.servers import SERVERS
 
@@ -96,7 +96,7 @@ class EngineSurvey:
             return None
 
     async def _request(
-        self, what: What, path: str, read: Callable[[bytes], EngineFacts], *, answer_s: float = 0.0
+        self, what: Question, path: str, read: Callable[[bytes], EngineFacts], *, answer_s: float = 0.0
     ) -> EngineFacts:
         try:
             return read(await self._client.get(what, path, answer_s=answer_s))

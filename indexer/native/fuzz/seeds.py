@@ -20,13 +20,14 @@ from tests.reference.index.index import ReferenceIndex
 FUZZERS = ("apply_batch", "restore")
 _INPUTS = 60
 _RANKS = 4
-_WRONG_PARENT_OF = 6
-"""One store in so many names a wrong, unknown parent."""
+_STORES_PER_UNKNOWN_PARENT = 6
 _PROMPTS = 5
 _CHAIN_BLOCKS = 24
 _PIECE_BLOCKS_MAX = 8
-_MESSAGE, _STORE, _OPERATIONS = 0, 4, 16
+_MESSAGE, _STORE, _ADD_RANK, _OPERATIONS = 0, 4, 11, 16
+"""Operations of `fuzz_apply_batch.cpp`, and how many there are."""
 _LITTLE_MEMORY = 2 << 2
+"""In the byte of limits: memory for a few blocks."""
 _STORED_BLOCKS_MAX = 31
 _TTL_S = 5.0
 
@@ -43,7 +44,11 @@ def _event(draw: Random) -> Event:
         return Cleared(tier)
     if kind is Removed:
         return Removed(piece, tier)
-    parent = chain[start - 1] if draw.randrange(_WRONG_PARENT_OF) else splitmix64(10_000 + draw.randrange(_PROMPTS))
+    parent = (
+        chain[start - 1]
+        if draw.randrange(_STORES_PER_UNKNOWN_PARENT)
+        else splitmix64(10_000 + draw.randrange(_PROMPTS))
+    )
     return Stored(piece, parent if start else None, start, tier)
 
 
@@ -57,7 +62,7 @@ def _messages(draw: Random) -> Iterator[tuple[int, bytes]]:
 def _apply_batch_input(draw: Random) -> bytes:
     program = bytearray([draw.choice([0, 2, 3, draw.randrange(16)])])
     for rank in range(_RANKS):
-        program += bytes([11, rank, 1])
+        program += bytes([_ADD_RANK, rank, 1])
     for rank, message in _messages(draw):
         program += bytes([_MESSAGE, rank]) + len(message).to_bytes(2, "little") + message
         if draw.choice((True, False)):

@@ -7,13 +7,14 @@ shares_at_once  a prompt's blocks can be reused as soon as their computation is 
                 of the same batch. Otherwise: when the prompt's whole context is computed.
 prefills_first  an iteration computes prompts alone while there are any, up to the token budget; nothing decodes
                 meanwhile. Otherwise: it decodes first, and prompts have the rest of the budget.
-admits          answer    the blocks of the longest answer are reserved at admission, so nothing is evicted later
-                prompt    when the blocks of its prompt are available. Where a decoding request finds no block, the
-                          request admitted last is preempted: it frees its blocks, goes to the front of the queue, and
-                          later computes prompt and answer anew, except what is still cached
-                estimate  when there is room for its prompt, its longest answer, and what the running answers are
-                          estimated to need yet (`AnswerEstimate`). Where a decoding request finds no block, that with
-                          the shortest answer so far (of these the longest prompt) is retracted, to the end of the queue
+admits          a request begins when there are blocks for
+                answer    its prompt and its longest answer: they are reserved, so no request is preempted
+                prompt    its prompt. When a decoding request needs a block and none is left, the request admitted last
+                          is preempted: it frees its blocks, goes to the front of the queue, and later computes prompt
+                          and answer anew, except what is still cached
+                estimate  its prompt, its longest answer, and what running answers will probably still need
+                          (`AnswerEstimate`). When a decoding request needs a block and none is left, the request with
+                          the shortest answer so far (of several, the longest prompt) goes to the end of the queue
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from worker_agent.port.rules import computed_tokens_max
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of each."""
+    """The rules of one engine."""
 
     plans_ahead: bool = False
     shares_at_once: bool = False
@@ -35,14 +36,16 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerEstimate:
-    """The share of the rest of running answers for which admission leaves room.
+    """The share of the tokens that running answers may still have for which admission leaves blocks.
 
-    It falls with each iteration that decodes, is set after a retraction by what then runs, and begins anew when the
-    engine is idle.
+    It falls with each iteration that decodes, is computed anew after a retraction from the requests that still run, and
+    is `FIRST` again when the engine is idle.
     """
 
     FIRST, LEAST, FALL = 0.7, 0.7 * 0.14, 0.7 * 0.86 / 600
+    """At the beginning; never less; less for each iteration that decodes."""
     AFTER_RETRACTION_TOKENS = 20
+    """Tokens of each running answer for which a retraction leaves blocks."""
 
     def __init__(self) -> None:
         self._from, self._decoded = self.FIRST, 0
@@ -53,15 +56,15 @@ class AnswerEstimate:
         return max(self.LEAST, self._from - self._decoded * self.FALL)
 
     def begin(self) -> None:
-        """The engine is idle."""
+        """Begin anew: the engine is idle."""
         self._from, self._decoded = self.FIRST, 0
 
     def decoded(self, iterations: int) -> None:
-        """So many iterations decoded."""
+        """Count iterations that decoded."""
         self._decoded += iterations
 
     def retracted(self, left: Iterable[RunningRequest]) -> None:
-        """Requests were retracted; those `left` decode on."""
+        """Compute the share anew: requests were retracted, and those `left` decode on."""
         decoded, longest = 0, 1
         for each in left:
             decoded += each.answer_tokens + self.AFTER_RETRACTION_TOKENS

@@ -5,8 +5,8 @@
     promised                the most blocks that the running sequences may have at once; promised <= total
 
 The widest pool is `BlockPool`. The narrow pools use its hashes, chain and priorities for their copies of the blocks. A
-narrow pool gives a sequence the whole prompt's blocks when it is admitted, as the widest does; they enter the narrow
-tree with those of the widest; those that fall out of the window are then released: cached if they are in the tree, free
+narrow pool, too, gives a sequence blocks for its whole prompt when it is admitted. They enter the narrow tree when
+those of the widest pool enter theirs; then those before the window are released: cached if they are in the tree, free
 otherwise. A narrow pool alone cannot serve a prefix, so blocks may be cached without the ones before them, partial
 blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.3, E7 (11).
 """
@@ -40,7 +40,7 @@ class NarrowBlock:
 
 
 class NarrowTable:
-    """What one running sequence has of a narrow pool: its blocks from `first` on; None is one without a name."""
+    """One running sequence's blocks of a narrow pool, from number `first` on; None: one that is not in the tree."""
 
     __slots__ = ("blocks", "first", "priority", "promised_blocks")
 
@@ -89,19 +89,19 @@ class NarrowPool:
         return self._promised + self._blocks_max(prompt_tokens, tokens_max) <= self._total_blocks
 
     def admit(self, path: Sequence[Block], prompt_tokens: int, tokens_max: int, priority: int) -> NarrowTable:
-        """Return a table with the prompt's blocks: of `path` those in the window before the next token; new ones."""
+        """Return a table with the prompt's blocks: those of `path` in the window of the next token, and new ones."""
         promised_blocks = self._blocks_max(prompt_tokens, tokens_max)
         self._promised += promised_blocks
         first = self._first(len(path) * self._block_size + 1)
         reused = [self._tree[block.engine_hash] for block in path[first:]]
         for block in reused:
-            self._have(block, priority)
+            self._take(block, priority)
         table = NarrowTable(first, reused, priority, promised_blocks)
         self._grow(table, prompt_tokens)
         return table
 
     def extend(self, table: NarrowTable, tokens: int) -> None:
-        """Take a new block if the last of `tokens` tokens needs one; release what falls out of the window first."""
+        """Take a new block if the last of `tokens` tokens needs one; before, release the blocks before its window."""
         if table.end * self._block_size < tokens:
             self._slide(table, tokens)
             self._grow(table, tokens)
@@ -116,17 +116,17 @@ class NarrowPool:
         return True
 
     def store(self, table: NarrowTable, path: Sequence[Block], tokens: int) -> None:
-        """Make the full blocks of `path` that `table` has reusable; keep the window before the token after `tokens`."""
+        """Put the full blocks of `path` into the tree; of `table` only the window of the token after `tokens` stays."""
         for at in range(table.first, min(len(path), table.end)):
             if table.blocks[at - table.first] is None and len(path[at].key.tokens) == self._block_size:
-                table.blocks[at - table.first] = self._named(path[at], table.priority)
+                table.blocks[at - table.first] = self._in_tree(path[at], table.priority)
         self._slide(table, tokens + 1)
 
     def release(self, table: NarrowTable) -> None:
         """Release all blocks; `table` is invalid afterwards."""
         self._promised -= table.promised_blocks
         while table.blocks:
-            self._leave(table.blocks.pop())
+            self._give_back(table.blocks.pop())
 
     def held_hashes(self) -> frozenset[int]:
         """Return the engine hashes of the blocks of the tree."""
@@ -139,7 +139,7 @@ class NarrowPool:
     def _blocks_max(self, prompt_tokens: int, tokens_max: int) -> int:
         return narrow_blocks_max(prompt_tokens, tokens_max, self._window_size, self._block_size)
 
-    def _have(self, block: NarrowBlock, priority: int) -> None:
+    def _take(self, block: NarrowBlock, priority: int) -> None:
         if not block.sequences:
             self._cached.remove(block)
             self.used_blocks += 1
@@ -148,7 +148,7 @@ class NarrowPool:
             self._events.updated(block.engine_hash, "priority", block.priority, priority)
             block.priority = priority
 
-    def _leave(self, block: NarrowBlock | None) -> None:
+    def _give_back(self, block: NarrowBlock | None) -> None:
         if block is None:
             self.used_blocks -= 1
             self.free_blocks += 1
@@ -160,7 +160,7 @@ class NarrowPool:
 
     def _slide(self, table: NarrowTable, tokens: int) -> None:
         while table.blocks and table.first < self._first(tokens):
-            self._leave(table.blocks.popleft())
+            self._give_back(table.blocks.popleft())
             table.first += 1
 
     def _grow(self, table: NarrowTable, tokens: int) -> None:
@@ -174,12 +174,12 @@ class NarrowPool:
             self.used_blocks += 1
             table.blocks.append(None)
 
-    def _named(self, block: Block, priority: int) -> NarrowBlock:
-        """Return the tree's copy of a block, in place of one without a name."""
+    def _in_tree(self, block: Block, priority: int) -> NarrowBlock:
+        """Return the tree's copy of `block`, which takes the place of one that is not in the tree."""
         held = self._tree.get(block.engine_hash)
         if held:
-            self._leave(None)
-            self._have(held, priority)
+            self._give_back(None)
+            self._take(held, priority)
             return held
         named = self._tree[block.engine_hash] = NarrowBlock(block.engine_hash, priority)
         named.sequences = 1

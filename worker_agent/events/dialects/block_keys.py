@@ -2,15 +2,15 @@
 
     block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               the number n of an item
     mm_keys          {"hash": name}                                 the name of an item
-    both this and    [name, offset]                                 the name of an item, of any spelling
+    either           [name, offset]                                 the name of an item, of any spelling
     extra_keys       64 hex digits                                  the name of an item
                      "dynamo-cache-salt:" + salt, first block       the salt, unless `cache_salt` says one
-                     the event's `lora_name`                        nothing new
+                     the event's `lora_name`                        ignored: it is known
                      anything else                                  unexplained: counted and ignored
 
-All are lists aligned with the blocks, nil for text; missing entries mean text, extra ones are ignored. They are
-spellings of the same names: the first that names an item counts. An untagged string is not read as a salt, although
-some engines send their salt so: it cannot be distinguished from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
+Each field is a list with an entry a block: nil for text. Missing entries mean text, surplus ones are ignored. Where
+several fields name items, those of the first count. A string without the tag is not read as a salt, although some
+engines send theirs so: it cannot be told from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
 from collections.abc import Sequence
