@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,15 +24,18 @@ URL = "http://127.0.0.1:1"
 
 def until_stopped(say: Connection) -> None:
     """Serve, and end at SIGTERM or with the supervisor."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    until_alone(say)
+    asked, ask = socket.socketpair()
+    ask.setblocking(False)
+    signal.set_wakeup_fd(ask.fileno())  # a handler in Python would not end a wait that begins as the signal comes
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    until_alone(say, asked)
 
 
-def until_alone(say: Connection) -> None:
+def until_alone(say: Connection, *others: socket.socket) -> None:
     supervisor = parent_process()
     assert supervisor is not None
     say.send(URL)
-    wait([supervisor.sentinel])
+    wait([supervisor.sentinel, *others])
 
 
 def deaf(say: Connection) -> None:
