@@ -36,9 +36,9 @@ class Illustrated:
         self._vocab_size = load_text(self.path).vocab_size
 
     @asynccontextmanager
-    async def worker(self, role: Role, model: str = MODEL, encode_url: str = "") -> AsyncIterator[Worker]:
+    async def worker(self, role: Role, model: str = MODEL, *assignments: str) -> AsyncIterator[Worker]:
         ground, executors = self._ground, Executors(self._ground)
-        settings = served_settings(ground, ground.name("sees"), role, self._assignments(model, encode_url))
+        settings = served_settings(ground, ground.name("sees"), role, [*self._assignments(model), *assignments])
         sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
         around = Circumstances(publishes_kv_events=role != "encode", is_multimodal=role != "encode")
         with small_model(ground):
@@ -47,10 +47,9 @@ class Illustrated:
             async with served(ground, settings, sources, around, model, executors.kill) as worker:
                 yield worker
 
-    def _assignments(self, model: str, encode_url: str) -> list[str]:
+    def _assignments(self, model: str) -> list[str]:
         own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
-        own += [f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
-        return own + ([f"encode.url={encode_url}"] if encode_url else [])
+        return [*own, f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
 
 
 def asked(*pictures: bytes) -> dict[str, Any]:
@@ -68,7 +67,7 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
     async with (
         sees.worker("aggregated", "alone") as alone,
         sees.worker("encode") as encode,
-        sees.worker("prefill", encode_url=encode.registration.base_url) as prefill,
+        sees.worker("prefill", MODEL, "encode.form=handles") as prefill,
         sees.worker("decode") as decode,
         routing(ground, sees.path) as router,
     ):

@@ -51,7 +51,7 @@ from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
 from tests.unit.router.test_routing import Bench
-from worker_agent.api.served_media import encode_families, media_families
+from worker_agent.api.served_media import asking_families, encode_families, media_families
 from worker_agent.attached.metrics import AttachMetrics
 from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
 from worker_agent.events.metrics import ConsolidatorMetrics
@@ -181,6 +181,7 @@ def _serve() -> Iterator[MadeFamily]:
     yield from _of_function(transfer_families, 2)
     yield from _of_object(ServedMetrics("", NOTHING, NOTHING, NOTHING))
     yield from _of_function(media_families, 2)
+    yield from _families_of(asking_families, asking_families("", {}))
     yield from _of_function(encode_families, 4)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _spans()

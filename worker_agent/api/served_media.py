@@ -1,17 +1,19 @@
 """Media of one served worker: its prompts' media, the registration's image rule, the encode endpoint.
 
-role                       `encode.url`              embeddings are
-aggregated, prefill        encodes its images        fetched, if `encode.form` is `embeddings`
-decode                     refused                   not used
-encode                     refused                   offered; a model that takes no images is refused
+role                   `encode.form`                  embeddings are
+aggregated, prefill    who encodes its images         fetched, if it is `embeddings`
+decode                 none                           not used
+encode                 none                           offered; a model that takes no images is refused
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Protocol
 
 from kv_protocol.fleet import Role
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family, counter, gauge
 from kv_runtime.text.chat_messages import TextError
@@ -22,6 +24,7 @@ from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
@@ -43,11 +46,15 @@ class MediaSettings(Protocol):
 
     @property
     def encode(self) -> EncodeSection:
-        """The encode worker that encodes images."""
+        """The encode workers that encode images."""
 
     @property
     def transfer(self) -> TransferSection:
         """The transfer of embeddings."""
+
+    @property
+    def advertised_host(self) -> str:
+        """The host in this worker's registered address."""
 
 
 class ServedMedia:
@@ -64,9 +71,9 @@ class ServedMedia:
         self._facts = load_image_facts(model_path, text, settings.images)
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
-        self._fetches = bool(settings.encode.url) and settings.encode.form == "embeddings"
+        self._fetches = settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.transfer, clock)
-        self._client = self._configured_client(model) if settings.encode.url else None
+        self._client = self._configured_client(model, clock)
         self.rule = load_image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
         self.prompts = EnginePrompts(text, ChatMedia(text, self.loader, self._facts, self._client))
@@ -99,18 +106,23 @@ class ServedMedia:
         if self._moves_embeddings:
             await self._transfer.start()
 
-    def parts(self, stage: int) -> tuple[Part, ...]:
-        """Return the parts to run, after `start`."""
-        return self._transfer.parts(stage) if self._moves_embeddings else ()
+    def parts(self, stage: int, log: EventLog, gate: FleetGate) -> tuple[Part, ...]:
+        """Return the parts to run, after `start`; encode workers are learnt from `log`."""
+        parts = self._transfer.parts(stage) if self._moves_embeddings else ()
+        if self._client is None:
+            return parts
+        return *parts, self._client.workers.part(stage, log, gate)
 
     async def close(self) -> None:
-        """Close the client of the encode worker."""
+        """Close the client of the encode workers."""
         if self._client is not None:
             await self._client.close()
 
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
         yield from media_families(worker, self.loader)
+        if self._client is not None:
+            yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
             yield from encode_families(worker, self._api, self._cache, self._transfer.statistics())
 
@@ -118,10 +130,13 @@ class ServedMedia:
     def _moves_embeddings(self) -> bool:
         return self._role == "encode" or self._fetches
 
-    def _configured_client(self, model: str) -> EncodeClient:
+    def _configured_client(self, model: str, clock: Clock) -> EncodeClient | None:
         section = self._settings.encode
+        if section.form == "none":
+            return None
+        host = self._settings.advertised_host if section.form == "handles" else ""
         return EncodeClient(
-            section.url,
+            EncodeWorkers(model, host, clock),
             self._transfer,
             self._settings.media.rules.embeddings,
             model=model,
@@ -139,8 +154,8 @@ def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingT
 
 
 def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
-    if encode.url and role not in ("aggregated", "prefill"):
-        raise TextError("encode.url", encode.url, f"none on a worker of role {role}: it computes no prompt")
+    if encode.form != "none" and role not in ("aggregated", "prefill"):
+        raise TextError("encode.form", encode.form, f"none on a worker of role {role}: it computes no prompt")
     if role == "encode" and facts is None:
         allowed = "a model that takes images, or images.placeholder and images.token_id"
         raise TextError("role", role, allowed)
@@ -154,6 +169,12 @@ def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
     yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), float(loader.loaded_bytes_total))])
     refused = [((worker, reason), float(count)) for reason, count in dict(loader.refused_total).items()]
     yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
+
+
+def asking_families(worker: str, attempts_total: Mapping[str, int]) -> Iterator[Family]:
+    """Yield how often encode workers were asked."""
+    attempts = [((worker, outcome), float(count)) for outcome, count in attempts_total.items()]
+    yield counter("encode_attempts", "Requests to encode workers, by outcome", ("worker", "outcome"), attempts)
 
 
 def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:

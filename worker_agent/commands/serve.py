@@ -177,7 +177,7 @@ async def _parts(
         Part("worker-id", membership.watch, 0),
         *([] if watch is None else [Part("canary", watch.run, 0)]),
         Part("http", http.run, 1, lambda: {"requests": api.running}),
-        *worker.media.parts(2),
+        *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
         *events.path.parts(first_stage=2),

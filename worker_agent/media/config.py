@@ -2,7 +2,6 @@
 
 from ipaddress import ip_address
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -88,22 +87,14 @@ class ImageModelSection(Section):
 
 
 class EncodeSection(Section):
-    """The encode worker that encodes a prefill or aggregated worker's images; without a URL the worker does it."""
+    """Encode workers for a prefill or aggregated worker's images: those of its model that are in the fleet."""
 
-    url: str = Field("", description="http://host:port of the encode worker; empty: none")
-    token: SecretStr = Field(SecretStr(""), description="bearer token of the encode worker's HTTP")
-    form: Literal["handles", "embeddings"] = Field(
-        "handles", description="handles: the engine takes them from the same machine; embeddings: over `transfer`"
+    form: Literal["none", "handles", "embeddings"] = Field(
+        "none",
+        description="what they send; none: this worker encodes its images. handles: from workers at this worker's "
+        "address, whose memory its engine opens; embeddings: from all, over `transfer`",
     )
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        is_base = parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment)
-        if url and not (is_base and "@" not in parts.netloc and parts.path in ("", "/")):
-            raise ValueError("found something else, allowed http(s)://host:port")
-        return url.rstrip("/")
+    token: SecretStr = Field(SecretStr(""), description="bearer token of the encode workers' HTTP")
 
 
 class TransferSection(Section):

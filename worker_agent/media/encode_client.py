@@ -4,10 +4,10 @@
     200, handles                  a handoff, whose hashes are the media's digests
     200, embeddings               media, fetched and checked like embeddings that a client brings
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
-    503, none, or too late        `EncoderUnavailable`, with its `Retry-After`
-    any other                     `EncoderUnavailable`: the error is not the client's
+    503, none, or too late        another worker is asked; after `ATTEMPTS_MAX`, or all, `EncoderUnavailable`
+    any other                     likewise: the error is not the client's
 
-The answer is bounded while it is read. A request is never repeated: handles and embeddings are valid for one worker.
+The answer is bounded while it is read. What a worker offered whose answer was not used expires.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from worker_agent.media.encode_wire import (
     Form,
     read_answer,
 )
+from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
 from worker_agent.media.safetensors import EmbeddingLimits
@@ -39,6 +40,8 @@ _CHUNK_BYTES = 64 << 10
 _OK, _REFUSED = 200, 400
 ANSWER_S = 30.0
 """How long an answer may take: an encode worker gives up loading its media earlier, and queues few requests."""
+ATTEMPTS_MAX = 3
+"""How many encode workers are asked for one prompt."""
 _RETRY_S_MAX = 60
 
 
@@ -53,11 +56,11 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class EncodeClient:
-    """A client of one encode worker; `close` it at the end. `limits` bound the embeddings that it sends."""
+    """A client of encode workers; `close` it at the end. `limits` bound the embeddings that they send."""
 
     def __init__(
         self,
-        url: str,
+        workers: EncodeWorkers,
         transfer: EmbeddingTransfer,
         limits: EmbeddingLimits,
         *,
@@ -66,7 +69,7 @@ class EncodeClient:
         token: str,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self._url, self._transfer, self._limits = url + PATH, transfer, limits
+        self.workers, self._transfer, self._limits = workers, transfer, limits
         self._model, self._form, self._answer_s = model, form, answer_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
@@ -79,58 +82,51 @@ class EncodeClient:
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
         """Return the encoded media; see `MediaEncoder`."""
-        answer = await self._ask(await asyncio.to_thread(self._question, prompt, parts))
+        question = await asyncio.to_thread(self._question, prompt, parts)
+        tried = set[str]()
+        failure = EncoderUnavailable(f"no encode worker of {self._model} takes requests{self.workers.where}")
+        while len(tried) < ATTEMPTS_MAX and (worker := self.workers.to_ask(tried)) is not None:
+            tried.add(worker.url)
+            try:
+                with self.workers.asking(worker):
+                    return await self._encoded_at(worker.url + PATH, question, parts)
+            except EncoderUnavailable as error:
+                failure = error
+        raise failure
+
+    async def _encoded_at(self, url: str, question: bytes, parts: Sequence[MediaPart]) -> EncodedMedia:
+        answer = await self._ask(url, question)
         if len(answer.digests) != len(parts):
-            raise self._unavailable(f"{len(answer.digests)} digests for {len(parts)} items")
+            raise EncoderUnavailable(f"{len(answer.digests)} digests for {len(parts)} items")
         if self._form == "handles":
-            return self._handles(answer)
+            return _handles(answer)
         return await self._embeddings(answer, parts)
 
     def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
         media = tuple(EncodeMedia(field=part.field, url=part.full_url) for part in parts)
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
-    async def _ask(self, body: bytes) -> EncodeAnswer:
+    async def _ask(self, url: str, body: bytes) -> EncodeAnswer:
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False, auto_decompress=False)
         try:
             async with (
                 asyncio.timeout(self._answer_s),
-                self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as response,
+                self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
                 data = await _bounded(response)
                 if response.status != _OK:
-                    raise self._refusal(response, data)
+                    raise _refusal(response, data)
                 return read_answer(data)
         except TimeoutError as error:
-            raise self._unavailable(f"no answer within {self._answer_s} s") from error
+            raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
         except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:
-            raise self._unavailable(f"{type(error).__name__}: {error}") from error
-
-    def _refusal(self, response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
-        try:
-            reported = msgspec.json.decode(data, type=_ErrorBody).error
-        except msgspec.DecodeError:
-            reported = _Error()
-        if response.status == _REFUSED and reported.code in MEDIA_REASONS:
-            return _refused(reported.code, reported)
-        return self._unavailable(
-            f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After"))
-        )
-
-    def _handles(self, answer: EncodeAnswer) -> EncodedMedia:
-        try:
-            handoff = handoff_of_json(answer.disaggregated_params)
-        except HandoffInvalid as error:
-            raise self._unavailable(str(error)) from error
-        if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
-            raise self._unavailable("not a handle for each item")
-        return EncodedMedia(handoff=handoff)
+            raise EncoderUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _embeddings(self, answer: EncodeAnswer, parts: Sequence[MediaPart]) -> EncodedMedia:
         descriptors = answer.embeddings or ()
         if len(descriptors) != len(parts):
-            raise self._unavailable(f"{len(descriptors)} embeddings for {len(parts)} items")
+            raise EncoderUnavailable(f"{len(descriptors)} embeddings for {len(parts)} items")
         return EncodedMedia(media=tuple([await self._fetched(*each) for each in zip(parts, descriptors, strict=True)]))
 
     async def _fetched(self, part: MediaPart, descriptor: EmbeddingDescriptor) -> Media:
@@ -138,10 +134,27 @@ class EncodeClient:
             data = await self._transfer.fetch(descriptor)
             return await asyncio.to_thread(embeddings_media, part.field, data, self._limits)
         except MediaRefused as error:  # the embeddings are refused, not the client's media
-            raise self._unavailable(str(error)) from error
+            raise EncoderUnavailable(str(error)) from error
 
-    def _unavailable(self, why: str, retry_s: float | None = None) -> EncoderUnavailable:
-        return EncoderUnavailable(f"the encode worker at {self._url}: {why}", retry_s)
+
+def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
+    try:
+        reported = msgspec.json.decode(data, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        reported = _Error()
+    if response.status == _REFUSED and reported.code in MEDIA_REASONS:
+        return _refused(reported.code, reported)
+    return EncoderUnavailable(f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After")))
+
+
+def _handles(answer: EncodeAnswer) -> EncodedMedia:
+    try:
+        handoff = handoff_of_json(answer.disaggregated_params)
+    except HandoffInvalid as error:
+        raise EncoderUnavailable(str(error)) from error
+    if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
+        raise EncoderUnavailable("not a handle for each item")
+    return EncodedMedia(handoff=handoff)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -5,7 +5,7 @@
     release    memory is freed after its deregistration, never before
 
 A process with a descriptor can read its embeddings, and fetching connects to the agent in the descriptor: the network
-between workers must be closed, and descriptors come only from the configured encode worker. There is no other secret.
+between workers must be closed, and descriptors come only from encode workers of the fleet. There is no other secret.
 
 Only one thread calls NIXL's agent; the agent cannot wait, so its state is polled every `_POLL_S`. A read that is given
 up, and cannot be cancelled, keeps its memory until the process ends, because it may still be written to. Fetching stops

@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ MODELS = [
     Release(("gpt-oss-120b",)),
     Release(("gpt-oss-120b", "gpt-oss-120b-disagg")),
     Release(("deepseek-r1",)),
+    Release(("llava-epd",)),
 ]
 VARIANTS = [
     Release(("vllm",), "attach=router"),
@@ -188,7 +190,8 @@ def test_every_variable_and_file_is_of_settings(
             if "--config" in args:
                 file = tmp_path / Path(args[1]).name
                 file.write_text(named(release, "ConfigMap")[f"kv-{container['name']}"]["data"][file.name])
-            settings = load_settings(kind, file=file)
+            assignments = [word for flag, word in pairwise(args) if flag == "--set"]
+            settings = load_settings(kind, file=file, assignments=assignments)
         assert bool(settings.nats.user) == ("nats.roles" in release.values)
         assert settings.nats.credentials.get_secret_value()
         if kind is RouterSettings:

@@ -93,7 +93,8 @@ async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(t
             "router",
             command(server, "router", "router", "--port", "0", "--set", "control.port=0", "--set", "journal.router=r0"),
         )
-        agent = ChildProcess("agent", command(server, "agent", "worker_agent", "serve", "--worker-id", "w0"))
+        serving = ("serve", "--worker-id", "w0", "--set", "encode.form=embeddings")
+        agent = ChildProcess("agent", command(server, "agent", "worker_agent", *serving))
         consolidating = ("consolidate", "--config", str(tmp_path / "consolidator.yaml"), "--port", "0")
         consolidator = ChildProcess("consolidator", command(server, "consolidator", "worker_agent", *consolidating))
         snapshots = ("--set", "nats.snapshot_period_s=1")

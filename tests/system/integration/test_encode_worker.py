@@ -18,7 +18,9 @@ from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, chat, model, picture, words, worker
 from tests.system.integration.test_trtllm_engine import running
+from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
+from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
@@ -27,6 +29,7 @@ from worker_agent.media.config import MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_wire import PATH, Form
+from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
@@ -69,9 +72,16 @@ class EncodeWorker:
         )
 
 
-def client_of(url: str, form: Form = "handles", **fields: Any) -> EncodeClient:
+@asynccontextmanager
+async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncIterator[EncodeClient]:
     told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
-    return EncodeClient(url, HttpEmbeddingTransfer(TransferSection(), ManualClock()), EmbeddingLimits(), **told)
+    workers, transfer = EncodeWorkers(MODEL, "", ManualClock()), HttpEmbeddingTransfer(TransferSection(), ManualClock())
+    async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
+        client = EncodeClient(workers, transfer, EmbeddingLimits(), **told)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 @asynccontextmanager
@@ -92,11 +102,8 @@ async def encoding(model: Model, transfers: TransferSection | None = None, **rul
 
 @asynccontextmanager
 async def asking(made: EncodeWorker, form: Form = "handles", **fields: Any) -> AsyncIterator[EnginePrompts]:
-    client = client_of(fields.pop("url", made.url), form, **fields)
-    try:
+    async with client_of(*fields.pop("urls", (made.url,)), form=form, **fields) as client:
         yield made.prompts(client)
-    finally:
-        await client.close()
 
 
 # ---------------------------------------------------------------------------------------------- encoded
@@ -168,7 +175,8 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
     [
         ({"token": "wrong"}, "401"),
         ({"model": "other"}, '404: model: found "other", allowed m'),
-        ({"url": "http://127.0.0.1:1"}, "ClientConnectorError"),
+        ({"urls": ("http://127.0.0.1:1",)}, "ClientConnectorError"),
+        ({"urls": ()}, "no encode worker of m takes requests"),
     ],
 )
 async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields: Any, said: str) -> None:
@@ -207,19 +215,26 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
     ],
 )
 async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any) -> None:
-    async with speaking(speak) as speaker:
-        fetching = HttpEmbeddingTransfer(TransferSection(), ManualClock())
-        client = EncodeClient(
-            f"http://127.0.0.1:{speaker.port}",
-            fetching,
-            EmbeddingLimits(),
-            model="m",
-            form="handles",
-            token="",
-            answer_s=9.0,
-        )
-        try:
-            with pytest.raises(EncoderUnavailable):
-                await client.encode("<image>", PARTS)
-        finally:
-            await client.close()
+    async with speaking(speak) as speaker, client_of(f"http://127.0.0.1:{speaker.port}", answer_s=9.0) as client:
+        with pytest.raises(EncoderUnavailable):
+            await client.encode("<image>", PARTS)
+
+
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
+async def test_where_one_encode_worker_fails_another_is_asked(model: Model, form: Form) -> None:
+    async with (
+        encoding(model) as made,
+        speaking(says(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")) as failing,
+        client_of("http://127.0.0.1:1", f"http://127.0.0.1:{failing.port}", made.url, form=form) as client,
+    ):
+        for _ in range(2):
+            (prompt,) = await made.prompts(client).prompts(chat(picture()))
+            assert (prompt.handoff is not None) == (form == "handles")
+        assert client.workers.attempts_total == {"failed": 2, "ok": 2}
+
+
+async def test_media_that_are_refused_are_not_sent_to_another_encode_worker(model: Model) -> None:
+    async with encoding(model) as made, client_of(made.url, "http://127.0.0.1:1") as client:
+        with pytest.raises(MediaRefused):
+            await made.prompts(client).prompts(chat(image_part(data_url(b"no"))))
+        assert client.workers.attempts_total == {"refused": 1}

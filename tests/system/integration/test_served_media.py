@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from kv_protocol.fleet import Role
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.access import require_token
@@ -29,6 +30,8 @@ from tests.system.integration.test_media_engine import (
     worker,
 )
 from tests.system.integration.test_trtllm_engine import running
+from tests.unit.router.samples import MODEL
+from tests.unit.worker_agent.test_encode_workers import encoder, fleet_log
 from worker_agent.api.served_media import ServedMedia
 from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 
@@ -43,10 +46,11 @@ class Settings:
     images: ImageModelSection = field(default_factory=ImageModelSection)
     encode: EncodeSection = field(default_factory=EncodeSection)
     transfer: TransferSection = field(default_factory=TransferSection)
+    advertised_host: str = "127.0.0.1"
 
 
 def served(model: Model, role: Role, **sections: Any) -> ServedMedia:
-    return ServedMedia(Settings(**sections), model.text, SystemClock(), model="m", model_path=model.path, role=role)
+    return ServedMedia(Settings(**sections), model.text, SystemClock(), model=MODEL, model_path=model.path, role=role)
 
 
 async def wait(stop: asyncio.Event) -> None:
@@ -54,12 +58,15 @@ async def wait(stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def started(media: ServedMedia, *parts: Part) -> AsyncIterator[ServedMedia]:
+async def started(media: ServedMedia, *parts: Part, encoders: tuple[str, ...] = ()) -> AsyncIterator[ServedMedia]:
     await media.start()
-    stop = asyncio.Event()
+    stop, log = asyncio.Event(), fleet_log(*(encoder(f"w{at}", base_url=url) for at, url in enumerate(encoders)))
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts((*parts, Part("test", wait), *media.parts(0)), stop=stop, drain_s=5))
+        of_media = media.parts(0, log, FleetGate())
+        group.create_task(run_parts((*parts, Part("test", wait), *of_media), stop=stop, drain_s=5))
         try:
+            if encoders:
+                await log.followed.wait()
             yield media
         finally:
             stop.set()
@@ -71,7 +78,7 @@ async def encode_worker(model: Model) -> AsyncIterator[str]:
     async with running(worker(model, "encode")) as engine:
         media = served(model, "encode")
         app = web.Application(middlewares=[openai_errors, require_token(TOKEN)])
-        app.add_routes(media.encode_api(engine, served_names=("m",), inflight_requests_max=4).routes())
+        app.add_routes(media.encode_api(engine, served_names=(MODEL,), inflight_requests_max=4).routes())
         server = HttpServer(app, "127.0.0.1", 0)
         await server.start()
         async with started(media, Part("http", server.run)):
@@ -81,12 +88,14 @@ async def encode_worker(model: Model) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
-async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, form: str) -> None:
+async def test_a_worker_asks_an_encode_worker_of_the_fleet(model: Model, form: str) -> None:
     request = chat(words("see"), picture())
     async with encode_worker(model) as url, running(worker(model)) as engine:
-        section = EncodeSection.model_validate({"url": url, "form": form, "token": TOKEN})
-        async with started(served(model, "aggregated", encode=section)) as media:
+        section = EncodeSection.model_validate({"form": form, "token": TOKEN})
+        async with started(served(model, "aggregated", encode=section), encoders=(url,)) as media:
             prompt = (await media.prompts.prompts(request))[0]
+            (asked_total,) = [each for each in media.families("w") if each.name == "kvrouter_encode_attempts"]
+        assert [(sample.labels["outcome"], sample.value) for sample in asked_total.samples] == [("ok", 1)]
         assert (prompt.handoff is None) == (form == "embeddings")
         told = await outputs(engine, asked(prompt))
         assert tokens_of(told) == tokens_of(
@@ -96,7 +105,7 @@ async def test_a_worker_asks_the_encode_worker_of_its_settings(model: Model, for
 
 async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
     media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
-    assert media.parts(0) == ()
+    assert media.parts(0, fleet_log(), FleetGate()) == ()
     assert media.rule == ImageRule(placeholder="<image>", image_token_id=model.token, tokens=FixedTokens(8))
     assert len(((await media.prompts.prompts(chat(picture())))[0]).media) == 1
     assert [family.name for family in media.families("w")] == [

@@ -63,15 +63,16 @@ class Log:
     def __init__(self, *told: WorkerRegistered) -> None:
         self._told = told
         self._readers: dict[str, OnMessage] = {}
-        self.is_connected = True
+        self.is_connected, self.followed = True, asyncio.Event()
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        self._readers[subject.removesuffix(">")] = on_message
+        self._readers[subject.partition("*")[0].removesuffix(">")] = on_message
 
     async def follow(self, stream: str, subject: str, on_message: OnMessage) -> Any:
         del stream
         await self.listen(subject, on_message)
         await self.join(*self._told)
+        self.followed.set()
         return SimpleNamespace(unread=0)
 
     async def say(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:

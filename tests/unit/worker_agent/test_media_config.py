@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from worker_agent.media.config import EncodeSection, MediaSection, TransferSection
+from worker_agent.media.config import MediaSection, TransferSection
 from worker_agent.media.parts import MediaRules
 from worker_agent.media.urls import FetchRules
 
@@ -51,18 +51,3 @@ def test_a_section_that_may_not_be_is_refused(field: str, value: object) -> None
 def test_a_transfer_that_may_not_be_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError):
         TransferSection.model_validate({field: value})
-
-
-@pytest.mark.parametrize(
-    ("url", "kept"), [("", ""), ("http://10.0.0.1:8300", "http://10.0.0.1:8300"), ("https://e/", "https://e")]
-)
-def test_an_encode_worker_is_named_by_its_base(url: str, kept: str) -> None:
-    assert EncodeSection(url=url).url == kept
-
-
-@pytest.mark.parametrize(
-    "url", ["e:8300", "ftp://e", "http://", "http://e/v1", "http://e?a=b", "http://u:p@e", "/media/e"]
-)
-def test_any_other_address_of_it_is_refused(url: str) -> None:
-    with pytest.raises(ValidationError, match=r"allowed http\(s\)://host:port"):
-        EncodeSection(url=url)
