@@ -3,12 +3,14 @@
     key                                            read as
     what routing reads                             a value; one that is not of its type is the worker's to refuse
     nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
+    extra_args                                     `Targets`, as clients of NVIDIA Dynamo's global router state them
     messages, prompt, tools, and other inputs of
     the chat template                              bytes, which are decoded only if the prompt must be encoded
     what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
     any other key                                  not read: the worker gets the client's bytes
 
-One pass over the body; a mode that reads no overlap decodes nothing of the messages.
+One pass over the body; a mode that reads no overlap decodes nothing of the messages. Source of `extra_args`:
+ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
 from operator import attrgetter
@@ -18,7 +20,7 @@ import msgspec
 
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
-from kv_protocol.openai.options import NO_NVEXT, NvExt, template_options
+from kv_protocol.openai.options import NO_NVEXT, NO_TARGETS, NvExt, Targets, template_options
 from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
 from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 
@@ -37,6 +39,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     nvext: NvExt | None = None
+    extra_args: Targets | None = None
     kv_prompt_ids: None = None
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
@@ -90,6 +93,11 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     def extension(self) -> NvExt:
         """`nvext`; an empty one if there is none."""
         return self.nvext or NO_NVEXT
+
+    @property
+    def targets(self) -> Targets:
+        """The latency targets of `nvext.router`; without it, of `extra_args`."""
+        return self.extension.router or self.extra_args or NO_TARGETS
 
     @property
     def limit_tokens(self) -> int | None:

@@ -56,7 +56,18 @@ class Targets(msgspec.Struct, frozen=True):
     ttft_target: Milliseconds | None = None
     itl_target: Milliseconds | None = None
 
+    @property
+    def ttft_target_s(self) -> float | None:
+        """The target of the first token, in seconds."""
+        return None if self.ttft_target is None else self.ttft_target / _MS_PER_S
 
+    @property
+    def itl_target_s(self) -> float | None:
+        """The target of each later token, in seconds."""
+        return None if self.itl_target is None else self.itl_target / _MS_PER_S
+
+
+NO_TARGETS = Targets()
 _NO_HINTS = AgentHints()
 
 
@@ -89,18 +100,6 @@ class NvExt(msgspec.Struct, frozen=True):
     def hints(self) -> AgentHints:
         """The hints; empty ones if there are none."""
         return self.agent_hints or _NO_HINTS
-
-    @property
-    def ttft_target_s(self) -> float | None:
-        """The target of the first token, in seconds."""
-        target_ms = self.router.ttft_target if self.router else None
-        return None if target_ms is None else target_ms / _MS_PER_S
-
-    @property
-    def itl_target_s(self) -> float | None:
-        """The target of each later token, in seconds."""
-        target_ms = self.router.itl_target if self.router else None
-        return None if target_ms is None else target_ms / _MS_PER_S
 
     @property
     def ineffective(self) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 | read | from |
 |---|---|
-| TTFT and ITL targets, ms | `nvext.router.ttft_target`, `nvext.router.itl_target` |
+| TTFT and ITL targets, ms | `ttft_target` and `itl_target` of `nvext.router`, else of `extra_args` |
 | priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; none: no override applies |
 | ISL, where a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
 | | `messages` as they stand in the body, by `pools.characters_per_token` |

@@ -72,15 +72,15 @@ def route_request(
         tenant=tenant,
         endpoint=inbound.endpoint,
     )
-    if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
+    has_wishes = inbound.nvext or inbound.extra_args or inbound.priority is not None
+    if not has_wishes and _CONSTRAINTS.isdisjoint(headers):
         return plain
     return replace(plain, **_wishes(inbound, headers))
 
 
 def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     """Return the fields that state a request's wishes."""
-    extension = inbound.extension
-    hints = extension.hints
+    hints = inbound.extension.hints
     return {
         "session_id": _session(headers) if inbound.endpoint in PROMPT_ENDPOINTS else "",
         "priority": _integer(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
@@ -88,8 +88,8 @@ def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
         "expected_osl": hints.osl or 0,
         "required_taints": _names(headers, b"x-required-taints"),
         "preferred_taints": tuple(map(_weighed, _names(headers, b"x-preferred-taints"))),
-        "ttft_target_s": extension.ttft_target_s,
-        "itl_target_s": extension.itl_target_s,
+        "ttft_target_s": inbound.targets.ttft_target_s,
+        "itl_target_s": inbound.targets.itl_target_s,
         "pinned_worker": _pinned_worker(inbound, headers),
         "pinned_dp_rank": _pinned_dp_rank(inbound, headers),
     }

@@ -8,7 +8,7 @@ import pytest
 
 from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
-from kv_protocol.openai.options import AgentHints
+from kv_protocol.openai.options import AgentHints, Targets
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
@@ -166,7 +166,7 @@ EXTENSION = {
 def test_an_extension_that_says_nothing_is_none(nvext: Any) -> None:
     inbound = chat(nvext=nvext)
     read = inbound.extension
-    assert (read.hints, read.ttft_target_s, read.itl_target_s) == (AgentHints(), None, None)
+    assert (read.hints, inbound.targets) == (AgentHints(), Targets())
     assert (inbound.token_data(), inbound.salt, inbound.ineffective) == (None, "", ())
 
 

@@ -56,6 +56,24 @@ def test_the_body_says_it_where_no_header_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "ttft_s", "itl_s"),
+    [
+        ({"extra_args": {"ttft_target": 100, "itl_target": 20, "priority": 10}}, 0.1, 0.02),
+        ({"extra_args": {"ttft_target": 0}}, 0.0, None),
+        ({"extra_args": {"ttft_target": 100}, "nvext": {"router": {"ttft_target": 500}}}, 0.5, None),
+        ({"extra_args": {"ttft_target": 100}, "nvext": {"agent_hints": {"osl": 9}}}, 0.1, None),
+        ({"extra_args": {"ttft_target": "soon"}}, None, None),
+        ({"extra_args": ["ttft_target"]}, None, None),
+    ],
+)
+def test_latency_targets_are_also_read_of_extra_args(
+    body: dict[str, Any], ttft_s: float | None, itl_s: float | None
+) -> None:
+    found = asked(**body)
+    assert (found.ttft_target_s, found.itl_target_s, found.priority) == (ttft_s, itl_s, 0)
+
+
+@pytest.mark.parametrize(
     ("header", "value"),
     [
         ("x-dp-rank", b"x"),
