@@ -7,7 +7,7 @@
                                              `.safetensors` at the end of the path: embeddings
                                              `.pt` `.pth` `.bin` `.pkl` ... there:  refused, they are programs
                                              anything else:                         an image
-    any other type, any other key          refused
+    any other type, any other key          refused: video and audio are passed to attached engines alone
 
 `detail` is read and has no effect: an engine's processor chooses the resolution. A text with the placeholder is
 refused: it would be counted as an image, and the next image's features would replace it.
@@ -182,7 +182,8 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaRu
         _check_text(f"{where}.text", part["text"], placeholder)
         return part
     if kind != "image_url":
-        raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], "text, image_url")
+        allowed = "text, image_url: this worker takes no video and no audio"
+        raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], allowed)
     if len(parts) >= rules.parts_max:
         raise MediaRefused("parts_count", where, f"more than {rules.parts_max}", f"at most {rules.parts_max} media")
     parts.append(_media_part(where, part, rules))

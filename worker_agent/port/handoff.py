@@ -1,7 +1,8 @@
 """`disaggregated_params` as JSON: the handoff from one worker to the next, so that nothing is computed twice.
 
-    encode  -> prefill   handles of the media's embeddings, and a hash of eight ints for each
-    prefill -> decode    the first token, and the location of its KV, opaque outside the engine
+    encode  -> prefill   handles of the media's embeddings, a hash of eight ints for each, and of a model with mrope
+                         handles of the prompt's positions
+    prefill -> decode    the first token, the location of its KV, opaque outside the engine, and those positions
 
     key                            JSON                       in the engine
     encoded_opaque_state           base64                     opaque_state: bytes
@@ -19,9 +20,12 @@
 These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
 can continue the other's request. trtllm-serve does not have the media keys yet, and refuses them.
 
+Features of further layers (deepstack, Qwen3-VL) have no key: they stand in the embeddings' rows behind the first.
+
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
-ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above).
+ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id` (`MIN_GLOBAL_ID`, 2**42, and above);
+positions: `tensorrt_llm/llmapi/llm.py`, `_preprocess` (both handles or none, read in all three phases).
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,8 +110,8 @@ class HandoffInvalid(Exception):
 
 
 _COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
-_MEDIA_PREFIXES = ("multimodal_", "mrope_")
-_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
+_MEDIA_PREFIX = "multimodal_"
+_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIX))
 _KEYS = frozenset(_HandoffKeys.__struct_encode_fields__)
 _decoder = msgspec.json.Decoder(_HandoffKeys)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -148,7 +152,7 @@ def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
 
 def without_media(handoff: Handoff) -> Handoff:
     """Return the handoff without media, for the phases after the prompt's computation."""
-    others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIXES)}
+    others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIX)}
     return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA), others=others)
 
 
@@ -187,9 +191,7 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
             alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
             for alternatives in first_logprobs
         ]
-    others = {
-        name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIXES)
-    }
+    others = {name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIX)}
     return {**others, **keys, "request_type": request_type}
 
 

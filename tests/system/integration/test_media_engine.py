@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -211,3 +213,18 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
         media = embeddings_media("f", data, EmbeddingLimits())
         told = await outputs(aggregated, asked(prompt, media=(media,)))
     assert told[0].prompt.count(model.token) == TOKENS_PER_IMAGE
+
+
+async def test_positions_of_a_model_with_mrope_go_with_the_handles_and_not_with_embeddings(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
+    assert prompt.text is not None
+    positions = {"mrope_position_ids_handle": {"a": 1}, "mrope_position_deltas_handle": {"b": 2}}
+    result = import_module("tensorrt_llm.executor.result")
+    monkeypatch.setattr(result, "DisaggregatedParams", partial(result.DisaggregatedParams, **positions))
+    async with running(worker(model, "encode")) as encode:
+        handoff = await encode.encode(prompt.text, prompt.media)
+        assert {name: getattr(handoff, name) for name in positions} == positions
+        with pytest.raises(RequestRefused, match=r"^form: found \"embeddings\", allowed handles"):
+            await encode.embeddings(prompt.text, prompt.media)

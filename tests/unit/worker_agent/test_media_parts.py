@@ -65,6 +65,7 @@ def test_what_is_split_can_be_rendered() -> None:
         ({"type": "text", "text": 1}, "part_form", "messages[0].content[0].text"),
         ({"type": "text", "text": f"a{PLACEHOLDER}b"}, "placeholder", "messages[0].content[0].text"),
         ({"type": "video_url", "video_url": {"url": URL}}, "part_kind", "messages[0].content[0].type"),
+        ({"type": "audio_url", "audio_url": {"url": URL}}, "part_kind", "messages[0].content[0].type"),
         ({"type": "input_audio", "input_audio": {}}, "part_kind", "messages[0].content[0].type"),
         ({"type": "image_url", "image_url": URL}, "part_form", "messages[0].content[0]"),
         ({**image_part(URL), "uuid": "a"}, "part_form", "messages[0].content[0]"),

@@ -17,6 +17,7 @@ from worker_agent.port.handoff import (
     HandoffInvalid,
     TransferIds,
     handoff_json,
+    handoff_keys,
     handoff_of,
     handoff_of_json,
     handoff_of_request,
@@ -118,6 +119,13 @@ def test_once_the_prompt_is_computed_its_media_are_not_handed_on() -> None:
     state = Handoff(opaque_state=b"x", ctx_request_id=3)
     with_media = msgspec.structs.replace(state, multimodal_embedding_handles=({"a": 1},), multimodal_hashes=((1,) * 8,))
     assert without_media(with_media) == state
+
+
+def test_the_positions_of_a_prompt_with_media_are_handed_on_to_the_decode_worker() -> None:
+    positions = {"mrope_position_ids_handle": {"a": 1}, "mrope_position_deltas_handle": {"b": 2}}
+    handoff = without_media(handoff_of_json(msgspec.json.encode(positions | {"multimodal_hashes": [[1] * 8]})))
+    assert handoff_keys(handoff) == positions
+    assert params_of(handoff, "generation_only", with_media=False) == {"request_type": "generation_only", **positions}
 
 
 def test_the_engine_s_own_parameters_become_data_and_come_back() -> None:

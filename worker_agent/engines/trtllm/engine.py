@@ -494,7 +494,12 @@ async def handles_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) 
 
 
 async def files_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`."""
+    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
+
+    Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
+    """
     handoff = await handles_of(encoder, text, media)
+    if handoff.mrope_position_ids_handle is not None:
+        raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
     handles = handoff.multimodal_embedding_handles or ()
     return tuple([await asyncio.to_thread(encoder.bindings.embeddings, handle) for handle in handles])
