@@ -15,7 +15,7 @@ from bench.sweep.report_command import report
 
 @click.group()
 def bench() -> None:
-    """Measure it: every bench states the machine, and prints what it lost too."""
+    """Measure it: every bench states the machine, and prints losses too."""
 
 
 for command in (

@@ -35,14 +35,14 @@ _IMAGE_BYTES_MIN = 4 << 10
 _URL_HEAD_BYTES_MAX = 128
 _ID_BYTES = 4
 _ID_JSON = 2
-"""JSON bytes of token ids may be so many times those of prompt text."""
+"""Token ids' JSON may be this many times as long as prompt text."""
 
 _TEXT_KEYS = frozenset({"messages", "prompt", "input", "instructions", "documents", "kv_prompt_ids", "kv_continue"})
 _ID_KEYS = frozenset({"prompt", "input", "prompt_token_ids", "nvext.token_data"})
 _CHAT_KEYS = frozenset({"messages", "input"})
 """Keys that may have images: of chats and responses."""
 _LISTS_KEY = "input"
-"""The key that may have several lists of ids: of embeddings."""
+"""The key that may have several lists of ids (embeddings)."""
 _EXTENSION = "nvext"
 _QUOTE, _COLON, _COMMA, _BACKSLASH = b'":,\\'
 _ESCAPE, _ESCAPED_SLASH = b"\\", rb"\/"
@@ -54,8 +54,8 @@ _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
 _IDS = re.compile(rb"[0-9, \t\r\n]*+")
 _NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
 _URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+\Z')
-"""A key whose string may be an image, audio, video or a file, up to that string. Source: the OpenAI API
-reference, "Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
+"""The key, up to its string, of an image, audio, video or file. Source: the OpenAI API reference,
+"Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
 _URL_KEY_BYTES_MAX = 64
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 
@@ -145,7 +145,7 @@ def _unescaped(image: memoryview) -> memoryview:
 
 
 class _Scan:
-    """One pass over a body. `_stop` is the offset that the bytes of the current kind of values may reach."""
+    """One pass over a body. `_stop`: the offset up to which values of the current kind may reach."""
 
     def __init__(self, body: Bytes, limits: BodyLimits) -> None:
         self._body, self._limits = body, limits
@@ -215,7 +215,7 @@ class _Scan:
         self._field = ""
 
     def _id_list(self) -> int:
-        """Pass the ids at the beginning of a list, or those of a list of lists; return how many lists are open then."""
+        """Pass the ids that begin a list, or a list of lists; return how many lists are open then."""
         self._stop = self._at + self._id_bytes_left
         self._setting, self._allowed = f"prompt_bytes_max x {_ID_JSON}", _ID_JSON * self._limits.prompt_bytes_max
         self._at += 1

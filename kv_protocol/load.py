@@ -1,6 +1,6 @@
 """Load reports of ranks' engines, for decisions, dashboards and planners. JSON on core NATS.
 
-A report describes the newest iteration. While the engine is idle it has no requests and the last known blocks.
+A report describes the newest iteration. While the engine is idle: no requests, and the last known blocks.
 """
 
 import msgspec
@@ -10,13 +10,13 @@ from kv_protocol.fleet import checked_instance
 from kv_protocol.ids import checked_u64
 
 COUNT_MAX = (1 << 53) - 1
-"""Requests, blocks and tokens of a report: every JSON reader has integers of this size, and sums fit 64 bits."""
+"""Bound on a report's counts: every JSON reader holds such integers exactly, and sums fit 64 bits."""
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One iteration by phase, in requests, tokens computed, and tokens with KV in the cache; None: not reported.
 
-    Computed in the iteration, context and generation; queued, likewise; and paused requests, which were preempted.
+    By phase: computed in the iteration, and queued; `paused_`: preempted requests of either phase.
     Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
     """
 

@@ -9,7 +9,7 @@ from kv_runtime.config.options import config_options
 from kv_runtime.extras import InstalledCommands, LazyCommand
 
 _TEXTS_OF_EXTRAS = {
-    "bench": "Measure it: every bench states the machine, and prints what it lost too.",
+    "bench": "Measure it: every bench states the machine, and prints losses too.",
     "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
     "demo": "Show it: one workload through a real fleet twice, round-robin and kv.",
     "tune": "Propose a policy from a journal: what it would gain, how sure that is, and the command that sets it.",
@@ -52,7 +52,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")
 @click.option("--nats-url", help="the event log; without it a nats-server is embedded")
 @click.option("--text", help="tokenizer and template: `byte`, or a local model directory")
-@click.option("--keep-text", is_flag=True, default=None, help="keep and show beginning and end of prompts; in memory")
+@click.option("--keep-text", is_flag=True, default=None, help="keep prompts' first and last text in memory; show it")
 @click.option("--state", help="directory that keeps a policy changed over /v1/policy across restarts")
 @click.pass_context
 def main(

@@ -5,12 +5,12 @@
 
 Facts arrive in any order, late, twice or never; `follower.py` has the meaning of each. A rank is forgotten when its
 worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was awake:
-the silence before a late tick proves nothing. While the log is disconnected no question is sent, no rank falls behind,
+silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls behind,
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait (`question_turns.py`). A rank is stale while the index
-lacks memory for some of its blocks (`overfull.py`). A new rank without memory or slot is refused, and admitted with a
+lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
@@ -87,7 +87,7 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     blocks: dict[WorkerRank, tuple[int, ...]]
     overfull_ranks: int
     refused_ranks: int
-    """Ranks that are refused now, as far as they are named."""
+    """Ranks refused now; `slots.py` bounds their list."""
     refused_rank_facts_total: int
     """Facts of ranks that were refused."""
     refused_messages_total: int
@@ -97,7 +97,7 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class IndexFold:
     """All ranks' streams, and the index that they feed.
 
-    `memory_bytes_max` is the index's limit (0: none); it decides when to ask an overfull rank for a dump again.
+    `memory_bytes_max` is the index's limit (0: none): an overfull rank's dump is asked for once it may fit.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class IndexFold:
             return str(error)
         others = [each for each in refusals if not each.refused_blocks]
         if len(refusals) > len(others):
-            self._overfull.is_overfull(stream.slot)  # notes the memory in use now, not at the next tick
+            self._overfull.is_overfull(stream.slot)  # notes the memory in use before the next tick
             stream.follower.on_no_memory()
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
@@ -299,7 +299,7 @@ class IndexFold:
         return Checkpoint(stream_created, stream_seq, wall_ns, ranks, self._index.snapshot())
 
     def restore(self, checkpoint: Checkpoint, now_s: float) -> None:
-        """Replace the state by the checkpoint's. Streams are at their checkpoint's places; nothing is proven of them.
+        """Replace the state by the checkpoint's. Streams continue at the checkpoint's places, and are unconfirmed.
 
         Raises:
             MalformedMessage: its index cannot be read; nothing changed.
@@ -318,8 +318,6 @@ class IndexFold:
     def off_log(self) -> list[WorkerRank]:
         """Return the ranks that differ from a fold of the log alone."""
         return [rank for rank, stream in self._ranks.items() if stream.follower.is_off_log]
-
-    # ---------------------------------------------------------------------------------------------- statuses
 
     # ---------------------------------------------------------------------------------------------- what is known
 

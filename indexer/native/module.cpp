@@ -1,5 +1,5 @@
-// The native core as a Python module: `Tree`, whose methods are those of indexer/index/prefix_index.py or what
-// indexer/native/index.py makes them of; hashing; and the machine's limits, which benches compare with.
+// The native core as a Python module. `Tree`: methods of indexer/index/prefix_index.py, or, with `_`, what
+// indexer/native/index.py makes them of. Besides: hashing, and the machine's limits, which benches compare with.
 #include <nanobind/nanobind.h>
 
 #include "hashing.hpp"
@@ -13,7 +13,7 @@ namespace kv {
 
 namespace {
 
-// Our errors as those that the interface names.
+// Our errors as the Python interface's errors.
 void translate(const std::exception_ptr& thrown, void*) {
     try {
         std::rethrow_exception(thrown);

@@ -1,4 +1,4 @@
-"""Parses and prints times: ISO 8601, UTC unless said otherwise; nanoseconds since 1970 inside."""
+"""Parses and prints times: ISO 8601, UTC by default; as a number, nanoseconds since 1970."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ def _number(text: str) -> float | None:
 
 
 def _precision_ns(text: str) -> int:
-    """Return the precision of a written time, by its digits of a second."""
+    """Return the precision of a written time: that of its last digit."""
     _, point, fraction = text.partition(".")
     digits = len(fraction) - len(fraction.lstrip("0123456789")) if point else 0
     return int(10 ** (9 - min(digits, 9)))

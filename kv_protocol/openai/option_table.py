@@ -1,4 +1,4 @@
-"""The options of requests to both OpenAI endpoints: types and ranges, the same for routers and worker agents.
+"""The options of chats and completions (OpenAI): types and ranges, the same for routers and worker agents.
 
 An option that is absent, or null, is None. A router checks all of them and forwards the body unchanged; the worker
 refuses what its engine does not support. Values that only a worker reads (schemas, tags) are `JsonObject`: their

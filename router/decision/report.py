@@ -34,18 +34,18 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestReport(DecisionReport, frozen=True, kw_only=True):
-    """The decision that was asked for, and all of its request, eldest first: phases, retries, migrations."""
+    """The requested decision, and all of its request, oldest first: phases, retries, migrations."""
 
     decisions: tuple[DecisionReport, ...] = ()
 
 
 class Misses(msgspec.Struct, frozen=True):
-    """By how much predictions of a decision were too good; None: there is nothing to compare. Below 0: too bad."""
+    """By how much a decision's predictions were too optimistic; below 0: pessimistic; None: not comparable."""
 
     cached_tokens: int | None = None
     """Predicted minus actual cached tokens."""
     ttft_s: float | None = None
-    """Seconds from the request's target to its first token; without a target, from the predicted time."""
+    """Seconds that the first token came after the request's target, or, without one, after the prediction."""
 
     def of(self, kind: MissKind) -> float | None:
         """Return the miss of this kind."""
@@ -60,8 +60,8 @@ def predicted_cached_tokens(decision: Decision) -> int:
 def predicted_ttft_s(decision: Decision) -> float | None:
     """Return the seconds to the first token that were predicted for the winner: by its forecast, or by its cost.
 
-    A cost in ms has them as wait and prefill, and not what every rank needs alike (`FIRST_S`); a decode phase computes
-    no prompt.
+    A cost in ms has wait and prefill, without what is the same for every rank (`FIRST_S`); a decode phase computes no
+    prompt.
     """
     chosen = decision.chosen
     if chosen.predicted_ttft_s is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
-"""Instances that are remembered because they sent a heartbeat and are not registered."""
+"""Unregistered instances whose last heartbeat is remembered."""
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 
@@ -63,7 +63,7 @@ class RouterFeeds:
     async def acquainted(self, stop: asyncio.Event) -> None:
         """Return once every registered worker sent a heartbeat, or had `ACQUAINTED_S` for it, or `stop` is set.
 
-        A restarted router that takes requests earlier finds no worker for them, though the fleet is complete.
+        A router that takes requests sooner after a restart finds no worker, though the fleet is complete.
         """
         end_s = self._clock.now() + ACQUAINTED_S
         while self._has_strangers() and self._clock.now() < end_s and not stop.is_set():
@@ -95,7 +95,7 @@ class RouterFeeds:
         refusal = self._fleet.refusal(event)
         if refusal is not None:
             self.events_without_effect[refusal.cause] += 1
-            if refusal.cause != "unregistered":  # the last event of a worker that left stays on the log
+            if refusal.cause != "unregistered":  # a gone worker's last event stays on the log
                 self._log_refused_event(message, refusal.cause, refusal.reason)
             return
         now_s = self._clock.now()
@@ -114,7 +114,7 @@ class RouterFeeds:
         self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
 
     def _tell_pairings(self) -> None:
-        """Log the incompatible pairs among each model's workers, each once for as long as it lasts."""
+        """Log the incompatible pairs among each model's workers, each once while it lasts."""
         registered = [worker.registration for worker in self._fleet.workers()]
         models = {each.model for each in registered}
         found = {

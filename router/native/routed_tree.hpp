@@ -1,5 +1,4 @@
-// The blocks that were routed to one rank, as tests/reference/approximate.py has them, where the rules
-// are. Knows nothing of Python. Not thread-safe.
+// The blocks routed to one rank, by the rules in tests/reference/approximate.py. Knows nothing of Python. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -38,13 +37,13 @@ public:
     double next_expiry_s();
     // Drops what expires at `now_s` or before; returns how many blocks.
     std::size_t expire(double now_s);
-    // Adds the blocks of a chain as the newest, and drops the oldest ones until `capacity` are left; returns how many.
+    // Adds the blocks of a chain as the newest, and drops the oldest beyond `capacity`; returns how many it dropped.
     std::size_t add(const u64* chain, std::size_t count, Age age, std::size_t capacity);
     // How many leading blocks of the chain are held and not expired.
     std::size_t overlap(const u64* chain, std::size_t count, double now_s) const;
     // Every stretch, parents before their children, children in the order in which they came; valid until the next change.
     std::vector<Row> rows() const;
-    // Adds a stretch below that of the `parent`-th earlier call, -1: below none; false: there is none, or it has such a child.
+    // Adds a stretch below the `parent`-th restored one, -1: the root; false: there is none, or the child exists.
     bool restore(i64 parent, const u64* blocks, std::size_t count, Age age);
 
 private:
@@ -60,7 +59,7 @@ private:
         u32 first_child = kNone, last_child = kNone;
         u32 before = kNone, after = kNone;
     };
-    // Of a heap whose top is the oldest. Outdated if the node has another age, or children.
+    // A heap's entry, oldest on top; outdated if the node has another age, or children.
     struct Leaf {
         Age age;
         u32 node;

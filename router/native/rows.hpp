@@ -110,7 +110,7 @@ private:
     }
 };
 
-// Throws `std::invalid_argument` where the next value is another than the one asked for.
+// Throws `std::invalid_argument` if the next value has another type than was asked for.
 class Unpack {
 public:
     explicit Unpack(std::string_view data) : left_(data) {}
@@ -219,7 +219,7 @@ private:
     std::string_view left_;
 };
 
-// Writes rows as the lists that a checkpoint's parts have: one ends with the row that reaches `kPartBytes`, or has as many rows.
+// Writes rows as the lists that a checkpoint's parts have: one ends at `kPartBytes` or more, or at `kPartRows` rows.
 class Parts {
 public:
     static constexpr std::size_t kPartBytes = 32 * 1024, kPartRows = 256;
@@ -260,7 +260,7 @@ private:
     std::size_t count_ = 0;
 };
 
-// Writes the next rows of a table as it was; false: there are no more.
+// Writes a frozen table's next rows; returns whether more follow.
 using MoreRows = std::function<bool(Parts&)>;
 
 // Writes the rows that `write` makes of each of `rows`, some at a time.

@@ -8,7 +8,7 @@ _OPENING, _CLOSING = b'{"kv_prompt_ids":"', b'",'
 
 
 def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
-    """Return the JSON object `body` with `kv_prompt_ids` as its first key, in parts; unchanged in all other bytes.
+    """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; all behind it unchanged.
 
     `ids` are little-endian u32s. Without ids (a prompt with images) nothing is inserted. The body is not copied; white
     space before the object is left out.

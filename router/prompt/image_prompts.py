@@ -1,9 +1,9 @@
 """Prompts with images: the tokens up to which the router knows them, and the positions of images.
 
-    the workers state a rule for images           the prompt is known up to the first image that is not seen
-      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size from its first ones
-      anything else (https, file, no size)          not seen, since only workers fetch images
-    they state none                               known up to the last mark before the first message with an image
+    the workers state a rule for images           known up to the first unseen image
+      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size, which is in the first ones
+      anything else (https, file, no size)          unseen: only workers fetch images
+    they state none                               known up to the last special token before the first image's message
     embeddings among the images (`.safetensors`)  nothing is known: workers salt the whole prompt with them
 
 Known tokens are those that the worker computes on, so that routing uses a correct prefix; block hashes end with the
@@ -48,7 +48,7 @@ class SeenImage(NamedTuple):
 class KnownPrompt(NamedTuple):
     """The first tokens of a prompt, the positions of images in them, and the number of tokens in all.
 
-    An image that is not seen counts as what stands for it in the text, so `token_count` is a lower bound.
+    An unseen image counts as its placeholder's tokens, so `token_count` is a lower bound.
     """
 
     tokens: list[int]
@@ -90,7 +90,7 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
 
 
 def names_embeddings(url: str) -> bool:
-    """Return whether a worker may take the URL's content for embeddings: a superset of those that are."""
+    """Return whether a worker may take the URL's content for embeddings; true of some that are none, too."""
     return url[: len(_DATA)].lower() != _DATA and _EMBEDDINGS in unquote(url).lower()
 
 
@@ -111,7 +111,7 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: 
     """Return what is known of a prompt whose text, with one placeholder per image, has these `ids`.
 
     Raises:
-        RequestInvalid: more or fewer image tokens than images: a text says them, or the template leaves some out.
+        RequestInvalid: more or fewer image tokens than images: a text contains one, or the template drops one.
     """
     image_positions = [at for at, token in enumerate(ids) if token == rule.image_token_id]
     if len(image_positions) != len(urls):

@@ -32,7 +32,7 @@ _MARGIN_S = 2.0
 
 
 async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
-    """Represent the engine until `stop` is set; `report` receives what was found, and the address of the status page.
+    """Represent the engine until `stop` is set; `report` receives one line: what was found, and the status page.
 
     Raises: as `AttachedWorker.run`, and `PortUsed` for the status page's port.
     """

@@ -1,14 +1,14 @@
 """Arguments of one role made into those of another, or of another tensor-parallel size.
 
-    to               `enable_block_reuse`  `cache_transceiver_config`       besides
-    aggregated       true                  removed                          chunked prefill on, where an iteration is
-                                                                            shorter than the longest prompt; a switched
-                                                                            off overlap scheduler as the engine has it
-    prefill, decode  true                  kept; without one `transceiver`, nothing
-                                           with room for the longest prompt
+    to               `enable_block_reuse`  `cache_transceiver_config`   besides
+    aggregated       true                  removed                      chunked prefill on, where an iteration is
+                                                                        shorter than the longest prompt;
+                                                                        without `disable_overlap_scheduler: true`
+    prefill, decode  true                  kept, else `transceiver`;    -
+                                           room for the longest prompt
 
-    another tensor_parallel_size: of `moe_expert_parallel_size` and `moe_tensor_parallel_size` the one that had the old
-    size gets the new one; any other stays, and must still divide it
+    another tensor_parallel_size: a `moe_expert_parallel_size` or `moe_tensor_parallel_size` equal to the old size gets
+    the new one; any other stays, and must divide the new one
 
 Everything else stays as it is. Reuse is on because without it the engine has no KV events (`checks.py`).
 """
@@ -75,7 +75,7 @@ def _with_backend(arguments: dict[str, Any], backend: str) -> dict[str, Any]:
 
 
 def _takes_whole_prompts(arguments: Mapping[str, Any]) -> bool:
-    """Whether no prompt is known to be longer than an iteration."""
+    """Whether the longest prompt is known to fit one iteration, or `max_num_tokens` is not given."""
     tokens, longest = arguments.get("max_num_tokens"), arguments.get("max_seq_len")
     return tokens is None or (longest is not None and longest - 1 <= tokens)
 

@@ -170,7 +170,7 @@ private:
             tree_->add_rank(rank, capacity_blocks);
             ranks_.insert(rank);
         } catch (const kv::IndexFull&) {
-            expect(limits_.memory_bytes_max != 0, "only what is bounded is full");
+            expect(limits_.memory_bytes_max != 0, "no unbounded tree is full");
         }
     }
 
@@ -186,7 +186,7 @@ private:
             tree_ = restored(*tree_, before, now_s_);
             has_removed_ = false;
         } catch (const kv::IndexFull&) {
-            expect(limits_.memory_bytes_max != 0, "only what is bounded is full");
+            expect(limits_.memory_bytes_max != 0, "no unbounded tree is full");
         }
         expect(state_of(tree_->snapshot()) == state_of(before), "a tree that is restored knows what its snapshot says");
     }

@@ -50,7 +50,7 @@ std::unique_ptr<kv::Tree> restored_or_refused(kv::Tree& old, const std::vector<s
         old.clear(0, 1);
 #endif
     } catch (const kv::IndexFull&) {
-        expect(old.limits().memory_bytes_max != 0, "only what is bounded is full");
+        expect(old.limits().memory_bytes_max != 0, "no unbounded tree is full");
     }
     return nullptr;
 }

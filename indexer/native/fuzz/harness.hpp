@@ -42,7 +42,7 @@ private:
     const std::uint8_t* end_;
 };
 
-// Stop, as libFuzzer and sanitizers do, unless it is as it must be.
+// Abort, as libFuzzer and sanitizers do, unless `is_so`.
 inline void expect(bool is_so, const char* what) {
     if (!is_so) {
         std::fprintf(stderr, "NOT SO: %s\n", what);
@@ -58,7 +58,7 @@ inline void expect_sound(const kv::Tree& tree) {
     expect(problems.empty(), "a tree does not contradict itself");
 }
 
-// Bytes of blocks and ranks: what no removal takes. What cutting runs costs, which a removal may do, comes on top.
+// Bytes of blocks and ranks, to which no removal adds. A removal may cut runs; that memory is not counted here.
 inline std::uint64_t uncut_bytes(const kv::Tree& tree) {
     std::uint64_t bytes = 0;
     for (const auto& [part, used] : tree.memory()) {
@@ -68,7 +68,7 @@ inline std::uint64_t uncut_bytes(const kv::Tree& tree) {
     return bytes;
 }
 
-// All keeps to the limit, or to what an empty tree takes; `has_removed`: all but what removals may have taken.
+// Memory is within the limit, or an empty tree's; after removals (`has_removed`) that of cut runs is exempt.
 inline void expect_bounded(const kv::Tree& tree, bool has_removed) {
     static const std::uint64_t empty = kv::Tree(kv::Limits{}).memory_bytes();
     const std::uint64_t limit = tree.limits().memory_bytes_max;
@@ -114,7 +114,7 @@ inline void expect_restorable(const kv::Tree& tree, double now_s) {
         expect_sound(*copy);
         expect(state_of(copy->snapshot()) == state_of(snapshot), "a restored tree knows what its snapshot says");
     } catch (const kv::IndexFull&) {
-        expect(tree.limits().memory_bytes_max != 0, "only what is bounded is full");
+        expect(tree.limits().memory_bytes_max != 0, "no unbounded tree is full");
     }
 }
 
@@ -125,7 +125,7 @@ inline void expect_drained(kv::Tree& tree) {
     }
     static const std::string empty = kv::Tree(kv::Limits{}).snapshot();
     expect_sound(tree);
-    expect(tree.snapshot() == empty, "the snapshot of a drained tree is a new one's");
+    expect(tree.snapshot() == empty, "a drained tree's snapshot is a new tree's");
     for (const auto& [part, count] : tree.structure()) {
         expect(count == 0, part);
     }

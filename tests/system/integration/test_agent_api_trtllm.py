@@ -182,7 +182,7 @@ async def test_a_name_that_the_library_lacks_is_a_500_that_names_it(
     version = trtllm.module.__version__
     for answer in answers:
         message = answer.body["error"]["message"]
-        assert message.startswith(f"tensorrt_llm {version} does not have what the agent asks for: AttributeError: ")
+        assert message.startswith(f"tensorrt_llm {version} lacks what the agent asks for: AttributeError: ")
         assert message.endswith(f"has no attribute '{name}'")
     told = [line for line in lines if line["event"] == "library_mismatch"]
     assert [(line["log_level"], line["version"]) for line in told] == [("error", version)]

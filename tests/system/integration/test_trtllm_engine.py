@@ -124,7 +124,7 @@ async def test_what_the_engine_s_own_model_refuses_is_told_with_its_place(
 
 @pytest.mark.usefixtures("trtllm")
 async def test_a_name_that_the_engine_does_not_know_is_told_with_its_place() -> None:
-    with pytest.raises(EngineError, match=r"got invalid argument: newer; newer is of file \(engine\.yaml\)$"):
+    with pytest.raises(EngineError, match=r"got invalid argument: newer; newer: file \(engine\.yaml\)$"):
         await trtllm_engine({"newer": 1}, engine_version="1.3.0rc29").start()
 
 

@@ -3,7 +3,7 @@
     deepseek_r1      the answer begins with reasoning, with or without <think>
     qwen3            reasoning begins with <think> at the beginning of the answer or at the end of the prompt
     the prompt ends  with <think>: the answer begins with reasoning; with </think>: it has none
-    a call           ends reasoning also without </think>, if calls are parsed; a </think> behind it is left out
+    a call           ends reasoning without </think>, if calls are parsed; the next </think> is dropped
 
 Text between the tags is reasoning, with its white space; text after them is content.
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm,
@@ -22,7 +22,7 @@ _SPACE_CHARACTERS_MAX = 64
 class ThinkParser(Parser):
     """Separates reasoning from content. `begins_inside`: reasoning began before the answer's first character.
 
-    `calls` are how calls begin, which end reasoning, too.
+    `calls`: the beginnings of calls; each ends reasoning.
     """
 
     def __init__(self, *, begins_inside: bool, calls: tuple[str, ...] = ()) -> None:
@@ -59,7 +59,7 @@ class ThinkParser(Parser):
 
 
 def begins_inside(prompt_end: str, *, otherwise: bool) -> bool | None:
-    """Return whether an answer behind this prompt begins with reasoning; None where it can have none."""
+    """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
     end = prompt_end.rstrip()
     if end.endswith(THINK_END):
         return None

@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
 _MISMATCHES = (AttributeError, TypeError, ImportError)
 _LOGGED_MESSAGES_MAX = 64
-"""Most different messages that are logged, each once."""
+"""Different messages that are logged, each once."""
 _MESSAGE_CHARACTERS_MAX = 300
 """Of a message: the missing name stands at its end."""
 
@@ -63,7 +63,7 @@ class LibraryMismatch(EngineError):
 
 
 class LibraryErrors:
-    """Classifies the errors of one installed `version`; `request_error` is its class of errors that are one request's.
+    """Classifies the errors of one installed `version`; `request_error`: its class of errors of one request.
 
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
                                                      arguments than the agent gives. 500, one log line a message
@@ -93,7 +93,7 @@ class LibraryErrors:
         if found not in self._logged and len(self._logged) < _LOGGED_MESSAGES_MAX:
             self._logged.add(found)
             _log.error("library_mismatch", version=self._version, reason=found, exc_info=error)
-        return LibraryMismatch(f"tensorrt_llm {self._version} does not have what the agent asks for: {found}")
+        return LibraryMismatch(f"tensorrt_llm {self._version} lacks what the agent asks for: {found}")
 
 
 class Bindings:
@@ -373,10 +373,10 @@ def refusals(args: EngineArgs, error: ValidationError, above: Path = ()) -> Iter
 
 
 def named_in(args: EngineArgs, error: Exception) -> str:
-    """Return where the arguments were given that the error's text names, as an ending of a message."""
+    """Return, as a message's ending, where the arguments that the error names were given."""
     words = set(_WORD.findall(str(error)))
     given = [setting for setting in args.settings if setting.path[0] in words and setting.origin.layer != "default"]
-    return "".join(f"; {setting.name} is of {setting.origin}" for setting in given)
+    return "".join(f"; {setting.name}: {setting.origin}" for setting in given)
 
 
 def _origin(args: EngineArgs, path: Path) -> ValueOrigin | None:

@@ -2,8 +2,8 @@
 
     frames  = topic | sequence, 8 bytes big-endian, counts batches of one publisher from 0 | payload
     payload = msgpack [ts (s since 1970), events, dp_rank]; an event is a map with the key `type`
-    replay  : to a ROUTER [empty | first sequence wanted]; answers [empty | topic | sequence | payload], one a batch
-              that is still there, then the end marker: sequence 2^64 - 1, empty payload
+    replay  : to a ROUTER [empty | first sequence wanted]; per batch that is still there it answers
+              [empty | topic | sequence | payload], then the end marker: sequence 2^64 - 1, empty payload
 
 Source: `docs/SOURCES.md` E3.1, E3.2, E3.6.
 """
@@ -14,7 +14,7 @@ from kv_protocol.errors import MalformedMessage
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 16 << 20
-"""A batch of 2^18 blocks of 8 tokens: ten times what an engine stores in one step; a bound on decoded payloads."""
+"""Bound on decoded payloads: 2^18 blocks of 8 tokens, ten times what an engine stores in one step."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
