@@ -18,6 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 
 import msgspec
 import numpy as np
@@ -119,7 +120,7 @@ class IndexFold:
         self._status_columns = StatusColumnsCache(self._slot_of)
         self._allocate_columns(_COLUMNS_MIN)
         self._is_log_connected = True
-        self._ticked_at_s: float | None = None
+        self._ticked_at_s = inf
         self._refused_messages = 0
         self._refusals: deque[tuple[WorkerRank, str]] = deque(maxlen=REFUSALS_KEPT_MAX)
 
@@ -130,8 +131,8 @@ class IndexFold:
         if not isinstance(fact, _OF_A_RANK):
             self._status_columns.touch_all()
         match fact:
-            case WorkerCame(worker_id, capacity_blocks):
-                self._slots.set_capacity(worker_id, capacity_blocks)
+            case WorkerCame(worker_id, capacity_blocks, instance):
+                self._slots.set_capacity(worker_id, capacity_blocks, instance)
             case WorkerGone(worker_id, instance):
                 self._on_worker_gone(worker_id, instance)
             case LogLost():
@@ -147,7 +148,7 @@ class IndexFold:
         for rank, stream in list(self._ranks.items()):
             if rank.worker_id == worker_id and (not instance or stream.instance in ("", instance)):
                 self._forget(stream)
-        self._slots.forget_worker(worker_id)
+        self._slots.forget_worker(worker_id, instance)
 
     def _restart_timeouts(self, now_s: float) -> None:
         self._slots.restart_refused_timeouts(now_s)
@@ -268,12 +269,12 @@ class IndexFold:
         return self._ranks[self._slots.rank_of(slot)]
 
     def _forgive_stall(self, now_s: float) -> None:
-        stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
+        stall_s = now_s - self._ticked_at_s - AWAKE_S
         self._ticked_at_s = now_s
         if stall_s > 0:
             self._slots.restart_refused_timeouts(now_s)
             for stream in self._ranks.values():
-                stream.alive_at_s += stall_s
+                stream.alive_at_s = min(stream.alive_at_s + stall_s, now_s)
                 stream.follower.restart_timeouts(now_s)
 
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:

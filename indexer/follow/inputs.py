@@ -48,6 +48,7 @@ class WorkerCame(msgspec.Struct, frozen=True):
 
     worker_id: str
     capacity_blocks: int
+    instance: str = ""
 
 
 class WorkerGone(msgspec.Struct, frozen=True):

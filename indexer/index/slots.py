@@ -23,6 +23,11 @@ class _Refused(NamedTuple):
     last_seen_s: float
 
 
+class _Came(NamedTuple):
+    capacity_blocks: int = 0
+    instance: str = ""
+
+
 class RankSlots:
     """The slots of one index; registers and drops ranks there."""
 
@@ -30,7 +35,7 @@ class RankSlots:
         self._index = index
         self._rank_of: dict[int, WorkerRank] = {}
         self._free: set[int] = set()
-        self._capacity_of: dict[str, int] = {}
+        self._came: dict[str, _Came] = {}
         self._refused: dict[WorkerRank, _Refused] = {}
         self.refused_total = 0
         """How often a rank was refused."""
@@ -42,7 +47,7 @@ class RankSlots:
             self._refuse(rank, f"{RANKS_MAX} ranks are known already", now_s)
             return None
         try:
-            self._index.register(slot, self._capacity_of.get(rank.worker_id, 0))
+            self._index.register(slot, self._came.get(rank.worker_id, _Came()).capacity_blocks)
         except IndexFull as error:
             self._refuse(rank, str(error), now_s)
             return None
@@ -69,7 +74,7 @@ class RankSlots:
         self._refused.clear()
         for slot in range(RANKS_MAX):
             if slot in rank_of:
-                self._index.register(slot, self._capacity_of.get(rank_of[slot].worker_id, 0))
+                self._index.register(slot, self._came.get(rank_of[slot].worker_id, _Came()).capacity_blocks)
             else:
                 self._index.drop(slot)
 
@@ -81,12 +86,13 @@ class RankSlots:
         """Return the rank that has the slot; None if it is free."""
         return self._rank_of.get(slot)
 
-    def set_capacity(self, worker_id: str, capacity_blocks: int) -> None:
+    def set_capacity(self, worker_id: str, capacity_blocks: int, instance: str = "") -> None:
         """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""
-        self._capacity_of.pop(worker_id, None)
-        if len(self._capacity_of) == RANKS_MAX:
-            del self._capacity_of[next(iter(self._capacity_of))]
-        capacity_blocks = self._capacity_of[worker_id] = min(capacity_blocks, U32_LIMIT - 1)
+        self._came.pop(worker_id, None)
+        if len(self._came) == RANKS_MAX:
+            del self._came[next(iter(self._came))]
+        capacity_blocks = min(capacity_blocks, U32_LIMIT - 1)
+        self._came[worker_id] = _Came(capacity_blocks, instance)
         for slot, rank in self._rank_of.items():
             if rank.worker_id == worker_id:
                 self._index.register(slot, capacity_blocks)
@@ -108,8 +114,10 @@ class RankSlots:
         for rank in [rank for rank, refused in self._refused.items() if refused.last_seen_s <= since_s]:
             del self._refused[rank]
 
-    def forget_worker(self, worker_id: str) -> None:
-        """Forget the worker's refused ranks and its capacity."""
-        self._capacity_of.pop(worker_id, None)
+    def forget_worker(self, worker_id: str, instance: str) -> None:
+        """Forget the worker's refused ranks and its capacity, unless `instance` names another than came last."""
+        if instance and self._came.get(worker_id, _Came()).instance not in ("", instance):
+            return
+        self._came.pop(worker_id, None)
         for rank in [rank for rank in self._refused if rank.worker_id == worker_id]:
             del self._refused[rank]

@@ -236,7 +236,7 @@ class IndexFeed:
                 )
             return
         if isinstance(event, WorkerRegistered):
-            await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks))
+            await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks, event.instance))
         elif isinstance(event, WorkerLeft):
             await self._apply(WorkerGone(event.worker_id, event.instance))
 

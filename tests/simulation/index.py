@@ -182,7 +182,7 @@ class Index:
         except MalformedMessage:
             return
         if isinstance(event, WorkerRegistered):
-            self.apply(WorkerCame(event.worker_id, event.total_kv_blocks))
+            self.apply(WorkerCame(event.worker_id, event.total_kv_blocks, event.instance))
         elif isinstance(event, WorkerLeft):
             self.apply(WorkerGone(event.worker_id, event.instance))
 

@@ -200,6 +200,22 @@ def test_blocks_parked_beyond_the_bound_are_a_question_to_their_rank() -> None:
 # ------------------------------------------------------------------------------------------------- silence
 
 
+def test_a_late_tick_makes_no_rank_alive_in_the_future(fold: IndexFold) -> None:
+    fold.tick(1.0)
+    told(fold, pulse(A0, 0), now_s=100.0)
+    fold.tick(100.1)
+    for passed_s in range(1, int(GONE_S) + 2):
+        fold.tick(100.1 + passed_s)
+    assert fold.ranks() == []
+
+
+def test_a_first_tick_at_0_is_one(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0))
+    fold.tick(0.0)
+    fold.tick(GONE_S + 1.0)
+    assert fold.ranks() == [A0]
+
+
 def test_a_silent_rank_is_forgotten_after_gone_s(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), batch(A0, 1, path()), pulse(B0, 0), batch(B0, 1, path()))
     for now_s in (1.0, 2.0, 3.0, 4.0):

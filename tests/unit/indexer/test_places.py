@@ -77,6 +77,14 @@ def test_what_a_worker_says_when_it_comes_is_its_ranks_capacity() -> None:
     assert index.news() == [(0, 5000), (1, 0), (1, 40)]
 
 
+def test_a_former_instance_that_leaves_late_takes_no_capacity_of_the_living_one() -> None:
+    fold = IndexFold(index := Recording())
+    came, pulse = WorkerCame("a", 500, PULSE.instance), HeartbeatArrived(A0, PULSE)
+    for fact in (came, WorkerGone("a", "former"), pulse, WorkerGone("a", PULSE.instance), pulse):
+        fold.apply(fact, 0.0)
+    assert index.news() == [(0, 500), (0, 0)]
+
+
 def test_the_native_index_makes_room_for_it() -> None:
     def sizes() -> Iterator[int]:
         fold = IndexFold(index := NativeIndex())
