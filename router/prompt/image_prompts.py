@@ -73,10 +73,12 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
     head = url[: max(0, comma)].lower()
     if not head.startswith(_DATA) or not head.endswith(";base64"):
         return None
-    digest, first = blake3(), b""
+    digest, first, data = blake3(), b"", b""
     cut = None if body is None else body.base64_of(url)
     encoded = url[comma + 1 :] if cut is None else cut
     for at in range(0, len(encoded), PIECE_DIGITS):
+        if len(data) % 3:  # the piece before ended with padding
+            return None
         try:
             data = binascii.a2b_base64(encoded[at : at + PIECE_DIGITS], strict_mode=True)
         except ValueError:  # also of characters that are not ASCII

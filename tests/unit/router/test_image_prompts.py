@@ -101,6 +101,15 @@ def test_of_what_cannot_be_counted_nothing_is_seen(url: str) -> None:
     assert seen_image(url, BY_SIZE) is None
 
 
+@pytest.mark.parametrize("first_bytes", [25, 26])
+def test_an_image_whose_base64_has_padding_before_its_end_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, first_bytes: int
+) -> None:
+    monkeypatch.setattr(image_prompts, "PIECE_DIGITS", 36)
+    assert seen_image(data_url(PNG[:first_bytes]), BY_SIZE) is not None
+    assert seen_image(data_url(PNG[:first_bytes]) + base64.b64encode(PNG).decode(), BY_SIZE) is None
+
+
 def test_after_an_image_that_is_not_seen_none_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     look = image_prompts.seen_image
