@@ -42,7 +42,7 @@ Factor = Annotated[float, msgspec.Meta(gt=0)]
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)]
 Stops = str | Annotated[list[str], msgspec.Meta(max_length=STOPS_MAX)]
 TokenIds = list[TokenId]
-BiasedToken = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]
+BiasedToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}\Z")]
 Bias = Annotated[float, msgspec.Meta(ge=-BIAS_MAX, le=BIAS_MAX)]
 GuidedChoices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
 Effort = Annotated[str, msgspec.Meta(max_length=64)]
@@ -115,7 +115,7 @@ class StructuralTagFormat(ResponseFormat, frozen=True, kw_only=True, tag="struct
 
     def __post_init__(self) -> None:
         """Raise ValueError if it has neither."""
-        if self.format is None and self.structures is None:
+        if self.format is None and None in (self.structures, self.triggers):
             raise ValueError("format, or structures and triggers")
 
 
