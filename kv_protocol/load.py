@@ -35,7 +35,7 @@ class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             if (value := getattr(self, field)) is not None:
-                checked_u64(field, value)
+                _check_count(field, value)
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +58,14 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         checked_instance(self.instance)
         checked_u64("iteration", self.iteration)
         for field in ("running_requests", "waiting_requests", "used_blocks", "total_blocks", "context_tokens"):
-            if not 0 <= (value := getattr(self, field)) <= COUNT_MAX:
-                raise LimitExceeded(field, value, f"0..{COUNT_MAX}")
+            _check_count(field, getattr(self, field))
+        if not self.iteration_s >= 0:
+            raise LimitExceeded("iteration_s", self.iteration_s, "0 or more")
+
+
+def _check_count(field: str, value: int) -> None:
+    if not 0 <= value <= COUNT_MAX:
+        raise LimitExceeded(field, value, f"0..{COUNT_MAX}")
 
 
 _decoder = msgspec.json.Decoder(LoadReport)

@@ -37,11 +37,11 @@ def test_phases_survive_the_wire_and_the_journal_and_what_is_not_known_is_not_se
 
 
 @pytest.mark.parametrize("field", PhaseLoad.__struct_fields__)
-@pytest.mark.parametrize("value", [-1, 2**64])
-def test_a_phase_that_the_journal_could_not_hold_is_refused_by_its_name(field: str, value: int) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed u64"):
+@pytest.mark.parametrize("value", [-1, COUNT_MAX + 1, 2**64])
+def test_a_phase_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name(field: str, value: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed 0..{COUNT_MAX}"):
         PhaseLoad(**{field: value})
-    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed u64"):
+    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed 0..{COUNT_MAX}"):
         decode_load(json.dumps(FULL | {"phases": {field: value}}).encode())
 
 
@@ -62,6 +62,11 @@ def test_a_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name(field:
 def test_an_iteration_that_the_journal_could_not_hold_is_refused_by_its_name() -> None:
     with pytest.raises(LimitExceeded, match=f"^iteration: found {2**64}, allowed u64"):
         LoadReport(**FULL | {"iteration": 2**64})
+
+
+def test_an_iteration_takes_no_negative_time() -> None:
+    with pytest.raises(MalformedMessage, match="load report: iteration_s: found -1e\\+300, allowed 0 or more"):
+        decode_load(json.dumps(FULL | {"iteration_s": -1e300}).encode())
 
 
 @pytest.mark.parametrize(
