@@ -1,10 +1,11 @@
 """Parses and prints times: ISO 8601, UTC by default; as a number, nanoseconds since 1970."""
 
-import math
+import re
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS_MAX = 10**10
+_FRACTION = re.compile("[.,]([0-9]{1,9})")
 
 
 def shown(time_ns: int) -> str:
@@ -17,34 +18,26 @@ def read(text: str, now_ns: int) -> int:
     """Parse a time: seconds before `now_ns`, or an ISO time.
 
     For a time in milliseconds, or in whole seconds, return the end of that millisecond or second, so that it includes
-    every message shown with that time.
+    every message shown with that time. Eight digits that are a date, like 20261121, are an ISO time.
 
     Raises:
         ValueError: the text is neither; the message says what is allowed.
     """
-    seconds_ago = _number(text)
-    if seconds_ago is not None and 0 <= seconds_ago <= _SECONDS_MAX:
-        return now_ns - round(seconds_ago * 1e9)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        time = None
-    if time is None or seconds_ago is not None:
-        raise ValueError(f"found {text!r}, allowed seconds ago, 0 or more, or an ISO time like 2026-11-21T22:10:00Z")
+        return now_ns - round(_seconds_ago(text) * 1e9)
     since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
-    return since // timedelta(microseconds=1) * 1000 + _precision_ns(text) - 1
+    found = _FRACTION.search(text)
+    digits = found[1] if found else ""
+    below_us, precision_ns = int(digits[6:].ljust(3, "0")), int(10 ** (9 - len(digits)))
+    return since // timedelta(microseconds=1) * 1000 + below_us + precision_ns - 1
 
 
-def _number(text: str) -> float | None:
+def _seconds_ago(text: str) -> float:
     try:
-        number = float(text)
+        if 0 <= (seconds := float(text)) <= _SECONDS_MAX:
+            return seconds
     except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _precision_ns(text: str) -> int:
-    """Return the precision of a written time: that of its last digit."""
-    _, point, fraction = text.partition(".")
-    digits = len(fraction) - len(fraction.lstrip("0123456789")) if point else 0
-    return int(10 ** (9 - min(digits, 9)))
+        pass
+    raise ValueError(f"found {text!r}, allowed seconds ago, 0 or more, or an ISO time like 2026-11-21T22:10:00Z")
