@@ -53,10 +53,9 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
 _IDS = re.compile(rb"[0-9, \t\r\n]*+")
 _NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
-_URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+\Z')
+_URL_KEY = re.compile(rb'"(?:url|(?:image|audio|video)_url|file_data)"[ \t\r\n]*+:[ \t\r\n]*+')
 """The key, up to its string, of an image, audio, video or file. Source: the OpenAI API reference,
 "Create chat completion" and "Create a model response"; vLLM `chat_utils.py` (`MM_PARSER_MAP`)."""
-_URL_KEY_BYTES_MAX = 64
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 
 Bytes = bytes | bytearray
@@ -219,6 +218,7 @@ class _Scan:
         self._stop = self._at + self._id_bytes_left
         self._setting, self._allowed = f"prompt_bytes_max x {_ID_JSON}", _ID_JSON * self._limits.prompt_bytes_max
         self._at += 1
+        self._ids += 1
         self._space()
         depth = 1
         if self._byte() == _LIST:
@@ -230,7 +230,7 @@ class _Scan:
             at = self._at
             passed = self._match(_IDS)
             self._ids += self._body.count(_COMMA, at, self._at)
-            if self._ids >= allowed:
+            if self._ids > allowed:
                 self._refuse(f"more than {allowed} token ids", f"at most {allowed}", "prompt_bytes_max / 4")
         self._count(depth)
         self._id_bytes_left = self._stop - self._at
@@ -261,7 +261,7 @@ class _Scan:
 
     def _container(self, depth: int, *, is_chat: bool) -> None:
         """Pass lists and objects until `depth`, how many are open, is 0 again."""
-        body = self._body
+        body, key = self._body, 0
         while True:
             window = min(self._at + _SLICE, self._end)
             at = self._at
@@ -273,8 +273,9 @@ class _Scan:
                 if first == _QUOTE:
                     if at - begin == 1:  # a long string, or one with escapes, or cut by the window
                         self._at = begin
-                        self._string(is_chat=is_chat)
+                        self._string(key if is_chat else 0)
                         break
+                    key = begin
                 elif first in (_LIST, _OBJECT):
                     depth += 1
                     if depth > DEPTH_MAX:
@@ -297,10 +298,10 @@ class _Scan:
                     self._malformed()
             self._count(0)
 
-    def _string(self, *, is_chat: bool = False) -> None:
-        """Pass a string; one that is an image's URL is free."""
-        begin = self._at
-        if is_chat and self._body.startswith(b"data:", begin + 1) and self._is_url(begin) and self._image():
+    def _string(self, key: int = 0) -> None:
+        """Pass a string; one that is an image's URL is free. `key`: the offset of the string before; 0: none."""
+        body, begin = self._body, self._at
+        if key and body.startswith(b"data:", begin + 1) and _URL_KEY.fullmatch(body, key, begin) and self._image():
             return
         self._at = begin + 1
         while True:
@@ -310,9 +311,6 @@ class _Scan:
             if not passed:
                 self._malformed()
         self._at += 1
-
-    def _is_url(self, begin: int) -> bool:
-        return _URL_KEY.search(self._body, max(0, begin - _URL_KEY_BYTES_MAX), begin) is not None
 
     def _image(self) -> bool:
         r"""Pass a `data:` URL that is long, ASCII, and has no escapes but `\/`; return whether it is one."""

@@ -46,6 +46,7 @@ def chat(*parts: Any) -> bytes:
         (body(messages=["x" * 2500], documents=["x" * 2500]), "documents", "4000 (data.prompt_bytes_max)"),
         (body(prompt=[1] * 1001), "prompt", "1000 (data.prompt_bytes_max / 4)"),
         (body(prompt=[[1] * 1001]), "prompt", "1000 (data.prompt_bytes_max / 4)"),
+        (body(prompt=[1] * 500, prompt_token_ids=[1] * 501), "prompt_token_ids", "1000 (data.prompt_bytes_max / 4)"),
         (body(input=[[1] * 500, [2] * 501]), "input", "1000 (data.prompt_bytes_max / 4)"),
         (body(input=[[1]] * 101), "input", "100"),
         (body(input=["x" * 2001, "x" * 2001]), "input", "4000 (data.prompt_bytes_max)"),
@@ -111,6 +112,11 @@ def test_images_count_for_nothing_and_stay_what_they_are() -> None:
     assert len(made.text) < 500
     assert [bytes(made.base64_of(url) or b"") for url in urls] == [b"QUJD" * 3000, b"QUJD" * 3000 + b"REVG"]
     assert b"".join(made.with_images(made.text)) == data
+
+
+def test_white_space_between_an_image_and_its_key_changes_nothing() -> None:
+    data = chat(image_part()).replace(b'"url": ', b'"url" \n:' + b" " * 70)
+    assert [len(image) for image in read(data).images.values()] == [12000]
 
 
 @pytest.mark.parametrize("part", [{"type": "text", "text": IMAGE}, IMAGE], ids=["a part", "a content"])
