@@ -60,6 +60,10 @@ def resized(arguments: Mapping[str, Any], tensor_parallel_size: int) -> dict[str
             result[name] = tensor_parallel_size
         elif size not in (None, -1) and tensor_parallel_size % size:
             raise NotConvertible(f"{name}: found {size}, allowed a divisor of {_TENSOR}, {tensor_parallel_size}")
+    experts, tensor = (result.get(name) or -1 for name in _MOE)
+    if min(experts, tensor) > 0 and experts * tensor != tensor_parallel_size:
+        found = f"{' x '.join(_MOE)}: found {experts} x {tensor}"
+        raise NotConvertible(f"{found}, allowed a product of {_TENSOR}, {tensor_parallel_size}")
     _check_slots(result)
     return result
 
@@ -69,7 +73,7 @@ def _with_backend(arguments: dict[str, Any], backend: str) -> dict[str, Any]:
     if section.get("backend") is None:
         section["backend"] = backend
     longest = arguments.get("max_seq_len")
-    if longest is not None and "max_tokens_in_buffer" not in section:
+    if longest is not None and section.get("max_tokens_in_buffer") is None:
         section["max_tokens_in_buffer"] = longest
     return section
 

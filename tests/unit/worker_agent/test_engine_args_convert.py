@@ -35,6 +35,11 @@ def test_back_again_it_has_a_transceiver_with_room_for_the_longest_prompt() -> N
     assert effective(result, role="prefill", publishes_kv_events=True).warnings == ()
 
 
+def test_a_buffer_that_is_null_gets_room_for_the_longest_prompt() -> None:
+    unset = {"max_seq_len": 9000, "cache_transceiver_config": {"backend": "UCX", "max_tokens_in_buffer": None}}
+    assert converted(unset, "decode")["cache_transceiver_config"]["max_tokens_in_buffer"] == 9000
+
+
 def test_a_switched_off_overlap_scheduler_is_the_prefill_worker_s_alone() -> None:
     assert "disable_overlap_scheduler" not in converted({"disable_overlap_scheduler": True}, "aggregated")
     assert converted(DECODE, "aggregated")["disable_overlap_scheduler"] is False
@@ -51,6 +56,15 @@ def test_what_does_not_divide_the_new_size_is_refused() -> None:
     assert resized(slots, 8)["moe_expert_parallel_size"] == 8
     with pytest.raises(NotConvertible, match="found 288, allowed a multiple of moe_expert_parallel_size, 64"):
         resized(slots, 64)
+
+
+def test_sizes_of_the_experts_whose_product_is_not_the_new_size_are_refused() -> None:
+    both = {"tensor_parallel_size": 4, "moe_expert_parallel_size": 2, "moe_tensor_parallel_size": 2}
+    with pytest.raises(NotConvertible, match="moe_expert_parallel_size x moe_tensor_parallel_size: found 2 x 2,"):
+        resized(both, 8)
+    assert resized(both, 4) == both
+    all_experts = {"tensor_parallel_size": 4, "moe_expert_parallel_size": 4, "moe_tensor_parallel_size": 1}
+    assert resized(all_experts, 8)["moe_expert_parallel_size"] == 8
 
 
 @pytest.mark.parametrize("target", ["aggregated", "decode"])
