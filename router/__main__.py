@@ -73,7 +73,10 @@ def main(
     state: str | None,
 ) -> None:
     """Route each request to the worker that holds most of its prefix. Without a command: serve."""
-    if context.invoked_subcommand is not None:
+    if (command := context.invoked_subcommand) is not None:
+        source, typed = context.get_parameter_source, click.core.ParameterSource.COMMANDLINE
+        if given := [each.opts[0] for each in main.params if each.name and source(each.name) is typed]:
+            raise click.UsageError(f"{', '.join(given)}: found before {command}, allowed without a command")
         return
     from router.cli.serve import run
 
