@@ -23,6 +23,7 @@ from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import InstalledCommands
 from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.process import run_process
@@ -84,7 +85,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
         http = HttpServer(app, settings.control.host, settings.control.port, hosts=settings.control.host_names())
         await http.start()
         await index.start()
-        print(f"index on http://{settings.control.host}:{http.port}", flush=True)
+        print(f"index on {url_of(settings.control.host, http.port)}", flush=True)
         spans = [] if tracing is None else [tracing.exporter.part(2)]
         await run_parts([Part("http", http.run, 0, dict), *index.parts(1), *spans], stop=stop, drain_s=10)
     finally:

@@ -36,6 +36,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    """Return the URL of an address to listen on; an IPv6 address is in brackets."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 def _checked_name(name: str) -> str:
     lower = name.lower()
     if lower != ANY and not _NAME.fullmatch(lower):

@@ -20,6 +20,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.http.hosts import url_of
 from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
@@ -122,8 +123,7 @@ def _value(text: str) -> Any:  # noqa: ANN401 - any JSON
 
 def plane_url(host: str, port: int) -> str:
     """Return the address at which this machine reaches a listening address of the settings."""
-    address = "127.0.0.1" if host in _ANY_ADDRESS else host
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return url_of("127.0.0.1" if host in _ANY_ADDRESS else host, port)
 
 
 def checked_urls(flag: str, urls: Sequence[str]) -> tuple[str, ...]:

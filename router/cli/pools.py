@@ -17,6 +17,7 @@ import structlog
 
 from kv_runtime.config.loading import load_settings
 from kv_runtime.config.rendering import without_user
+from kv_runtime.http.hosts import url_of
 from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
@@ -168,8 +169,8 @@ async def _serve(wanted: PoolsSettings, open_router: OpenRouter, stop: asyncio.E
         for file, router in opened.items():
             click.echo(f"router of {file}  {router.data_url}  {router.control_url}  {router.log_url}")
         settings = wanted.settings
-        click.echo(f"pools on       http://{settings.data.host}:{process.data.port}  ({config.mode})")
-        click.echo(f"control plane  http://{settings.control.host}:{process.control.port}")
+        click.echo(f"pools on       {url_of(settings.data.host, process.data.port)}  ({config.mode})")
+        click.echo(f"control plane  {url_of(settings.control.host, process.control.port)}")
         own = [part for file, router in opened.items() for part in parts_after_ours(file, router)]
         drain_s = process.drain_s + max((router.drain_s for router in opened.values()), default=0.0)
         await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)

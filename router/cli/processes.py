@@ -21,6 +21,7 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.rendering import without_user
 from kv_runtime.http.acceptor import listening_sockets, port_of
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import nats_server_families
 from kv_runtime.process import run_process
@@ -70,8 +71,8 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
             return partial(_run_one, _of_one(settings, number, port, url, token), of_start, place)
 
         def on_started() -> None:
-            click.echo(f"router on      http://{data.host}:{port}")
-            click.echo(f"control plane  http://{control.host}:{server.port}")
+            click.echo(f"router on      {url_of(data.host, port)}")
+            click.echo(f"control plane  {url_of(control.host, server.port)}")
             click.echo(f"event log      {without_user(url)}")
             click.echo(f"processes      {len(names)}")
 

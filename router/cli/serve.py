@@ -14,6 +14,7 @@ from kv_runtime.config.loading import ConfigurationError, given_paths, load_sett
 from kv_runtime.config.rendering import render, without_user
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.hosts import url_of
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
@@ -97,8 +98,8 @@ async def opened(
     router = RouterParts(settings, text, policies, log, place, nats_server=embedded, directory=directory)
     await router.start(stop)
     return OpenedRouter(
-        data_url=f"{router.data.scheme}://{settings.data.host}:{router.data.port}",
-        control_url=f"http://{settings.control.host}:{router.control.port}",
+        data_url=url_of(settings.data.host, router.data.port, router.data.scheme),
+        control_url=url_of(settings.control.host, router.control.port),
         log_url=url,
         mode=policies.initial.mode,
         parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],

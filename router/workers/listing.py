@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from kv_runtime.http.hosts import url_of
 from router.config.worker_address import DNS, WORKERS_MAX, WorkerAddress, worker_address
 
 _BYTES_MAX = 1 << 20
@@ -54,7 +55,7 @@ class WorkerList:
         name, _, port = self._place.removeprefix(DNS).rpartition(":")
         found = await asyncio.get_running_loop().getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
         hosts = sorted({str(each[4][0]) for each in found})
-        return [f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}" for host in hosts]
+        return [url_of(host, int(port)) for host in hosts]
 
 
 def _addresses(texts: list[str]) -> tuple[WorkerAddress, ...]:

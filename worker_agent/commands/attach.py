@@ -16,6 +16,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
@@ -55,7 +56,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
         http = _status_http(settings, worker, host)
         await http.start()
-        at = f"http://{settings.control.host}:{http.port}"
+        at = url_of(settings.control.host, http.port)
         spans = [] if tracing is None else [tracing.exporter.part(1)]
         parts = [Part("worker", worker.run, 0), *spans, Part("http", http.run, 1, dict), Part("event-log", log.run, 2)]
         await run_parts(parts, stop=stop, drain_s=worker.drain_s + _MARGIN_S)

@@ -13,6 +13,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
@@ -55,7 +56,7 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
             until_run.push_async_callback(end_unrun, parts)
             http = await _begun(settings, heads, log, tracing)
             until_run.pop_all()  # from here on the parts own the sockets
-        report(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
+        report(f"streams of {names}, status on {url_of(settings.control.host, http.port)}")
         parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
         parts += [] if tracing is None else [tracing.exporter.part(5)]
         await run_parts(parts, stop=stop, drain_s=_DRAIN_S)

@@ -5,7 +5,7 @@ import socket
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.http.hosts import HostName, HostNames, WebOrigin, url_of
 
 OWN = socket.gethostname().lower()
 
@@ -44,6 +44,14 @@ def test_the_machines_name_is_served_beyond_loopback_alone() -> None:
     assert HostNames("router.internal").refusal("router.internal:8000") == ""
     if OWN != "localhost":
         assert HostNames("127.0.0.1").refusal(OWN) != ""
+
+
+def test_an_ipv6_address_is_in_brackets_in_a_url() -> None:
+    assert [url_of("::1", 8003), url_of("::", 443, "https"), url_of("a.example", 80)] == [
+        "http://[::1]:8003",
+        "https://[::]:443",
+        "http://a.example:80",
+    ]
 
 
 def test_a_star_allows_any_name() -> None:
