@@ -209,14 +209,15 @@ class ControlPlane:
             return error_response(404, message, "invalid_request_error", param="id")
         route = record.verdict.request
         same_request = self._routing.decisions.of_request(route.request_id, _OF_A_REQUEST_MAX)
+        begun_s = same_request[0].verdict.now_s
         beside = {
             "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
             "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
         }
 
         def made() -> dict[str, object]:
-            decisions = [explained(each, self._trace_link) for each in same_request]
-            return {**explained(record, self._trace_link), "decisions": decisions, **beside}
+            decisions = [explained(each, begun_s, self._trace_link) for each in same_request]
+            return {**explained(record, begun_s, self._trace_link), "decisions": decisions, **beside}
 
         return await large_json_response(made)
 

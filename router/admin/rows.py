@@ -17,7 +17,7 @@ from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import outcome_of
 
 
-def explained(record: DecisionRecord, trace_link: str) -> dict[str, object]:
+def explained(record: DecisionRecord, begun_s: float, trace_link: str) -> dict[str, object]:
     """Return a decision with every candidate, what was predicted beside what came of it, and the link to its trace."""
     decision = record.decision
     outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
@@ -28,7 +28,7 @@ def explained(record: DecisionRecord, trace_link: str) -> dict[str, object]:
         "explanation": explain(decision),
         "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
         "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},
-        "misses": misses(decision, record.outcome),
+        "misses": misses(decision, record.outcome, begun_s),
         "trace_url": trace_url(trace_link, ids),
     }
 

@@ -71,11 +71,16 @@ def predicted_ttft_s(decision: Decision) -> float | None:
     return FIRST_S + (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
 
 
-def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None) -> Misses:
-    """Return the decision's misses. A decode phase has no prediction of cached tokens: its KV comes from elsewhere."""
+def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None, begun_s: float | None = None) -> Misses:
+    """Return the decision's misses. A decode phase has no prediction of cached tokens: its KV comes from elsewhere.
+
+    `begun_s`: when the request's first decision was taken, from which its target counts; None: this is the first.
+    """
     if outcome is None:
         return Misses()
     cached, expected_s = None, decision.ttft_target_s
+    if expected_s is not None and begun_s is not None:
+        expected_s -= decision.now_s - begun_s
     if outcome.cached_tokens is not None and decision.isl_tokens and decision.phase != "decode":
         cached = predicted_cached_tokens(decision) - outcome.cached_tokens
     if expected_s is None:

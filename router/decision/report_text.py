@@ -124,11 +124,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------- the outcome
 
 
-def _outcome_lines(report: DecisionReport) -> list[str]:
+def _outcome_lines(report: RequestReport) -> list[str]:
     decision, outcome = report.decision, report.outcome
     if outcome is None:
         return ["outcome         not known"]
-    missed = misses(decision, outcome)
+    missed = misses(decision, outcome, report.decisions[0].decision.now_s if report.decisions else None)
     cached = "not reported" if outcome.cached_tokens is None else f"{outcome.cached_tokens} reported"
     missing = missed.cached_tokens or 0
     error = f", {abs(missing)} {'fewer' if missing > 0 else 'more'} than predicted" if missing else ""

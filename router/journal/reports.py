@@ -38,6 +38,7 @@ class _Known:
 
     def __init__(self, verdict: Verdict, note: str, of_request: "list[_Known]") -> None:
         self.verdict, self._note, self._of_request = verdict, note, of_request
+        self.begun_s: float = of_request[0].begun_s if of_request else verdict.now_s
         self.outcome: Outcome | None = None
         self.error = ""
 
@@ -88,7 +89,7 @@ class Findings:
         """The outcome of a decision was read."""
         if not self._question.worst:
             return
-        missed = misses(known.verdict.decision(), known.outcome).of(self._question.by)
+        missed = misses(known.verdict.decision(), known.outcome, known.begun_s).of(self._question.by)
         if missed is not None and missed > 0:
             keep = heapq.heappush if len(self._worst) < self._question.worst else heapq.heappushpop
             keep(self._worst, (missed, -next(self._order), known))

@@ -1,6 +1,5 @@
 """Decisions as rows, for lists and streams: what was chosen and what came of it, without the other candidates."""
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -77,14 +76,13 @@ class TailOfDecisions:
 def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionRow]:
     """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at."""
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
-    return [decision_row(each, now_s, wall_s) for each in islice(_taken(routing, wanted), limit)]
+    newest = routing.decisions.newest(SCANNED_MAX)
+    begun_s = {each.verdict.request.request_id: each.verdict.now_s for each in newest}
+    taken = islice(filter(wanted.takes, newest), limit)
+    return [decision_row(each, begun_s[each.verdict.request.request_id], now_s, wall_s) for each in taken]
 
 
-def _taken(routing: Routing, wanted: DecisionFilter) -> Iterator[DecisionRecord]:
-    return (each for each in routing.decisions.newest(SCANNED_MAX) if wanted.takes(each))
-
-
-def decision_row(record: DecisionRecord, now_s: float, wall_s: float) -> DecisionRow:
+def decision_row(record: DecisionRecord, begun_s: float, now_s: float, wall_s: float) -> DecisionRow:
     """Return one decision as a row."""
     decision, age_s = record.verdict.brief(), now_s - record.verdict.now_s
     chosen = decision.chosen
@@ -107,7 +105,7 @@ def decision_row(record: DecisionRecord, now_s: float, wall_s: float) -> Decisio
         margin=decision.margin,
         cost_unit=decision.cost_unit,
         outcome=outcome_of(record),
-        misses=misses(decision, record.outcome),
+        misses=misses(decision, record.outcome, begun_s),
     )
 
 

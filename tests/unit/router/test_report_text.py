@@ -3,7 +3,7 @@
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
-from router.decision.report import Misses, Outcome, RequestReport, misses
+from router.decision.report import DecisionReport, Misses, Outcome, RequestReport, misses
 from router.decision.report_text import report_lines, sentence, table
 from router.native.engine import FIRST_S
 from tests.unit.router.samples import candidate, decision
@@ -136,6 +136,18 @@ def test_a_miss_is_above_0_where_the_prediction_was_too_good(changed: dict[str, 
     found = misses(told, Outcome(outcome="ok", cached_tokens=0, ttft_s=0.041))
     assert found.cached_tokens == expected.cached_tokens
     assert found.ttft_s == pytest.approx(expected.ttft_s)
+
+
+def test_a_target_counts_from_the_first_decision_of_the_request_and_a_prediction_from_its_own() -> None:
+    ok = Outcome(outcome="ok", ttft_s=0.5)
+    retried = decision(candidate(predicted_ttft_s=0.1), ttft_target_s=1.0, now_s=13.0)
+    assert misses(retried, ok, 10.0).ttft_s == pytest.approx(2.5)
+    untargeted = decision(candidate(predicted_ttft_s=0.1), now_s=13.0)
+    assert misses(untargeted, ok, 10.0).ttft_s == pytest.approx(0.4)
+    first = decision(candidate(predicted_ttft_s=0.1), ttft_target_s=1.0, now_s=10.0)
+    decisions = (DecisionReport(decision=first), DecisionReport(decision=retried, outcome=ok))
+    lines = report_lines(RequestReport(decision=retried, outcome=ok, decisions=decisions))
+    assert "first token     500.0 ms (2500.0 ms later than its target of 1 s)" in lines
 
 
 def test_a_cost_in_ms_predicts_the_first_token_by_its_wait_and_prefill_and_what_all_ranks_need() -> None:
