@@ -28,6 +28,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import Family
@@ -278,7 +279,7 @@ class AttachedWorker:
         if settings.engine.is_forwarded:
             forwarder = await cleanup.enter_async_context(_forwarder(settings, worker, base_url, host.tracing))
             served = await _served(settings, forwarder)
-            base_url = f"http://{settings.worker.advertised_host}:{served.port}"
+            base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
         membership = self._membership = Membership(registration, worker_id, host.clock, asyncio.Event())

@@ -30,6 +30,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, log_families
+from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
@@ -299,7 +300,7 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         model=engine.model,
         served_names=worker.names,
         role=settings.worker.role,
-        base_url=f"http://{settings.advertised_host}:{port}",
+        base_url=url_of(settings.advertised_host, port),
         dp_ranks=engine.dp_ranks,
         block_size=engine.block_size,
         hash_scheme=HASH_SCHEME,
