@@ -19,6 +19,7 @@ from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
+from kv_runtime.config.rendering import without_user
 from kv_runtime.event_log import lookup, streams
 from kv_runtime.event_log.client import LastingClient
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
@@ -42,7 +43,6 @@ LISTEN_MESSAGES_MAX, LISTEN_BYTES_MAX = 65_536, 128 << 20
 """Pending core NATS messages of one subscription; an index has all answers of agents in one."""
 _NO_SUCH_STREAM = 10059
 _UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
-_USER_INFO = re.compile(r"://(?:(?!://)\S)*@")
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class EventLog:
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
     ) -> None:
         self._url = url
-        self._shown_url = _USER_INFO.sub("://", url)
+        self._shown_url = without_user(url)
         self._on_lost, self._on_found = on_lost, on_found
         self._timeout_s = confirm_s
         self._client = LastingClient()

@@ -15,7 +15,7 @@ class BrokerUnavailable(Exception):
 
 
 class StoppedUnconnected(BrokerUnavailable):
-    """The server was waited for, until the process was asked to stop."""
+    """The process was asked to stop while it waited for the server."""
 
 
 class LastSequenceDiffers(BrokerUnavailable):

@@ -91,8 +91,8 @@ class EncodeSection(Section):
 
     form: Literal["none", "handles", "embeddings"] = Field(
         "none",
-        description="what they send; none: this worker encodes its images. handles: from workers at this worker's "
-        "address, whose memory its engine opens; embeddings: from all, over `transfer`",
+        description="none: this worker encodes its images. handles: of memory that the engine opens, so only from "
+        "encode workers at this worker's address. embeddings: from any encode worker, over `transfer`",
     )
     token: SecretStr = Field(SecretStr(""), description="bearer token of the encode workers' HTTP")
 

@@ -1,9 +1,9 @@
 """The encode workers of one model in the fleet, and which of them is asked.
 
-    registered with role encode               asked
-    draining                                  not asked
-    left                                      forgotten
-    silent for `SILENT_S`, or failed within   asked after all others
+    registered with role encode                     asked
+    draining                                        not asked
+    left                                            forgotten
+    not heard, or failed, in the last `SILENT_S`    asked after all others
 
 Of several the one with the fewest requests of this worker in flight is asked, of equals the one asked least often. An
 engine opens only handles that were made on its machine: where handles are wanted, only workers of `host` are known.
@@ -117,19 +117,20 @@ class EncodeWorkers:
         except FleetEventRefused:  # routers log it
             return
         known = self._workers.get(event.worker_id)
-        is_known = known is not None and known.registration.instance == event.instance
+        if known is not None and known.registration.instance != event.instance:
+            known = None
         if isinstance(event, WorkerRegistered):
             if event.role != "encode" or self._host not in ("", urlsplit(event.base_url).hostname):
                 self._workers.pop(event.worker_id, None)
-            elif known is None or not is_known:
+            elif known is None:
                 self._workers[event.worker_id] = EncodeWorker(event, self._clock.now())
             else:
                 known.registration = event
                 known.draining = (known.draining or event.drained) and not event.ends_drain
-        elif known is not None and is_known:
+        elif known is not None and isinstance(event, WorkerDraining):
             known.draining = True
-            if not isinstance(event, WorkerDraining):
-                del self._workers[event.worker_id]
+        elif known is not None:
+            del self._workers[event.worker_id]
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         try:

@@ -298,7 +298,7 @@ async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown
         with pytest.raises(BrokerUnavailable) as raised:
             await EventLog.connect(f"nats://wr0ng@{host}", name="test")
         words = "the server refused the credentials, which are nats.user and nats.credentials"
-        assert str(raised.value) == f"nats.url nats://{host}: {words}"
+        assert str(raised.value) == f"nats.url nats://**********@{host}: {words}"
         with pytest.raises(BrokerUnavailable, match="refused the credentials") as raised:
             await EventLog.connect(f"nats://{host}", name="test", user="router", token="wr0ng")
         assert "wr0ng" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Which encode worker of the fleet is asked: who is known, who is left out, and who has least to do."""
+"""Which encode worker of the fleet is asked: those known, those left out, and that with the fewest requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ def encoder(name: str, **fields: Any) -> WorkerRegistered:
 
 
 def fleet_log(*told: WorkerRegistered) -> Any:
-    """A log whose fleet stream holds these registrations."""
+    """A stand-in for the event log, with these registrations on its fleet stream."""
     return Log(*told)
 
 

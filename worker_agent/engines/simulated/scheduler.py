@@ -135,7 +135,10 @@ class Simulator:
         """
         id_in_use = request.request_id in self._rank_of
         layout, preempts = self._layout, self._preempts
-        check_request(request, self.description, layout, self.role, id_in_use=id_in_use, preempts=preempts)
+        rules = _rules(request, self.description, layout, self.role, id_in_use=id_in_use, preempts=preempts)
+        for field, found, allowed, is_allowed in rules:
+            if not is_allowed:
+                raise RequestRefused(field, found, allowed)
         if self.role == "prefill":
             request = msgspec.structs.replace(request, max_tokens=1)
         dp_rank = request.dp_rank
@@ -284,27 +287,6 @@ class Simulator:
         return self._ranks[dp_rank].pool.held_hashes(tier)
 
 
-def check_request(
-    request: EngineRequest,
-    engine: EngineDescription,
-    layout: CacheLayout,
-    role: Role,
-    *,
-    id_in_use: bool,
-    preempts: bool,
-) -> None:
-    """Check that the engine can serve the request once it has room; one that `preempts`, also after that.
-
-    Raises:
-        RequestRefused: it cannot, on any of its ranks, however empty.
-    """
-    for field, found, allowed, is_allowed in _rules(
-        request, engine, layout, role, id_in_use=id_in_use, preempts=preempts
-    ):
-        if not is_allowed:
-            raise RequestRefused(field, found, allowed)
-
-
 def _rules(
     request: EngineRequest,
     engine: EngineDescription,
@@ -314,6 +296,7 @@ def _rules(
     id_in_use: bool,
     preempts: bool,
 ) -> Iterator[Rule]:
+    """Yield the rules for a request that an empty rank can serve; with `preempts`, also after its preemption."""
     yield from role_rules(request, role)
     yield from limits(request, engine, id_in_use=id_in_use)
     yield "n", request.sampling.choices, "1 or more", request.sampling.choices >= 1
