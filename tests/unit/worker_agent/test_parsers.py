@@ -1,5 +1,7 @@
 """What parsers do beyond the golden answers: names, bounds, what a request may say, and calls that are none."""
 
+import json
+
 import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
@@ -32,7 +34,7 @@ def ids_of(made: AnswerParser, text: str) -> list[str]:
 def test_an_unknown_parser_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"^allowed hermes, llama3_json, .*, gpt_oss, harmony, or none"):
         AnswerFormat("hermez")
-    with pytest.raises(ValueError, match=r"^allowed deepseek_r1, qwen3, gpt_oss, harmony, or none"):
+    with pytest.raises(ValueError, match=r"^allowed deepseek_r1, qwen3, .*, gpt_oss, harmony, or none"):
         AnswerFormat("", "r1")
 
 
@@ -43,9 +45,20 @@ def test_gpt_oss_goes_with_no_other_parser() -> None:
         assert "<|channel|>" in AnswerFormat(*names).special_tokens
 
 
-@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama3", "deepseekv3", "deepseekv31", "openai"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen25", "qwen3", "llama3", "deepseekv3", "deepseekv31", "deepseekv32", "openai"),
+        *("glm45", "glm47", "minimax-m2"),
+    ],
+)
 def test_other_engines_names_are_known(name: str) -> None:
     assert AnswerFormat(name).parser(EVERYTHING, answer_id="a", choice=0) is not None
+
+
+@pytest.mark.parametrize("name", ["deepseek-r1", "deepseek_v3", "deepseek-v3", "glm45", "minimax", "gpt-oss"])
+def test_other_engines_names_of_reasoning_are_known(name: str) -> None:
+    assert AnswerFormat("", name).parser(EVERYTHING, answer_id="a", choice=0) is not None
 
 
 def test_without_parsers_or_tools_nothing_is_parsed() -> None:
@@ -72,6 +85,45 @@ def test_schemas_that_say_odd_things_do_no_harm(schema: object) -> None:
     made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
     (call,) = read_of(parsed(made, ["<function=f><parameter=a>3</parameter></function>"])).tool_calls
     assert call["arguments"] == ('{"a": 3}' if "integer" in str(schema) else '{"a": "3"}')
+
+
+INTEGER, BY_NAME = {"type": "integer"}, {"$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "more", "value"),
+    [
+        (INTEGER, {}, 3),
+        ({"type": ["null", "integer"]}, {}, 3),
+        ({"type": "number"}, {}, 3),
+        ({"type": "boolean"}, {}, "3"),
+        ({"enum": [1, 3]}, {}, 3),
+        ({"enum": ["1", "3"]}, {}, "3"),
+        ({"const": 3}, {}, 3),
+        ({"oneOf": [{"type": "object"}, INTEGER]}, {}, 3),
+        ({"allOf": [{"$ref": "#/$defs/c"}]}, {"$defs": {"c": INTEGER}}, 3),
+        ({"$ref": "#/$defs/a~1b"}, {"$defs": {**BY_NAME["$defs"], "c": INTEGER}}, 3),
+        ({"$ref": "#/$defs/c"}, {"$defs": {"c": {"$ref": "#/$defs/c"}}}, "3"),
+        ({"$ref": "https://example.org/schema"}, {}, "3"),
+        ({"properties": {}}, {}, "3"),
+    ],
+)
+def test_a_value_has_the_type_that_the_schema_gives_it(schema: object, more: dict[str, object], value: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}, **more}}}
+    made = parser("glm46", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
+    (call,) = read_of(parsed(made, ["<tool_call>f<arg_key>a</arg_key><arg_value>3</arg_value></tool_call>"])).tool_calls
+    assert json.loads(call["arguments"]) == {"a": value}
+
+
+def kimi(*names: str) -> str:
+    calls = (f"<|tool_call_begin|>{name}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for name in names)
+    return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+
+
+def test_kimi_names_its_calls_itself() -> None:
+    text = kimi("functions.f:7", "g:8", "functions.f", "functions.f:7")
+    ours = ids_of(parser("hermes"), CALL * 4)
+    assert ids_of(parser("kimi_k2"), text) == ["functions.f:7", "g:8", ours[2], ours[3]]
 
 
 def test_calls_are_named_alike_by_another_worker_and_unlike_in_other_answers() -> None:
@@ -104,6 +156,38 @@ def test_calls_beyond_the_bound_are_content() -> None:
     read = read_of(parsed(parser(), [CALL * (CALLS_MAX + 1)]))
     assert len(read.tool_calls) == CALLS_MAX
     assert read.content == CALL
+
+
+def test_calls_of_a_section_beyond_the_bound_are_content() -> None:
+    call = '<invoke name="f"></invoke>'
+    read = read_of(parsed(parser("minimax_m2"), [f"<minimax:tool_call>{call * (CALLS_MAX + 1)}</minimax:tool_call>"]))
+    assert len(read.tool_calls) == CALLS_MAX
+    assert read.content == f"{call}</minimax:tool_call>"
+
+
+@pytest.mark.parametrize("name", ["", "two words", "f" * (NAME_CHARACTERS_MAX + 1), 'f"g'])
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("glm46", "<tool_call>%s\n<arg_key>a</arg_key>"),
+        ("minimax_m2", "<minimax:tool_call><invoke name=%s>"),
+        ("qwen3_coder", "<tool_call><function=%s>"),
+        ("deepseek_v32", "<\uff5cDSML\uff5cinvoke name=%s>"),
+    ],
+)
+def test_a_tag_without_a_functions_name_is_content(family: str, form: str, name: str) -> None:
+    made = parser(family)
+    assert (
+        "".join(event.text for event in parsed(made, [form % name]) if isinstance(event, ContentDelta)) == form % name
+    )
+    assert made.calls == 0
+
+
+def test_bare_text_of_gemma_waits_no_longer_than_the_bound() -> None:
+    made = parser("gemma4")
+    long = "x" * (HELD_CHARACTERS_MAX + 1)
+    read = read_of(fed(made, ["<|tool_call>call:f{a:", long, "}<tool_call|>"]))
+    assert read.tool_calls == [{"name": "f", "arguments": '{"a": '}]
 
 
 @pytest.mark.parametrize("name", ["f" * (NAME_CHARACTERS_MAX + 1), "", "\\ud800"])

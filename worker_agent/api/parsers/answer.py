@@ -17,7 +17,7 @@ import msgspec
 
 from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
 from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, joined
-from worker_agent.api.parsers.qwen3_coder import Tool
+from worker_agent.api.parsers.values import Tool
 
 _ID_CHARACTERS = 24
 

@@ -110,12 +110,12 @@ class ToolParser(Parser):
         if text:
             self._events.append(ContentDelta(text))
 
-    def _start(self, name: str) -> None:
-        """Begin a call; raise `Rejected` where there can be no function of this name."""
+    def _start(self, name: str, call_id: str = "") -> None:
+        """Begin a call; raise `Rejected` where there can be no function of this name. `call_id` is the model's own."""
         if not 0 < len(name) <= NAME_CHARACTERS_MAX or not _is_unicode(name):
             raise Rejected
         self._reader.recorded()
-        self._events.append(ToolCallStarted(self.calls, self._call_id(self.calls), name))
+        self._events.append(ToolCallStarted(self.calls, call_id or self._call_id(self.calls), name))
         self.calls, self.has_open_call = self.calls + 1, True
         self._space, self._is_at_begin, self._is_behind_call = "", False, True
 
@@ -125,6 +125,31 @@ class ToolParser(Parser):
 
     def _end(self) -> None:
         self.has_open_call = False
+
+
+class SectionParser(ToolParser):
+    """Finds calls that begin with `call`. `section`, if there is one, stands before the first, `section_end` behind."""
+
+    section = section_end = ""
+    call: str
+
+    @abstractmethod
+    def _one(self) -> Steps[None]:
+        """Read one call behind its beginning; return with it open where the text ends first."""
+
+    def _call(self, marker: str) -> Steps[None]:
+        reader = self._reader
+        if marker == self.section:
+            yield from reader.skip_space()
+            yield from reader.expect(self.call)
+        yield from self._one()
+        while self.section and not self.has_open_call:
+            yield from reader.skip_space()
+            reader.record("")
+            following = (self.call, self.section_end) if self._markers_now() else (self.section_end,)
+            if (yield from reader.literal(*following)) != self.call:
+                return
+            yield from self._one()
 
 
 def _is_unicode(text: str) -> bool:

@@ -1,11 +1,7 @@
 """The parsers by the names that TensorRT-LLM, SGLang and vLLM have for them.
 
-    tool calls    hermes (qwen25, qwen3), llama3_json (llama3), mistral, qwen3_coder, deepseek_v3 (deepseekv3),
-                  deepseek_v31 (deepseekv31), gpt_oss (harmony, openai)
-    reasoning     deepseek_r1 (deepseek-r1), qwen3, gpt_oss (harmony, openai_gptoss)
-
-gpt_oss reads both in one format: either of the two settings chooses it; the other is empty or names it, too.
-Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
+gpt_oss reads calls and reasoning in one format: either of the two settings chooses it; the other is empty or names it,
+too. Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
 `python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
 """
@@ -15,11 +11,12 @@ from typing import NamedTuple
 
 from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser, call_id_of, short_call_id_of
 from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
-from worker_agent.api.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from worker_agent.api.parsers.gemma4 import Gemma4Parser
 from worker_agent.api.parsers.harmony import HarmonyParser
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
-from worker_agent.api.parsers.qwen3_coder import Qwen3CoderParser
-from worker_agent.api.parsers.reasoning import ThinkParser, begins_inside
+from worker_agent.api.parsers.reasoning import THOUGHTS, ThinkParser
+from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, MINIMAX_M2, QWEN3_CODER, TagForm, TagParser
+from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
 
 _GPT_OSS = "gpt_oss"
 
@@ -33,28 +30,33 @@ class _Family(NamedTuple):
     call_id: Callable[[str, int], CallId] = call_id_of
 
 
+def _tags(form: TagForm) -> _Family:
+    return _Family(lambda call_id, wishes: TagParser(form, call_id, wishes.tools), form.special_tokens)
+
+
 _FAMILIES: Mapping[str, _Family] = {
     "hermes": _Family(lambda call_id, _: HermesParser(call_id), ("<tool_call>", "</tool_call>")),
     "llama3_json": _Family(lambda call_id, _: Llama3JsonParser(call_id), ("<|python_tag|>",), ("<|eom_id|>",)),
     "mistral": _Family(
         lambda call_id, _: MistralParser(call_id), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), (), short_call_id_of
     ),
-    "qwen3_coder": _Family(
-        lambda call_id, wishes: Qwen3CoderParser(call_id, wishes.tools), ("<tool_call>", "</tool_call>")
-    ),
+    "qwen3_coder": _tags(QWEN3_CODER),
+    "glm46": _tags(GLM46),
+    "minimax_m2": _tags(MINIMAX_M2),
+    "kimi_k2": _Family(lambda call_id, _: KimiK2Parser(call_id), KimiK2Parser.special_tokens),
+    "gemma4": _Family(lambda call_id, _: Gemma4Parser(call_id), Gemma4Parser.special_tokens, Gemma4Parser.stop_tokens),
     "deepseek_v3": _Family(lambda call_id, _: DeepSeekV3Parser(call_id), DeepSeekV3Parser.special_tokens),
     "deepseek_v31": _Family(lambda call_id, _: DeepSeekV31Parser(call_id), DeepSeekV31Parser.special_tokens),
+    "deepseek_v32": _tags(DEEPSEEK_V32),
     _GPT_OSS: _Family(
         lambda call_id, wishes: HarmonyParser(call_id, finds_calls=wishes.finds_calls),
         HarmonyParser.special_tokens,
         HarmonyParser.stop_tokens,
     ),
 }
-_BEGINS_INSIDE = {"deepseek_r1": True, "qwen3": False}
-_THINK_TOKENS = ("<think>", "</think>")
 
 TOOL_CALL_PARSERS = (*_FAMILIES, "harmony")
-REASONING_PARSERS = (*_BEGINS_INSIDE, _GPT_OSS, "harmony")
+REASONING_PARSERS = (*THOUGHTS, _GPT_OSS, "harmony")
 _ALIASES = {
     "harmony": _GPT_OSS,
     "openai": _GPT_OSS,
@@ -64,8 +66,14 @@ _ALIASES = {
     "llama3": "llama3_json",
     "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
     "deepseek-r1": "deepseek_r1",
+    "glm45": "glm46",
+    "glm47": "glm46",
+    "minimax-m2": "minimax_m2",
 }
+_REASONING_ALIASES = _ALIASES | {"deepseek_v3": "deepseek_v32", "deepseek-v3": "deepseek_v32", "minimax": "minimax_m2"}
+"""Of DeepSeek the engines name one parser of reasoning for all models from V3.1 on."""
 
 
 class AnswerFormat:
@@ -87,7 +95,7 @@ class AnswerFormat:
         self.parses = bool(tools or reasoning)
         self.special_tokens = self._family.special_tokens if self._family else ()
         if self._reasoning:
-            self.special_tokens += _THINK_TOKENS
+            self.special_tokens += (THOUGHTS[self._reasoning].opening, THOUGHTS[self._reasoning].closing)
         self.stop_tokens = self._family.stop_tokens if self._family else ()
 
     def parser(
@@ -106,10 +114,12 @@ class AnswerFormat:
     def _think_parser(self, prompt_end: str, tools: ToolParser | None) -> Parser | None:
         if not self._reasoning:
             return None
-        inside = begins_inside(prompt_end, otherwise=_BEGINS_INSIDE[self._reasoning])
+        thought = THOUGHTS[self._reasoning]
+        inside = thought.begins(prompt_end)
         if inside is None:
             return None
-        return ThinkParser(begins_inside=inside, calls=() if tools is None else tools.openings or tools.markers)
+        calls = () if tools is None else tools.openings or tools.markers
+        return ThinkParser(thought, begins_inside=inside, calls=calls)
 
 
 def canonical_tool_call_parser(name: str) -> str:
@@ -120,7 +130,7 @@ def canonical_tool_call_parser(name: str) -> str:
 
 def canonical_reasoning_parser(name: str) -> str:
     """Return the first of a parser's names; raise ValueError for one that there is not."""
-    return _checked(_ALIASES.get(name, name), (*_BEGINS_INSIDE, _GPT_OSS), REASONING_PARSERS)
+    return _checked(_REASONING_ALIASES.get(name, name), (*THOUGHTS, _GPT_OSS), REASONING_PARSERS)
 
 
 def _checked(family: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:

@@ -1,22 +1,54 @@
-"""Reasoning between <think> and </think>.
+"""Reasoning between <think> and </think>, or between the tokens of a channel.
 
-    deepseek_r1      the answer begins with reasoning, with or without <think>
-    qwen3            reasoning begins with <think> at the beginning of the answer or at the end of the prompt
-    the prompt ends  with <think>: the answer begins with reasoning; with </think>: it has none
-    a call           ends reasoning without </think>, if calls are parsed; the next </think> is dropped
+    deepseek_r1, minimax_m2    the answer begins with reasoning, with or without <think>
+    qwen3, glm46, kimi_k2,     reasoning begins with <think> at the beginning of the answer or at the end of the prompt
+    deepseek_v32
+    gemma4                     reasoning is what stands between <|channel>thought and <channel|>, any number of times
+    the prompt ends            with <think>: the answer begins with reasoning; with </think>: it has none
+    a call                     ends reasoning without </think>, if calls are parsed; the next </think> is dropped
 
 Text between the tags is reasoning, with its white space; text after them is content.
-Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm,
-`vllm/reasoning/deepseek_r1_reasoning_parser.py`, `qwen3_reasoning_parser.py`; sgl-project/sglang,
+Source: the chat templates of these models; NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`;
+vllm-project/vllm, `vllm/reasoning/`: `deepseek_r1_reasoning_parser.py`, `qwen3_reasoning_parser.py`,
+`kimi_k2_reasoning_parser.py`, `gemma4_reasoning_parser.py`; sgl-project/sglang,
 `python/sglang/srt/parser/reasoning_parser.py`.
 """
+
+from typing import NamedTuple
 
 from worker_agent.api.parsers.calls import Parser
 from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta
 from worker_agent.api.parsers.reader import Steps
 
-THINK, THINK_END = "<think>", "</think>"
 _SPACE_CHARACTERS_MAX = 64
+
+
+class Thought(NamedTuple):
+    """The tags of one family. `label` follows the opening one, and is no reasoning. `repeats`: also behind content."""
+
+    begins_inside: bool = False
+    opening: str = "<think>"
+    closing: str = "</think>"
+    label: str = ""
+    repeats: bool = False
+
+    def begins(self, prompt_end: str) -> bool | None:
+        """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
+        end = prompt_end.rstrip()
+        if end.endswith(self.closing):
+            return False if self.repeats else None
+        return self.begins_inside or end.endswith((self.opening + self.label).rstrip())
+
+
+THOUGHTS = {
+    "deepseek_r1": Thought(begins_inside=True),
+    "qwen3": Thought(),
+    "glm46": Thought(),
+    "kimi_k2": Thought(),
+    "deepseek_v32": Thought(),
+    "minimax_m2": Thought(begins_inside=True),
+    "gemma4": Thought(opening="<|channel>", closing="<channel|>", label="thought\n", repeats=True),
+}
 
 
 class ThinkParser(Parser):
@@ -25,29 +57,32 @@ class ThinkParser(Parser):
     `calls`: the beginnings of calls; each ends reasoning.
     """
 
-    def __init__(self, *, begins_inside: bool, calls: tuple[str, ...] = ()) -> None:
-        self._begins_inside = begins_inside
-        self._ends = (THINK_END, *calls)
+    def __init__(self, thought: Thought, *, begins_inside: bool, calls: tuple[str, ...] = ()) -> None:
+        self._thought, self._begins_inside = thought, begins_inside
+        self._ends = (thought.closing, *calls)
         super().__init__()
 
     def _steps(self) -> Steps[None]:
-        reader, space = self._reader, ""
+        reader, thought, space = self._reader, self._thought, ""
         while (yield from reader.peek()).isspace() and len(space) < _SPACE_CHARACTERS_MAX:
             space += reader.take()
-        if (yield from reader.literal(THINK)):
+        if (yield from reader.literal(thought.opening)):
             yield from self._inside()
         elif self._begins_inside:
             self._reasoning(space)
             yield from self._inside()
         else:
             self._content(space)
-        yield from reader.until((), self._content)
+        while (yield from reader.until((thought.opening,) if thought.repeats else (), self._content)):
+            yield from self._inside()
 
     def _inside(self) -> Steps[None]:
+        if self._thought.label:
+            yield from self._reader.literal(self._thought.label)
         end = yield from self._reader.until(self._ends, self._reasoning)
-        if end and end != THINK_END:
+        if end and end != self._thought.closing:
             self._content(end)
-            yield from self._reader.until((THINK_END,), self._content)
+            yield from self._reader.until((self._thought.closing,), self._content)
 
     def _reasoning(self, text: str) -> None:
         if text:
@@ -56,11 +91,3 @@ class ThinkParser(Parser):
     def _content(self, text: str) -> None:
         if text:
             self._events.append(ContentDelta(text))
-
-
-def begins_inside(prompt_end: str, *, otherwise: bool) -> bool | None:
-    """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
-    end = prompt_end.rstrip()
-    if end.endswith(THINK_END):
-        return None
-    return True if end.endswith(THINK) else otherwise

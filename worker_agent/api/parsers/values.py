@@ -1,0 +1,130 @@
+"""Values that a model writes as text become JSON, by the types that a tool's JSON schema gives its parameters.
+
+    the schema's type      the value
+    string, or none        a string, sent as it comes; `null` in any case of letters is null
+    others                 as it is written, if it is JSON of such a type (True, FALSE: a boolean); else a string.
+                           It is sent at its end; one of more than `HELD_CHARACTERS_MAX` is sent as a string
+
+Types also follow from `enum`, `const`, `properties` and `items`, from what `anyOf`, `oneOf` and `allOf` combine, and
+from a `$ref` into the tool's own schema.
+Source: JSON Schema 2020-12, core and validation; sgl-project/sglang, `python/sglang/srt/function_call/utils.py`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX, Show
+
+Tool = Mapping[str, Any]
+
+EXACT: frozenset[str] = frozenset()
+"""Instead of types: the value is a string, whatever it looks like."""
+ANY = frozenset({"any", "boolean"})
+"""Instead of types: the value is JSON of any type."""
+_NULL = "null"
+_NESTED_MAX = 8
+_KINDS: Mapping[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset({"string"}),
+    dict: frozenset({"object"}),
+    list: frozenset({"array"}),
+}
+
+
+class Value:
+    """One parameter's value on its way into JSON."""
+
+    def __init__(self, types: frozenset[str], show: Show) -> None:
+        self._types, self._show = types, show
+        self._parts, self._characters, self._is_string = list[str](), 0, False
+
+    def add(self, text: str) -> None:
+        """Take more of the value's text; show what is certain."""
+        if self._is_string:
+            self._show(quoted(text)[1:-1])
+            return
+        self._parts.append(text)
+        self._characters += len(text)
+        if not self._may_wait():
+            self.cut()
+            self._is_string = True
+
+    def end(self) -> None:
+        """Show the rest."""
+        self._show('"' if self._is_string else self._json("".join(self._parts)))
+
+    def cut(self) -> None:
+        """Show what was held back of a value that never ended, as far as it can be a string."""
+        if not self._is_string:
+            self._show(quoted("".join(self._parts))[:-1])
+
+    def _may_wait(self) -> bool:
+        if self._types == {"string"}:
+            return self._characters <= len(_NULL) and _NULL.startswith("".join(self._parts).lower())
+        return bool(self._types) and self._characters <= HELD_CHARACTERS_MAX
+
+    def _json(self, text: str) -> str:
+        bare = text.strip()
+        lowered = bare.lower()
+        if lowered == _NULL or (lowered in ("true", "false") and "boolean" in self._types):
+            return lowered
+        try:
+            decoded = msgspec.json.decode(bare)
+        except (msgspec.DecodeError, RecursionError):
+            return quoted(text)
+        is_of_type = "any" in self._types or self._types & (_KINDS[type(decoded)] - {"string"})
+        return bare if is_of_type else quoted(text)
+
+
+def types_of(tools: Sequence[Tool], function: str, parameter: str) -> frozenset[str]:
+    """Return the JSON types that the function's schema gives a parameter; `string` where it names none."""
+    schema = _parameters_of(tools, function)
+    properties = schema.get("properties")
+    own = properties.get(parameter) if isinstance(properties, Mapping) else None
+    return frozenset(_named_types(own, schema, _NESTED_MAX)) - {_NULL} or frozenset({"string"})
+
+
+def quoted(text: str) -> str:
+    """Return the text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            return parameters if isinstance(parameters, Mapping) else {}
+    return {}
+
+
+def _named_types(schema: object, root: Mapping[str, Any], nested: int) -> Iterator[str]:
+    """Yield the types that a schema names, each maybe several times; nothing below `nested` levels."""
+    if not isinstance(schema, Mapping) or not nested:
+        return
+    named = schema.get("type")
+    yield from (each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
+    if named is None:
+        values = schema.get("enum")
+        for value in [*(values if isinstance(values, list) else ()), schema.get("const")]:
+            yield from _KINDS.get(type(value), ())
+        yield from (kind for key, kind in (("properties", "object"), ("items", "array")) if key in schema)
+    for key in ("anyOf", "oneOf", "allOf"):
+        combined = schema.get(key)
+        for each in combined if isinstance(combined, list) else ():
+            yield from _named_types(each, root, nested - 1)
+    yield from _named_types(_referred(schema.get("$ref"), root), root, nested - 1)
+
+
+def _referred(reference: object, root: Mapping[str, Any]) -> object:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: object = root
+    for name in reference.removeprefix("#/").split("/"):
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
