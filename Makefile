@@ -80,7 +80,7 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
 
-engines: $(READY)  ## the event and publisher classes of vLLM and SGLang, from their wheels (650 MB), before agent and index
+engines: $(READY)  ## the event classes of vLLM and SGLang, and xgrammar, from their wheels (690 MB), before agent and index
 	$(BIN)/python -m tests.support.engine_wheels
 	$(BIN)/python -m pytest -s tests/system/engines
 

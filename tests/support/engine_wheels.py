@@ -1,4 +1,4 @@
-"""The KV event classes of engines' releases, from their wheels, without the engines' dependencies.
+"""The KV event classes of engines' releases, and xgrammar, from their wheels, without their dependencies.
 
 `python -m tests.support.engine_wheels` downloads the wheels and keeps the few files that are read (`build/engines`).
 Every other module of an engine is a stand-in: the event classes need their names alone.
@@ -8,10 +8,11 @@ import dataclasses
 import logging
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -29,11 +30,24 @@ SGLANG = (
 )
 FILES = {"vllm-0.24.0": VLLM, "vllm-0.33.0": VLLM, "sglang-0.5.14": SGLANG, "sglang-0.5.23": SGLANG}
 """By release, what is read, in the order of their imports."""
+XGRAMMAR = "xgrammar-0.1.32"
+"""The release that TensorRT-LLM 1.3 and 1.4 pin."""
+_FETCHED = {**FILES, XGRAMMAR: (f"xgrammar/xgrammar_bindings{sysconfig.get_config_var('EXT_SUFFIX')}",)}
 
 
 def is_there(release: str) -> bool:
     """Return whether the release's files were fetched."""
-    return all((DIRECTORY / release / name).exists() for name in FILES[release])
+    return all((DIRECTORY / release / name).exists() for name in _FETCHED[release])
+
+
+def xgrammar() -> Any:
+    """Return the native module of xgrammar; the package around it would import torch."""
+    spec = spec_from_file_location("xgrammar_bindings", DIRECTORY / XGRAMMAR / _FETCHED[XGRAMMAR][0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def modules(release: str) -> dict[str, Any]:
@@ -107,11 +121,11 @@ def _fetch(release: str) -> None:
         subprocess.run([*command, f"{name}=={version}"], check=True)
         (wheel,) = Path(directory).iterdir()
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(DIRECTORY / release, FILES[release])
+            archive.extractall(DIRECTORY / release, _FETCHED[release])
 
 
 if __name__ == "__main__":
-    for each in FILES:
+    for each in _FETCHED:
         if not is_there(each):
             sys.stderr.write(f"fetching the wheel of {each} ...\n")
             _fetch(each)

@@ -1,4 +1,4 @@
-"""Chooses an answer's parsers and the special tokens that they see, and counts the tool calls that they find.
+"""Chooses an answer's parsers, its special tokens and its guide, and counts the tool calls that are found.
 
 counted as    a tool call
 complete      that ended
@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from kv_protocol.openai.option_table import NamedToolChoice
 from kv_protocol.openai.requests import ChatRequest, Request
 from kv_runtime.text.model import Text
 from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.port.sampling import Guide
 
 _PROMPT_END_TOKENS = 16
 """How many of the prompt's last tokens are read to see whether the template began the reasoning."""
@@ -47,6 +49,17 @@ class AnswerParsing:
             return lambda _: None
         wishes, end = _wishes(request), self._prompt_end(prompt)
         return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
+
+    def forced_guide(self, request: Request, prompt: tuple[int, ...]) -> Guide | None:
+        """Return what makes the engine write the calls that `tool_choice` demands; None where nothing does."""
+        if not isinstance(request, ChatRequest) or request.tool_choice in (None, "none", "auto"):
+            return None
+        functions, only_one = tuple(request.tools or ()), request.parallel_tool_calls is False
+        if isinstance(request.tool_choice, NamedToolChoice):
+            name, only_one = request.tool_choice.function.name, True
+            functions = tuple(each for each in functions if each["function"]["name"] == name)
+        tag = self._format.forced(functions, only_one=only_one, prompt_end=self._prompt_end(prompt))
+        return None if tag is None else Guide(kind="structural_tag", value=tag)
 
     def count(self, parsers: Sequence[AnswerParser]) -> None:
         """Count the calls of an answer that has ended."""

@@ -134,6 +134,7 @@ class Completions:
                 prompt.tokens,
                 handoff=wishes.handoff or prompt.handoff,
                 media=prompt.media,
+                forced=self._parsing.forced_guide(request, prompt.tokens),
                 text=prompt.text,
                 request_id=self._new_id(),
                 dp_rank=None if rank is None else int(rank),

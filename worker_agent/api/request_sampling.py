@@ -20,6 +20,8 @@ vLLM's for `guided_*` and `structured_outputs`.
 
 from collections.abc import Iterator
 
+import msgspec
+
 from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.option_table import (
     LOGPROBS_MAX,
@@ -83,6 +85,17 @@ def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_
 def guide_field(request: Request) -> str:
     """Return the field with the guide; empty: no guide."""
     return _guide(request)[0]
+
+
+def forced_sampling(request: Request, sampling: Sampling, calls: Guide) -> Sampling:
+    """Return the parameters of an answer that must be calls: a `response_format` is of content, and there is none.
+
+    Raises:
+        RequestInvalid: the request guides the whole answer otherwise.
+    """
+    if (field := guide_field(request)) not in ("", "response_format"):
+        raise RequestInvalid("tool_choice", Verbatim(f"it beside {field}"), "one guide a request")
+    return msgspec.structs.replace(sampling, guide=calls)
 
 
 def _logprobs(request: Request) -> int | None:

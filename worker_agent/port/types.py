@@ -1,7 +1,7 @@
 """An engine's requests, outputs, description and errors."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -11,8 +11,8 @@ from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprobs
 
 MediaKind = Literal["image", "embeddings"]
-Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
-ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
+Skill = Literal["guides", "structural_tags", "logits_processors", "prompt_logprobs"]
+ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
 PRIORITY_DEFAULT = 35
 PRIORITY_MAX = 100

@@ -1,22 +1,26 @@
 """Tool calls and reasoning in an agent's answers, over HTTP: what clients get, counts, and what requests may say."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_protocol.continuation import progress_of
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from kv_runtime.text.byte_model import ByteText
+from tests.support.structural_tags import accepts
 from tests.support.tool_calls import Case, Read, golden_cases
 from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, Agent, Answered, serving
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import scripted
+from worker_agent.port.sampling import Guide
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 TEXT = ByteText()
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -85,6 +89,41 @@ async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> N
         assert read_stream(answered).tool_calls == [{"name": "f", "arguments": '{"a": 1'}]
         assert answered.said()["finish_reason"] == "length"
         assert agent.api.tool_calls_total == {"complete": 0, "unclosed": 1}
+
+
+class Guided(SimulatedEngine):
+    """An engine that takes structural tags, and keeps the guides of its requests."""
+
+    guides: list[Guide | None]
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        self.guides = [*getattr(self, "guides", ()), request.sampling.guide]
+        return super().generate(request)
+
+
+async def test_a_demanded_call_guides_the_engine() -> None:
+    described = msgspec.structs.replace(SIMULATED, skills=frozenset({"guides", "structural_tags"}))
+    source = scripted((*TEXT.encode("<think>\n</think>" + CALL.removeprefix("<think>why</think>")), *TEXT.eos_ids))
+    engine = Guided(Simulator(described, token_source=source), SystemClock(), speed=1000.0)
+    two, named = (
+        [*TOOLS, {"type": "function", "function": {"name": "g"}}],
+        {"type": "function", "function": {"name": "g"}},
+    )
+    async with serving(engine, answer_format=AnswerFormat("hermes", "qwen3")) as agent:
+        for choice in (None, "auto", "none", "required", named):
+            body = {} if choice is None else {"tool_choice": choice}
+            assert (await told(agent, tools=two, **body)).status == 200
+        await told(agent, tools=two, tool_choice="required", parallel_tool_calls=False)
+    *free, required, of_g, one = engine.guides
+    assert free == [None, None, None]
+    f, g = (f'\n{{"name": "{name}", "arguments": {{}}}}\n'.join(("<tool_call>", "</tool_call>")) for name in "fg")
+    answers = (f, g, f"{f}\n{g}", f"<think>\n</think>\n{g}", "no")
+    taken = [[accepts(guide.value, answer) for answer in answers] for guide in (required, of_g, one) if guide]
+    assert taken == [
+        [True, True, True, True, False],
+        [False, True, False, True, False],
+        [True, True, False, True, False],
+    ]
 
 
 async def test_each_choice_has_a_parser_of_its_own() -> None:

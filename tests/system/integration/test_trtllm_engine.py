@@ -224,6 +224,21 @@ async def test_adapters_guides_and_priorities_reach_the_engine(trtllm: Fake, tmp
     assert trtllm.control.executors == []
 
 
+@pytest.mark.parametrize(("backend", "has_tags"), [("xgrammar", True), ("llguidance", False), (None, False)])
+async def test_an_engine_that_xgrammar_guides_takes_structural_tags(
+    trtllm: Fake, backend: str | None, *, has_tags: bool
+) -> None:
+    del trtllm
+    async with running(trtllm_engine({"guided_decoding_backend": backend})) as engine:
+        assert ("structural_tags" in engine.describe().skills) == has_tags
+        guided = Sampling(guide=Guide(kind="structural_tag", value={"type": "structural_tag", "format": {}}))
+        if has_tags:
+            assert tokens_of(await outputs(engine, request(sampling=guided)))
+        else:
+            with pytest.raises(RequestRefused, match="guided_decoding"):
+                await outputs(engine, request(sampling=guided))
+
+
 async def test_a_request_that_the_engine_refuses_fails_alone(trtllm: Fake) -> None:
     async with running(trtllm_engine()) as engine:
         trtllm.control.refuse_request("not this one")

@@ -20,7 +20,7 @@ from kv_runtime.text.byte_model import ByteText
 from tests.support.engine_description import described
 from worker_agent.api.request_rules import RequestRules, prompt_ids
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.sampling import Sampling
+from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import ALL_SKILLS, EngineRequest
 
 ENGINE = described(max_seq_len=100, dp_ranks=(0, 2))
@@ -149,6 +149,27 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
         bad_words=msgspec.Raw(b'["a"]'),
     )
     assert asked(request, of=rules(skills=ALL_SKILLS), dp_rank=2, text="seven", conversation_id="c") == expected
+
+
+CALLS = Guide(kind="structural_tag", value={"type": "structural_tag"})
+
+
+@pytest.mark.parametrize("response_format", [None, {"type": "json_object"}])
+def test_calls_that_are_demanded_guide_the_answer_in_place_of_its_format(response_format: Any) -> None:
+    request, of = chat(response_format=response_format, temperature=0.5), rules(skills=ALL_SKILLS)
+    assert asked(request, of=of, forced=CALLS).sampling == Sampling(temperature=0.5, guide=CALLS)
+
+
+def test_nothing_is_forced_in_an_answer_that_goes_on_or_by_an_engine_without_structural_tags() -> None:
+    of = rules(skills=ALL_SKILLS)
+    assert asked(chat(), of=of, forced=CALLS, before=(1,)).sampling.guide is None
+    assert asked(chat(), of=rules(skills=ALL_SKILLS - {"structural_tags"}), forced=CALLS).sampling.guide is None
+
+
+def test_demanded_calls_beside_a_guide_of_the_whole_answer_are_refused() -> None:
+    request = chat(guided_regex="a+")
+    with pytest.raises(RequestInvalid, match="tool_choice: found it beside guided_regex, allowed one guide a request"):
+        asked(request, of=rules(skills=ALL_SKILLS), forced=CALLS)
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(None, None), (0, 0.0), (1.0, 1.0), (-1, None), (7, None)])

@@ -146,6 +146,15 @@ def test_what_the_engine_cannot_do_is_refused_with_its_field(role: Role, fields:
     assert refusal(role, **fields).startswith(says)
 
 
+def test_a_structural_tag_is_refused_where_xgrammar_does_not_guide() -> None:
+    wishes: dict[str, Any] = {"sampling": Sampling(guide=Guide(kind="structural_tag", value="{}"))}
+    says = 'guided_decoding: found "a structural tag", allowed another guide: llguidance has none, xgrammar has'
+    assert refusal(abilities={"guided_by": "llguidance"}, **wishes) == says
+    check_request(asked(**wishes), ENGINE, Abilities(role="aggregated", guided_by="xgrammar"))
+    other = Sampling(guide=Guide(kind="json_object"))
+    check_request(asked(sampling=other), ENGINE, Abilities(role="aggregated", guided_by="llguidance"))
+
+
 def test_processors_see_one_sequence() -> None:
     wishes: dict[str, Any] = {"logits_processors": ("p",), "sampling": Sampling(choices=2)}
     assert refusal(abilities={"logits_processors": {"p"}}, **wishes).startswith("n: found 2, allowed 1 with logits")

@@ -2,7 +2,7 @@
 
     the request                              here
     tools absent, empty, tool_choice none    calls are not parsed: their text is content
-    tool_choice required, or a function      as auto: the model is not forced (guided decoding would be needed)
+    tool_choice required, or a function      as auto: the engine may be guided (`forced_calls.py`)
     parallel_tool_calls false                the first call is kept, others are dropped
     include_reasoning false                  reasoning is dropped
 

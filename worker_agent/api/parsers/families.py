@@ -6,17 +6,19 @@ too. Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning
 `tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser, call_id_of, short_call_id_of
 from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
+from worker_agent.api.parsers.forced_calls import CALL_FORMS, Format, forced_calls
 from worker_agent.api.parsers.gemma4 import Gemma4Parser
 from worker_agent.api.parsers.harmony import HarmonyParser
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from worker_agent.api.parsers.reasoning import THOUGHTS, ThinkParser
 from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, MINIMAX_M2, QWEN3_CODER, TagForm, TagParser
 from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from worker_agent.api.parsers.values import Tool
 
 _GPT_OSS = "gpt_oss"
 
@@ -91,6 +93,7 @@ class AnswerFormat:
             tools = reasoning = _GPT_OSS
         self._reads_both = tools == _GPT_OSS
         self._family = _FAMILIES[tools] if tools else None
+        self._form = CALL_FORMS.get(tools)
         self._reasoning = "" if self._reads_both else reasoning
         self.parses = bool(tools or reasoning)
         self.special_tokens = self._family.special_tokens if self._family else ()
@@ -110,6 +113,24 @@ class AnswerFormat:
             tools = self._family.make(self._family.call_id(answer_id, choice), wishes)
         reasoning = self._think_parser(prompt_end, tools)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
+
+    def forced(self, functions: Sequence[Tool], *, only_one: bool, prompt_end: str) -> Format | None:
+        """Return the structural tag of an answer that calls some of the functions; None where the format has none."""
+        if self._form is None or self._family is None:
+            return None
+        if self._reads_both:
+            return forced_calls(self._form, functions, only_one=only_one, thought=self._form.thought)
+        thought = THOUGHTS.get(self._reasoning)
+        inside = thought and thought.begins(prompt_end)
+        tools = self._family.make(call_id_of("", 0), AnswerOptions(finds_calls=True, tools=functions))
+        return forced_calls(
+            self._form,
+            functions,
+            only_one=only_one,
+            thought=None if inside is None else thought,
+            begins_inside=bool(inside),
+            openings=tools.openings or tools.markers,
+        )
 
     def _think_parser(self, prompt_end: str, tools: ToolParser | None) -> Parser | None:
         if not self._reasoning:

@@ -118,7 +118,7 @@ class TensorRTLLMEngine:
             end_ids=self._settings.end_ids,
             loras=self._settings.loras.keys(),
             logits_processors=self._processors.names,
-            guides=args.value("guided_decoding_backend") is not None,
+            guided_by=args.value("guided_decoding_backend"),
             attention_dp=args.attention_dp_size > 1,
             vocab_size=self._settings.vocab_size or 0,
             conversations=self._settings.conversation_affinity,

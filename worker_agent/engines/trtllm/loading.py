@@ -118,7 +118,7 @@ def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescr
         max_prompt_tokens=_max_prompt_tokens(args, own, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
         kv_cache_dtype=_kv_cache_dtype(args, loaded.llm, own),
-        skills=ALL_SKILLS,
+        skills=ALL_SKILLS - (set() if args.value("guided_decoding_backend") == "xgrammar" else {"structural_tags"}),
     )
 
 

@@ -26,8 +26,9 @@ Rules of the roles: `worker_agent/port/rules.py`.
     media                                 `worker_agent/media/inputs.py`
     prefill                               `max_tokens` 1; everything else as in the request
 
-Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
-`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `SURFACE.md` of the fake.
+Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py`,
+`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`) and
+`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (structural tags); `SURFACE.md` of the fake.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -88,7 +89,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     end_ids: tuple[int, ...] = ()
     loras: Collection[str] = ()
     logits_processors: Collection[str] = ()
-    guides: bool = False
+    guided_by: str | None = None
     attention_dp: bool = False
     vocab_size: int = 0
     conversations: bool = False
@@ -217,7 +218,15 @@ def _sampling_rules(sampling: Sampling, abilities: Abilities) -> Iterator[Rule]:
         value = getattr(sampling, name)
         yield name, value, f"0..{LOGPROBS_MAX}", value is None or 0 <= value <= LOGPROBS_MAX
     allowed = "none: the engine was loaded without guided_decoding_backend"
-    yield "guided_decoding", "a guide", allowed, sampling.guide is None or abilities.guides
+    guide, by = sampling.guide, abilities.guided_by
+    yield "guided_decoding", "a guide", allowed, guide is None or by is not None
+    is_tag = guide is not None and guide.kind == "structural_tag"
+    yield (
+        "guided_decoding",
+        "a structural tag",
+        f"another guide: {by} has none, xgrammar has",
+        not is_tag or by == "xgrammar",
+    )
 
 
 def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:

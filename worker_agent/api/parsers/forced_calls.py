@@ -1,0 +1,155 @@
+r"""Forced calls (`tool_choice` "required", or a function) as a structural tag, which guides the engine's decoding.
+
+    the answer       [reasoning] up to 3 line ends, calls, and nothing else
+    reasoning        to its end, if the prompt has begun it; else, with a parser of reasoning, there may be some. A call
+                     cannot begin within it
+    calls            "required": of any of the tools, one or more; `parallel_tool_calls` false, or a function: one
+    the arguments    JSON: an object; of a function with `strict` true, one by its schema
+                     in tags, and of Gemma 4: any text up to the call's end
+
+The tags of xgrammar for XML (`style` of `json_schema`) are not used: release 0.1.32, which TensorRT-LLM 1.3 and 1.4
+pin, allows no line end between parameters, which the models write. Mistral's family has two formats that only its
+tokenizer tells apart: its calls are not forced.
+
+Source: mlc-ai/xgrammar 0.1.32, `python/xgrammar/structural_tag.py`, `docs/tutorials/structural_tag.md`;
+NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py` (`_build_tool_strict_guided_decoding_params`),
+`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (xgrammar only); formats: as the parsers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from worker_agent.api.parsers.reasoning import Thought
+from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, MINIMAX_M2, QWEN3_CODER
+from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from worker_agent.api.parsers.values import Tool, quoted
+
+Format = dict[str, Any]
+
+_LINE_ENDS: Format = {"type": "regex", "pattern": "\\n{0,3}"}
+_ANY_TEXT: Format = {"type": "any_text"}
+_NOTHING: Format = {"type": "const_string", "value": ""}
+
+
+class CallForm(NamedTuple):
+    """How a family writes a call: `begin`, its name, `behind`, what matches `pattern`, its arguments, `end`.
+
+    Of several calls each is between the texts of `around`, and all together are between those of `section`. Without
+    `is_json` the arguments are any text. `thought` is the reasoning of a family that has one parser for both.
+    """
+
+    begin: str
+    behind: str
+    end: str
+    pattern: str = ""
+    around: tuple[str, str] = ("", "")
+    section: tuple[str, str] = ("", "")
+    separator: str = ""
+    is_json: bool = True
+    is_one: bool = False
+    thought: Thought | None = None
+
+
+_V31, _V3, _KIMI = DeepSeekV31Parser, DeepSeekV3Parser, KimiK2Parser
+CALL_FORMS = {
+    "hermes": CallForm(
+        '{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n"
+    ),
+    "llama3_json": CallForm('{"name": "', '", "parameters": ', "}", separator="; "),
+    "qwen3_coder": CallForm(
+        QWEN3_CODER.call,
+        ">\n",
+        QWEN3_CODER.call_end,
+        around=(f"{QWEN3_CODER.section}\n", f"\n{QWEN3_CODER.section_end}"),
+        separator="\n",
+        is_json=False,
+    ),
+    "glm46": CallForm(GLM46.call, "", GLM46.call_end, pattern=f"\\n|{GLM46.key}", separator="\n", is_json=False),
+    "minimax_m2": CallForm(
+        f'{MINIMAX_M2.call}"',
+        '">\n',
+        MINIMAX_M2.call_end,
+        section=(f"{MINIMAX_M2.section}\n", f"\n{MINIMAX_M2.section_end}"),
+        separator="\n",
+        is_json=False,
+    ),
+    "kimi_k2": CallForm(
+        f"{_KIMI.call}functions.",
+        ":",
+        _KIMI.call_end,
+        pattern=f"[0-9]{{1,4}}{_KIMI.separator.replace('|', chr(92) + '|')}",
+        section=(_KIMI.section, _KIMI.section_end),
+    ),
+    "gemma4": CallForm("<|tool_call>call:", "{", "<tool_call|>", is_json=False),
+    "deepseek_v3": CallForm(
+        f"{_V3.call}function{_V3.separator}",
+        "\n```json\n",
+        f"\n```{_V3.call_end}",
+        section=(_V3.section, _V3.section_end),
+        separator="\n",
+    ),
+    "deepseek_v31": CallForm(_V31.call, _V31.separator, _V31.call_end, section=(_V31.section, _V31.section_end)),
+    "deepseek_v32": CallForm(
+        f'{DEEPSEEK_V32.call}"',
+        '">\n',
+        DEEPSEEK_V32.call_end,
+        section=(f"{DEEPSEEK_V32.section}\n", f"\n{DEEPSEEK_V32.section_end}"),
+        separator="\n",
+        is_json=False,
+    ),
+    "gpt_oss": CallForm(
+        "<|channel|>commentary to=functions.",
+        " <|constrain|>json<|message|>",
+        "<|call|>",
+        is_one=True,
+        thought=Thought(opening="<|channel|>analysis<|message|>", closing="<|end|><|start|>assistant"),
+    ),
+}
+"""By the names of the parsers. A call of gpt-oss ends its answer."""
+
+
+def forced_calls(
+    form: CallForm,
+    functions: Sequence[Tool],
+    *,
+    only_one: bool,
+    thought: Thought | None = None,
+    begins_inside: bool = False,
+    openings: Sequence[str] = (),
+) -> Format:
+    """Return the structural tag of an answer that calls some of the functions.
+
+    `thought`: how the answer may reason before, without one of `openings`; None: not at all. `begins_inside`: it is
+    reasoning already.
+    """
+    calls: Format = {
+        "type": "tags_with_separator",
+        "tags": [_call(form, each["function"]) for each in functions],
+        "separator": form.separator,
+        "at_least_one": True,
+        "stop_after_first": only_one or form.is_one,
+    }
+    elements = [_LINE_ENDS, _between(form.section[0], calls, form.section[1]) if any(form.section) else calls]
+    if thought is not None:
+        excluded = [
+            each for each in openings if not any(each != other and each.startswith(other) for other in openings)
+        ]
+        inside = _between("" if begins_inside else thought.opening, _ANY_TEXT | {"excludes": excluded}, thought.closing)
+        reasoning = {"type": "sequence", "elements": [_LINE_ENDS, inside]}
+        elements = [inside if begins_inside else {"type": "or", "elements": [reasoning, _NOTHING]}, *elements]
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+
+
+def _call(form: CallForm, function: Tool) -> Format:
+    arguments: Format = _ANY_TEXT
+    if form.is_json:
+        schema = function.get("parameters") if function.get("strict") else None
+        arguments = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
+    if form.pattern:
+        arguments = {"type": "sequence", "elements": [{"type": "regex", "pattern": form.pattern}, arguments]}
+    call = _between(form.begin + quoted(function["name"])[1:-1] + form.behind, arguments, form.end)
+    return _between(form.around[0], call, form.around[1]) if any(form.around) else call
+
+
+def _between(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
