@@ -213,6 +213,22 @@ async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
     assert shown["trace_url"] == "https://traces.example/?q=r%26x%3D1%2F%7Bdecision_id%7D&d=d1&{other}"
 
 
+async def test_a_target_that_a_retry_missed_counts_from_the_first_decision_in_lists_too(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1")
+    for decision_id, outcome in (("d1", "failed"), ("d2", "ok")):
+        asked = route(decision_id=decision_id, request_id="r", ttft_target_s=1.0)
+        lease = plane.routing.take(plane.routing.decide(asked))
+        await plane.clock.advance(3.0)
+        plane.hear("w0")
+        lease.first_token()
+        lease.end(outcome)
+    listed = json.loads((await control.get("/v1/decisions")).body)["decisions"]
+    shown = json.loads((await control.get("/v1/decisions/d2")).body)
+    late_s = [each["misses"]["ttft_s"] for each in (*listed, shown, *shown["decisions"])]
+    assert late_s == pytest.approx([5.0, 2.0, 5.0, 2.0, 5.0])
+
+
 async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1", role="prefill")
