@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
+from tests.support.manual_clock import ManualClock
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, chat, model, picture, words, worker

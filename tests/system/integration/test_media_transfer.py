@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import run_parts
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.media.config import TransferSection

@@ -2,8 +2,8 @@
 
 from prometheus_client.core import Metric
 
-from kv_runtime.clock import ManualClock
 from tests.support.image_model import PLACEHOLDER
+from tests.support.manual_clock import ManualClock
 from tests.support.paths import ROOT
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.served_media import encode_families, media_families

@@ -9,7 +9,6 @@ Ranks run in step, as with attention data parallelism: an iteration lasts as lon
 
 A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetched` or
 `fetch_failed`. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
-`exchange.py` carries the transfers between simulators in virtual time.
 """
 
 from collections import deque
