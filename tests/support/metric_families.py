@@ -51,8 +51,8 @@ from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.test_routing import Bench
-from worker_agent.api.served_media import asking_families, encode_families, media_families
 from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.commands.served_media import asking_families, encode_families, media_families
 from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
 from worker_agent.events.metrics import ConsolidatorMetrics
 from worker_agent.fleet.membership import Membership
