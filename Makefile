@@ -203,4 +203,4 @@ lock: $(READY)  ## write constraints.txt anew from what is installed
 clean:  ## remove what make made
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-include indexer/native/fuzz/fuzz.mk
+include tests/fuzz/fuzz.mk

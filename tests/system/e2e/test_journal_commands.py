@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
-from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from router.decision.state import RouterState
 from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
+from tests.support.manual_clock import ManualClock
 from tests.system.e2e.replays import figure
 from tests.system.e2e.typed import typed
 from tests.system.integration.broker import Broker, eventually

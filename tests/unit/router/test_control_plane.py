@@ -24,7 +24,6 @@ from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
-from kv_runtime.clock import ManualClock
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
@@ -34,6 +33,7 @@ from router.planner.service import Planner
 from router.shadows.config import ShadowSection
 from router.shadows.service import Shadows
 from tests.reference.index.index import ReferenceIndex
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 
