@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
+from worker_agent.attached.loads import labelled
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.fleet.canary import CanaryWatch
@@ -39,6 +40,8 @@ class ServedMetrics:
         if engine is not None:
             fetches = {"done": engine.transfers.count, "failed": engine.transfers.failed}
             yield from _fetches(at, fetches, engine.transfers.transferred_bytes, engine.transfers.seconds)
+            if engine.own_metrics is not None:
+                yield from labelled(engine.own_metrics.families(), {"worker": self._worker})
         outcomes = [] if self._canary is None else by_name(at, self._canary.requests_total)
         meaning = "Canary requests to the idle engine, by outcome"
         yield counter("engine_canaries", meaning, ("worker", "outcome"), outcomes)

@@ -73,7 +73,7 @@ FLAGS: Mapping[str, Path] = {
     "guided-decoding-backend": ("guided_decoding_backend",),
     "publish-metrics": ("enable_iter_perf_stats",),
 }
-"""The agent's named flags, and the argument that each sets."""
+"""The agent's named flags, and the argument that each sets; `publish-metrics` sets `return_perf_metrics`, too."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +97,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Layer:
     """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
     entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
+    if flags.get("publish-metrics"):
+        entries.append((("return_perf_metrics",), True, "--publish-metrics"))
     if circumstances.connector == "kvbm":
         entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
     return _layer("flag", entries)

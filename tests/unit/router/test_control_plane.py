@@ -22,7 +22,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
+from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
@@ -216,7 +216,8 @@ async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
 async def test_a_target_that_a_retry_missed_counts_from_the_first_decision_in_lists_too(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1")
-    for decision_id, outcome in (("d1", "failed"), ("d2", "ok")):
+    outcomes: dict[str, OutcomeName] = {"d1": "failed", "d2": "ok"}
+    for decision_id, outcome in outcomes.items():
         asked = route(decision_id=decision_id, request_id="r", ttft_target_s=1.0)
         lease = plane.routing.take(plane.routing.decide(asked))
         await plane.clock.advance(3.0)
