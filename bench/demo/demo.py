@@ -124,7 +124,11 @@ class Demo:
             table.add_row(name, *cells)
         self._console.print(table)
         lines = ["\n[bold]One decision, in words[/bold] (ms of this machine)", escape(runs[-1].explanation), ""]
-        lines += [*(run.sentence for run in runs), *([f"Web page: {page_url}"] if page_url else []), f"Next:     {command}"]
+        lines += [
+            *(run.sentence for run in runs),
+            *([f"Web page: {page_url}"] if page_url else []),
+            f"Next:     {command}",
+        ]
         self._console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
     async def _observe(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:
