@@ -80,9 +80,11 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
 
-engines: $(READY)  ## the event classes of vLLM and SGLang, and xgrammar, from their wheels (690 MB), before agent and index
+engines: $(READY)  ## event classes of vLLM and SGLang before agent and index, NIXL between agents, xgrammar; their wheels (940 MB)
 	$(BIN)/python -m tests.support.engine_wheels
 	$(BIN)/python -m pytest -s tests/system/engines
+	@$(BIN)/uv pip install --quiet --no-deps --target build/nixl nixl nixl-cu12
+	PYTHONPATH=build/nixl $(BIN)/python -m pytest tests/system/integration/test_nixl_transfer.py tests/contract/test_worker_images.py
 
 clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients
@@ -201,4 +203,4 @@ lock: $(READY)  ## write constraints.txt anew from what is installed
 clean:  ## remove what make made
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-include indexer/native/fuzz/fuzz.mk
+include tests/fuzz/fuzz.mk

@@ -134,20 +134,6 @@ def image_pad(mm_hash: int) -> int:
     return _PAD_BASE + (mm_hash & _PAD_MASK)
 
 
-def pad_images(tokens: Sequence[int], image_token_id: int, mm_hashes: Sequence[int]) -> list[int]:
-    """Return a block's tokens, with the n-th maximal run of `image_token_id` replaced by the pad of the n-th object.
-
-    If there are more runs than objects, the last object's pad replaces the rest. Without objects nothing is replaced.
-    """
-    padded = list(tokens)
-    run = -1
-    for at, token in enumerate(tokens):
-        if token == image_token_id and mm_hashes:
-            run += at == 0 or tokens[at - 1] != image_token_id
-            padded[at] = image_pad(mm_hashes[min(run, len(mm_hashes) - 1)])
-    return padded
-
-
 def lora_id(lora_name: str) -> int:
     """Return the peer's 31-bit id of an adapter. Source: `docs/SOURCES.md` E6, rule 7."""
     return int.from_bytes(blake3(lora_name.encode()).digest(8), "big") & 0x7FFF_FFFF

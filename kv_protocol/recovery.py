@@ -20,7 +20,7 @@ bit b & 7 of byte b >> 3) the buckets in a *repair*; the requester's other bucke
 are equal sets, so a repair is right if the requester's blocks did not change since the request.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -56,19 +56,6 @@ class HeldBlock(NamedTuple):
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers that hold the block."""
         return tuple(tier for tier in TIERS if self.tier_bits >> tier & 1)
-
-
-def parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
-    """Yield every key of `parents` (block -> its parent), each after its parent if that is a key too. O(n)."""
-    seen: set[int] = set()
-    for block in parents:
-        chain: list[int] = []
-        at: int | None = block
-        while at is not None and at in parents and at not in seen:
-            seen.add(at)
-            chain.append(at)
-            at = parents[at]
-        yield from reversed(chain)
 
 
 class BlockColumns(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import logging
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -237,6 +237,11 @@ def counter(name: str, meaning: str, labels: Iterable[str] = (), rows: Iterable[
 def gauge(name: str, meaning: str, labels: Iterable[str] = (), rows: Iterable[Sample] = ()) -> Family:
     """Return a gauge family `kvrouter_<name>` with these samples: label values, then the value."""
     return MadeFamily(name, meaning, "gauge", names := tuple(labels), rows, _single(PREFIX + name, names))
+
+
+def by_name(at: tuple[str, ...], figures: Mapping[Any, float]) -> list[Sample]:
+    """Return a sample for each figure: the label values `at`, then the figure's name."""
+    return [((*at, str(name)), figure) for name, figure in dict(figures).items()]
 
 
 def _single(full_name: str, names: tuple[str, ...]) -> Callable[[Sample], Iterable[OneSample]]:

@@ -298,11 +298,6 @@ class AgentSettings(Settings):
             of_engine = UNBOUNDED.timeout_s / self.engine.speed
         return self.worker.drain_s + of_engine + _MARGIN_S
 
-    @property
-    def advertised_host(self) -> str:
-        """The host that stands in the registered address."""
-        return self.worker.advertised_host
-
 
 def _set_fields(section: Section) -> list[str]:
     """Return the names of the fields that differ from their defaults."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from kv_protocol.load import LoadReport
 from kv_runtime.supervise import SupervisedThread
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.api.app import AgentApi
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath
@@ -72,17 +72,14 @@ class AgentMetrics:
         yield from row_families(self._worker, self._loads.rows)
         threads = {**event_threads(self._path), "iteration-stats": self._loads.thread}
         yield thread_family(self._worker, threads)
-        failures = [((self._worker,), float(self._loads.poll_failures_total))]
+        at = (self._worker,)
+        failures = [(at, self._loads.poll_failures_total)]
         yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
-        outcomes = self._api.requests_total.items()
-        samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
-        yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), samples)
-        calls = [((self._worker, ending), float(count)) for ending, count in self._api.tool_calls_total.items()]
+        requests = by_name(at, self._api.requests_total)
+        yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
         meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
-        yield counter("agent_tool_calls", meaning, ("worker", "ending"), calls)
-        yield gauge(
-            "agent_inflight_requests", "Requests being served", ("worker",), [((self._worker,), self._api.running)]
-        )
+        yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, self._api.tool_calls_total))
+        yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, self._api.running)])
 
 
 def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
@@ -92,44 +89,37 @@ def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
 
 def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
     """Return how often threads failed."""
-    failed = [((worker, name), float(each.failures_total)) for name, each in threads.items()]
+    failed = by_name((worker,), {name: each.failures_total for name, each in threads.items()})
     meaning = "Unexpected failures of polling threads; each thread starts again after a pause"
     return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)
 
 
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     """Yield the counts of polled KV events before they are handed on."""
-    counts = rules.counts
-    by_kind = [((worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
-    yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), by_kind)
+    at, counts = (worker,), rules.counts
+    kinds = by_name(at, {kind: getattr(counts, kind) for kind in ENGINE_EVENT_KINDS})
+    yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), kinds)
     for name, meaning in PUBLISHER_COUNTS.items():
-        yield counter(name, meaning, ("worker",), [((worker,), float(getattr(counts, name)))])
-    kept_out = [((worker, reason), float(count)) for reason, count in rules.quarantine.counts.items()]
+        yield counter(name, meaning, ("worker",), [(at, getattr(counts, name))])
     meaning = "KV events of the engine that were refused or unreadable, by reason"
-    yield counter("quarantined_events", meaning, ("worker", "reason"), kept_out)
-    lost = [((worker, str(rank)), float(count)) for rank, count in dict(rules.events_lost).items()]
+    yield counter("quarantined_events", meaning, ("worker", "reason"), by_name(at, rules.quarantine.counts))
     meaning = "KV events lost between engine and agent, counted by the engine's ids"
-    yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
+    yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), by_name(at, rules.events_lost))
 
 
 def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
     """Yield the statistics of event polls."""
-    labels = ("worker", "source")
     pollers = [((worker, name), each) for name, each in path.pollers.items()]
-    drains = [(at, each.drain.statistics()) for at, each in pollers]
-    for name, meaning, field in (
-        ("engine_polls", "Polls for KV events", "polls_total"),
-        (
-            "pressed_turns",
-            "Polls that emptied the engine's buffer before anything was handed on",
-            "pressed_cycles_total",
-        ),
+    failed = [(at, each.poll_failures_total) for at, each in pollers]
+    pressed = "Polls that emptied the engine's buffer before anything was handed on"
+    ratio = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
+    for family, name, meaning, rows in (
+        (counter, "engine_polls", "Polls for KV events", [(at, each.drain.polls_total) for at, each in pollers]),
+        (counter, "pressed_turns", pressed, [(at, each.drain.pressed_cycles_total) for at, each in pollers]),
+        (counter, "engine_poll_failures", "Polls for KV events that failed", failed),
+        (gauge, "engine_event_buffer_ratio", ratio, [(at, each.drain.largest_ratio) for at, each in pollers]),
     ):
-        yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
-    failures = [(at, float(each.poll_failures_total)) for at, each in pollers]
-    yield counter("engine_poll_failures", "Polls for KV events that failed", labels, failures)
-    meaning = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
-    yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])
+        yield family(name, meaning, ("worker", "source"), rows)
 
 
 def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Family]:
@@ -145,12 +135,12 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
         ("used_blocks", "KV blocks in use; with attention DP TensorRT-LLM reports those of one rank for all"),
         ("total_blocks", "KV blocks of the rank's cache"),
     ):
-        yield gauge(f"engine_{name}", meaning, labels, [(at, float(getattr(r, name))) for at, r in reports])
+        yield gauge(f"engine_{name}", meaning, labels, [(at, getattr(report, name)) for at, report in reports])
     seconds = [(at, report.iteration_s) for at, report in reports]
     yield gauge("engine_iteration_seconds", "Duration of the newest iteration", labels, seconds)
     for name, (meaning, phases, figure) in PHASES.items():
         samples = [
-            ((*at, phase), float(value))
+            ((*at, phase), value)
             for at, report in reports
             for phase in phases
             if report.phases is not None and (value := getattr(report.phases, f"{phase}_{figure}")) is not None
@@ -161,7 +151,6 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
 def row_families(worker: str, rows: LoadRows) -> Iterator[Family]:
     """Yield what iteration statistics say of speculative decoding, and the rows that were skipped."""
     for name, meaning in DRAFT_COUNTS.items():
-        yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), float(getattr(rows.drafts, name)))])
-    skipped = [((worker, problem), float(count)) for problem, count in rows.skipped.items()]
+        yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), getattr(rows.drafts, name))])
     meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"
-    yield counter("engine_stats_skipped", meaning, ("worker", "problem"), skipped)
+    yield counter("engine_stats_skipped", meaning, ("worker", "problem"), by_name((worker,), rows.skipped))

@@ -82,7 +82,7 @@ class Demo:
                     if keep or observe:
                         self._show(runs, f"{fleet.control_url}/ui/", f"{self._program} top {fleet.control_url}")
                     else:
-                        self._show(runs, "http://127.0.0.1:8001/ui/, of the next command", f"{self._program} up")
+                        self._show(runs, "", f"{self._program} up, with the web page http://127.0.0.1:8001/ui/")
                     self._is_shown = True
                     if observe:
                         await self._observe(fleet, stop)
@@ -124,7 +124,11 @@ class Demo:
             table.add_row(name, *cells)
         self._console.print(table)
         lines = ["\n[bold]One decision, in words[/bold] (ms of this machine)", escape(runs[-1].explanation), ""]
-        lines += [*(run.sentence for run in runs), f"Web page: {page_url}", f"Next:     {command}"]
+        lines += [
+            *(run.sentence for run in runs),
+            *([f"Web page: {page_url}"] if page_url else []),
+            f"Next:     {command}",
+        ]
         self._console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
     async def _observe(self, fleet: FleetProcesses, stop: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ from indexer.follow.fold import FoldStatistics, IndexFold
 from indexer.service.feed import IndexFeed
 from indexer.service.snapshot_keeper import KeeperStatistics
 from kv_protocol.events import TIERS
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 
 _RANK = ("worker", "dp_rank")
 _STREAM_COUNTS = (
@@ -24,39 +24,35 @@ _STREAM_COUNTS = (
     ("kept_lost", "Batches dropped because the buffer for batches during a recovery was full"),
 )
 
+_HEALING = "Time from the first sign of a difference to the end of the recovery, summed"
+
 
 def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
     """Yield all families of one index."""
     statistics = fold.statistics()
     streams = [((rank.worker_id, str(rank.dp_rank)), stream) for rank, stream in statistics.streams.items()]
+    counts = [(at, stream.counts) for at, stream in streams]
     blocks = [
-        ((rank.worker_id, str(rank.dp_rank), tier.name.lower()), float(counts[tier]))
-        for rank, counts in statistics.blocks.items()
+        ((rank.worker_id, str(rank.dp_rank), tier.name.lower()), counts_of_rank[tier])
+        for rank, counts_of_rank in statistics.blocks.items()
         for tier in TIERS
     ]
     yield gauge("index_blocks", "Blocks that a rank holds, as far as the index knows", (*_RANK, "medium"), blocks)
-    applied = [(at, float(stream.counts.applied)) for at, stream in streams]
-    yield counter("events_applied", "Batches applied to the index", _RANK, applied)
-    for name, meaning in _STREAM_COUNTS:
-        samples = [(at, float(getattr(stream.counts, name))) for at, stream in streams]
-        yield counter(f"stream_{name}", meaning, _RANK, samples)
-    healing = [(at, stream.counts.healing_s_total) for at, stream in streams]
-    yield counter(
-        "stream_healing_seconds",
-        "Time from the first sign of a difference to the end of the recovery, summed",
-        _RANK,
-        healing,
-    )
-    healed = [(at, stream.counts.last_healing_s) for at, stream in streams if stream.counts.heals]
+    for name, meaning, figure in (
+        ("events_applied", "Batches applied to the index", "applied"),
+        *((f"stream_{figure}", meaning, figure) for figure, meaning in _STREAM_COUNTS),
+        ("stream_healing_seconds", _HEALING, "healing_s_total"),
+    ):
+        yield counter(name, meaning, _RANK, [(at, getattr(each, figure)) for at, each in counts])
+    healed = [(at, each.last_healing_s) for at, each in counts if each.heals]
     yield gauge("stream_last_healing_seconds", "How long the last recovery of a rank took", _RANK, healed)
-    stale = [(at, float(bool(stream.stale))) for at, stream in streams]
+    stale = [(at, bool(stream.stale)) for at, stream in streams]
     yield gauge("stream_stale", "1 while the blocks of a rank are not known to be current", _RANK, stale)
     fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
-    yield gauge(
-        "freshness_seconds", "Age of the newest batch when it was applied, from the engine's flush", _RANK, fresh
-    )
-    unread = float(bool(feed.catching_up()))
-    yield gauge("index_catching_up", "1 until the index has read the log that existed at its start", (), [((), unread)])
+    meaning = "Age of the newest batch when it was applied, from the engine's flush"
+    yield gauge("freshness_seconds", meaning, _RANK, fresh)
+    unread = [((), bool(feed.catching_up()))]
+    yield gauge("index_catching_up", "1 until the index has read the log that existed at its start", (), unread)
     yield from _size_families(statistics)
     yield from _count_families(statistics, feed)
 
@@ -72,7 +68,7 @@ def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
         ),
         ("snapshots_refused", "Snapshots that could not be used at a start", statistics.refused_total),
     ):
-        yield counter(name, meaning, (), [((), float(count))])
+        yield counter(name, meaning, (), [((), count)])
     age = [] if statistics.newest_age_s is None else [((), statistics.newest_age_s)]
     yield gauge("snapshot_age_seconds", "Age of the newest snapshot that any index wrote", (), age)
     for name, meaning, value in (
@@ -81,32 +77,24 @@ def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
         ("log_purged_seq", "Log sequence number up to which this process last purged the log", statistics.purged_seq),
         ("log_bytes", "Bytes that the stream KV_EVENTS takes on disk", statistics.log_bytes),
     ):
-        yield gauge(name, meaning, (), [((), float(value))])
+        yield gauge(name, meaning, (), [((), value)])
 
 
 def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     index = statistics.index
-    yield gauge("index_ranks", "Ranks in the index", (), [((), float(index.ranks))])
-    yield gauge("index_nodes", "Distinct prefixes in the index", (), [((), float(index.nodes))])
-    yield gauge("index_parked_blocks", "Blocks that wait for their parent", (), [((), float(index.parked_blocks))])
-    for name, meaning, ranks in (
-        (
-            "index_overfull_ranks",
-            "Ranks with blocks that the index refused because its memory limit was reached",
-            statistics.overfull_ranks,
-        ),
-        (
-            "index_refused_ranks",
-            "Ranks that the index has no room for now; it remembers 256 at most",
-            statistics.refused_ranks,
-        ),
+    overfull = "Ranks with blocks that the index refused because its memory limit was reached"
+    refused = "Ranks that the index has no room for now; it remembers 256 at most"
+    for name, meaning, figure in (
+        ("index_ranks", "Ranks in the index", index.ranks),
+        ("index_nodes", "Distinct prefixes in the index", index.nodes),
+        ("index_parked_blocks", "Blocks that wait for their parent", index.parked_blocks),
+        ("index_overfull_ranks", overfull, statistics.overfull_ranks),
+        ("index_refused_ranks", refused, statistics.refused_ranks),
     ):
-        yield gauge(name, meaning, (), [((), float(ranks))])
-    parts = [((part,), float(used)) for part, used in statistics.memory_bytes.items()]
-    yield gauge(
-        "index_memory_bytes", "Memory in use, by part; `index.memory_bytes_max` limits the sum", ("part",), parts
-    )
-    things = [((thing,), float(count)) for thing, count in statistics.structure.items()]
+        yield gauge(name, meaning, (), [((), figure)])
+    meaning = "Memory in use, by part; `index.memory_bytes_max` limits the sum"
+    yield gauge("index_memory_bytes", meaning, ("part",), by_name((), statistics.memory_bytes))
+    things = by_name((), statistics.structure)
     yield gauge("index_structure", "Number of data structures in the index, by kind", ("thing",), things)
 
 
@@ -134,6 +122,6 @@ def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Fam
             statistics.refused_rank_facts_total,
         ),
     ):
-        yield counter(name, meaning, (), [((), float(count))])
-    by_reason = [((reason,), float(count)) for reason, count in feed.gate.refused_total.items()]
+        yield counter(name, meaning, (), [((), count)])
+    by_reason = by_name((), feed.gate.refused_total)
     yield counter("index_fleet_refused", "Fleet events that the index refused", ("reason",), by_reason)

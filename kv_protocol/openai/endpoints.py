@@ -12,12 +12,11 @@ A registration may state other names: a router passes over names that it does no
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from kv_protocol.errors import LimitExceeded
 
 ApiEndpoint = Literal["chat", "completions", "responses", "embeddings"]
-API_ENDPOINTS: tuple[ApiEndpoint, ...] = get_args(ApiEndpoint)
 DEFAULT_ENDPOINTS: tuple[str, ...] = ("chat", "completions")
 """What a worker serves that states no endpoints."""
 PATHS: Mapping[ApiEndpoint, str] = {

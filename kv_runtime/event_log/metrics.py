@@ -23,14 +23,9 @@ class LogStatistics(NamedTuple):
 
 def log_families(statistics: LogStatistics) -> Iterator[Family]:
     """Yield the families of one connection; a process has one."""
-    connected, unconfirmed = float(statistics.connected), float(statistics.unconfirmed)
-    yield gauge("log_connected", "1 while the connection to NATS is up", (), [((), connected)])
-    yield gauge(
-        "log_unconfirmed_messages",
-        "Publications of this process that NATS has not confirmed yet; 256 at most",
-        (),
-        [((), unconfirmed)],
-    )
+    yield gauge("log_connected", "1 while the connection to NATS is up", (), [((), statistics.connected)])
+    meaning = "Publications of this process that NATS has not confirmed yet; 256 at most"
+    yield gauge("log_unconfirmed_messages", meaning, (), [((), statistics.unconfirmed)])
     for name, meaning, count in (
         ("log_reconnects", "Times that the connection to NATS was lost and restored", statistics.reconnects_total),
         ("log_publish_failures", "Publications that NATS did not confirm", statistics.publish_failures_total),
@@ -45,4 +40,4 @@ def log_families(statistics: LogStatistics) -> Iterator[Family]:
             statistics.read_anew_total,
         ),
     ):
-        yield counter(name, meaning, (), [((), float(count))])
+        yield counter(name, meaning, (), [((), count)])

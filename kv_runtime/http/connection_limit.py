@@ -19,7 +19,7 @@ import structlog
 from kv_runtime.clock import Clock
 from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.open_files import RESERVED, OpenFiles
-from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
+from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 
 CONNECTIONS_MAX = 16_384
 """Of any server but a control plane."""
@@ -127,24 +127,13 @@ class Connections:
 
 def connection_families(statistics: ConnectionStatistics, accept_failures: Mapping[str, int]) -> Iterator[Family]:
     """Yield a server's connections, what happened at the bound, and failed accepts by the error's name."""
-    states = {"in_use": statistics.in_use, "idle": statistics.idle}
-    by_state = [((state,), float(count)) for state, count in states.items()]
-    yield gauge(
-        "server_connections",
-        "Open connections to this HTTP server: in_use while a request is served, else idle",
-        ("state",),
-        by_state,
-    )
-    bound = [((), float(statistics.bound))]
+    states = by_name((), {"in_use": statistics.in_use, "idle": statistics.idle})
+    meaning = "Open connections to this HTTP server: in_use while a request is served, else idle"
+    yield gauge("server_connections", meaning, ("state",), states)
+    bound = [((), statistics.bound)]
     yield gauge("server_connections_max", "Largest number of open connections to this HTTP server", (), bound)
-    outcomes = {"idle_closed": statistics.idle_closed, "refused": statistics.refused}
-    by_outcome = [((outcome,), float(count)) for outcome, count in outcomes.items()]
-    yield counter(
-        "server_connections_at_bound",
-        "Connections that came while all allowed ones were open: an idle one was closed, or refused with 503",
-        ("outcome",),
-        by_outcome,
-    )
-    failures = dict.fromkeys(ACCEPT_ERRORS, 0) | dict(accept_failures)
-    by_error = [((error,), float(count)) for error, count in failures.items()]
-    yield counter("server_accept_failures", "Connections that could not be accepted, by error", ("error",), by_error)
+    outcomes = by_name((), {"idle_closed": statistics.idle_closed, "refused": statistics.refused})
+    meaning = "Connections that came while all allowed ones were open: an idle one was closed, or refused with 503"
+    yield counter("server_connections_at_bound", meaning, ("outcome",), outcomes)
+    failures = by_name((), dict.fromkeys(ACCEPT_ERRORS, 0) | dict(accept_failures))
+    yield counter("server_accept_failures", "Connections that could not be accepted, by error", ("error",), failures)

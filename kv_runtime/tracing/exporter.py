@@ -19,7 +19,7 @@ import structlog
 
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import Part, thread_part
-from kv_runtime.telemetry import Family, RateLimitedLog, counter
+from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter
 from kv_runtime.tracing.spans import TraceData
 
 DropReason = Literal["queue_full", "not_sent", "stopped"]
@@ -136,5 +136,5 @@ def span_families(exporter: SpanExporter | None) -> Iterator[Family]:
     """Yield the metrics of spans; None: tracing is off, and all are 0."""
     counts = _NO_SPANS if exporter is None else exporter.counts()
     yield counter("spans_sent", "Spans that the collector took; 0 while tracing is off", (), [((), counts.sent)])
-    dropped = [((reason,), float(count)) for reason, count in counts.dropped.items()]
+    dropped = by_name((), counts.dropped)
     yield counter("spans_dropped", "Spans that were to be sent and were not", ("reason",), dropped)

@@ -148,7 +148,7 @@ class OneReplay:
         return found, ""
 
     def _start(self, record: JournalRecord) -> str:
-        where = "the beginning of a life" if isinstance(record, JournalBegan) else "a checkpoint"
+        where = "the router's first record" if isinstance(record, JournalBegan) else "a checkpoint"
         words = (
             f"{'exact again' if self.has_started else 'starts'} at {where}; {self.skipped} records before it skipped"
         )

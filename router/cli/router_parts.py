@@ -291,9 +291,10 @@ class RouterParts:
         require("gateway", "router", "picker.enabled")
         from router.endpoint_picker.service import EndpointPicker  # noqa: PLC0415 - it needs an extra
 
-        settings = self._settings
-        shares_port = self._place is not None
-        return EndpointPicker(serving, replies, settings.picker, settings.data.limits(), shares_port=shares_port)
+        data, shares_port = self.data, self._place is not None
+        return EndpointPicker(
+            serving, replies, self._settings.picker, data.limits, data.credentials, shares_port=shares_port
+        )
 
     def _project(self) -> None:
         families = [

@@ -1,8 +1,9 @@
 """A decision's report for people: one sentence, all candidates, the outcome, the request's other decisions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
-from kv_protocol.decision import Candidate, CostUnit, Decision
+from kv_protocol.decision import Candidate, Decision
 from router.decision.explain import deciding_term, term_weights
 from router.decision.report import DecisionReport, Outcome, RequestReport, misses, predicted_cached_tokens
 
@@ -15,6 +16,8 @@ _CAUSES = {
     "user": "a mode of the configuration chose it",
 }
 _NO_RETRY = 1
+_Column = tuple[str, Callable[[Candidate], bool] | None, Callable[[Candidate], str]]
+"""Its name, whether a candidate has something to show there (None: all have), and a candidate's cell."""
 
 
 def report_lines(report: RequestReport) -> list[str]:
@@ -50,7 +53,7 @@ def _cause(decision: Decision) -> str:
     term, more = deciding_term(decision, runner_up)
     if more <= 0:
         return f"the factor for its constraints is smaller than at {_name(runner_up)}, the next best"
-    return f"its {term} costs {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
+    return f"its {term} counts {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
 
 
 def _alternative(decision: Decision) -> Iterator[str]:
@@ -80,40 +83,56 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 
 
 def table(decision: Decision) -> list[str]:
-    """Return a row for each candidate, cheapest first, and one for each rank that was refused.
-
-    A candidate's terms, as they count, add up to its cost before the multiplier.
-    """
-    unit = decision.cost_unit
+    """Return a row for each candidate, cheapest first, how costs add up, and a line for each rank that was refused."""
     terms = term_weights(decision) if decision.chosen.is_weighed else {}
-    rows = [_header(terms, unit)]
-    rows += [
-        _row(decision, each, terms) for each in sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
+    cheapest_first = sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
+    columns = [
+        [name, *map(cell, cheapest_first)]
+        for name, is_shown, cell in _columns(decision, terms)
+        if is_shown is None or any(map(is_shown, cheapest_first))
     ]
-    lines = _aligned(rows)
-    return lines + [f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded]
-
-
-def _header(terms: Mapping[str, float], unit: CostUnit) -> list[str]:
-    names = [f"{term} {unit}" if weight == 1 else f"{weight:g} x {term} {unit}" for term, weight in terms.items()]
-    weighed = [f"cost {unit}", *names, "credit blocks", "times"] if terms else []
-    return ["", "rank", *weighed, "gpu blocks", "expected blocks", "ttft ms", "trust"]
-
-
-def _row(decision: Decision, candidate: Candidate, terms: Mapping[str, float]) -> list[str]:
-    of, ttft_s = candidate.terms, candidate.predicted_ttft_s
-    unit = decision.cost_unit
-    addends = [f"{weight * getattr(of, f'{term}_{unit}'):.1f}" for term, weight in terms.items()]
-    weighed = [f"{of.cost:.1f}", *addends, f"{of.overlap_credit_blocks:.1f}", f"{of.constraint_multiplier:.2f}"]
+    lines = _aligned(list(zip(*columns, strict=True)))
     return [
-        "*" if candidate is decision.chosen else "",
-        _name(candidate),
-        *(weighed if terms else []),
-        str(candidate.overlap_blocks[0]),
-        str(candidate.expected_blocks),
-        "-" if ttft_s is None else f"{1e3 * ttft_s:.0f}",
-        candidate.trust,
+        *lines,
+        *([_legend(decision, terms)] if terms else []),
+        *(f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded),
     ]
+
+
+def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column]:
+    """Yield the table's columns."""
+    unit = decision.cost_unit
+    yield "", None, lambda each: "*" if each is decision.chosen else ""
+    yield "rank", None, _name
+    if terms:
+        yield f"cost {unit}", None, lambda each: f"{each.terms.cost:.1f}"
+        for term, weight in terms.items():
+            yield f"{term} {unit}", None, partial(_counted, f"{term}_{unit}", weight)
+        yield "credit blocks", None, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
+        yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
+    yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
+    yield "expected blocks", None, lambda each: str(each.expected_blocks)
+    yield "ttft ms", lambda each: each.predicted_ttft_s is not None, _predicted_ttft
+    yield "trust", None, lambda each: each.trust
+
+
+def _counted(field: str, weight: float, candidate: Candidate) -> str:
+    return f"{weight * getattr(candidate.terms, field):.1f}"
+
+
+def _is_multiplied(candidate: Candidate) -> bool:
+    return candidate.terms.constraint_multiplier != 1
+
+
+def _predicted_ttft(candidate: Candidate) -> str:
+    return "-" if candidate.predicted_ttft_s is None else f"{1e3 * candidate.predicted_ttft_s:.0f}"
+
+
+def _legend(decision: Decision, terms: Mapping[str, float]) -> str:
+    weights = {weight: [name for name, each in terms.items() if each == weight] for weight in terms.values()}
+    counted = [f"{', '.join(names)} counted {weight:g} times" for weight, names in weights.items() if weight != 1]
+    how = "".join(f" ({each})" for each in counted) + ", multiplied" * any(map(_is_multiplied, decision.candidates))
+    return f"cost: the sum of the {decision.cost_unit} of a row{how}; the lowest wins"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -151,7 +170,8 @@ def _late(late_s: float, decision: Decision) -> str:
 def _history(report: DecisionReport) -> str:
     decision, outcome = report.decision, report.outcome
     ended = "open" if outcome is None else f"{outcome.outcome}{f', {outcome.error}' if outcome.error else ''}"
-    return f"{decision.decision_id} {decision.phase} to {_name(decision.chosen)} by {decision.reason}: {ended}"
+    phase = "" if decision.phase == "whole" else f" {decision.phase}"
+    return f"{decision.decision_id}{phase}: {_name(decision.chosen)}, chosen by {decision.reason}: {ended}"
 
 
 def _name(candidate: Candidate) -> str:

@@ -9,7 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ import grpc
 import structlog
 
 from kv_protocol.openai.endpoints import PATHS
-from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
 from router.config.picker import PickerSection
@@ -41,6 +39,7 @@ from router.endpoint_picker.stream import (
     ToRouter,
 )
 from router.http import refusals
+from router.http.credentials import Credentials, ServerTls
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.heads import RequestHead
 from router.http.limits import HttpLimits
@@ -74,12 +73,17 @@ class EndpointPicker:
         replies: Replies,
         settings: PickerSection,
         limits: HttpLimits,
+        credentials: Credentials,
         *,
         shares_port: bool,
         streams_max: int = STREAMS_MAX,
     ) -> None:
-        """`shares_port`: other processes of the same router bind the port, too."""
+        """`credentials` are the data plane's: the certificate, and what signs those of gateways.
+
+        `shares_port`: other processes of the same router bind the port, too.
+        """
         self.serving, self.replies, self.settings, self.limits = serving, replies, settings, limits
+        self._credentials = credentials
         self.addresses = Addresses(serving.routing.state.fleet)
         self.port = 0
         self._shares_port, self._streams_max = shares_port, streams_max
@@ -93,7 +97,6 @@ class EndpointPicker:
 
         Raises:
             PortUsed: it cannot be bound.
-            ConfigurationError: a file of the certificate cannot be read.
         """
         options = (
             ("grpc.max_receive_message_length", self.limits.body_bytes_max + _MESSAGE_BYTES_MORE),
@@ -108,23 +111,18 @@ class EndpointPicker:
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(name, methods) for name, methods in handlers.items()]
         )
-        await self._bind()
+        self._bind()
         await self._server.start()
 
-    async def _bind(self) -> None:
+    def _bind(self) -> None:
         settings = self.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"
         try:
-            if settings.tls_certificate:
-                files = settings.tls_key, settings.tls_certificate
-                key, certificate = [await asyncio.to_thread(Path(name).read_bytes) for name in files]
-                credentials = grpc.ssl_server_credentials([(key, certificate)])
-                self.port = self._server.add_secure_port(address, credentials)
-            else:
+            if self._credentials.tls is None:
                 self.port = self._server.add_insecure_port(address)
-        except OSError as error:
-            raise ConfigurationError([f"picker.tls_certificate, picker.tls_key: {error}; allowed PEM files"]) from error
+            else:
+                self.port = self._server.add_secure_port(address, _server_credentials(self._credentials))
         except RuntimeError as error:
             raise PortUsed(f"picker: {address} cannot be bound: {error}") from error
 
@@ -192,6 +190,24 @@ class EndpointPicker:
         else:
             await context.abort(grpc.StatusCode.NOT_FOUND, "allowed: liveness, readiness, or the processor's name")
         return MESSAGES["HealthCheckResponse"](status=_SERVING if is_serving else _NOT_SERVING)
+
+
+def _server_credentials(credentials: Credentials) -> Any:  # noqa: ANN401 - grpcio has no types
+    """Return what each handshake takes the newest certificate from."""
+    known = credentials.tls
+    assert known is not None, "a certificate is configured"
+
+    def changed() -> Any:  # noqa: ANN401
+        """Return the new certificate; None: it is still the last one. Called in a thread of gRPC."""
+        nonlocal known
+        last, known = known, credentials.tls
+        return None if known is None or known is last else _certificate(known)
+
+    return grpc.dynamic_ssl_server_credentials(_certificate(known), changed, bool(known.client_ca))
+
+
+def _certificate(tls: ServerTls) -> Any:  # noqa: ANN401
+    return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.client_ca or None)
 
 
 async def _next_message(context: Any, pause_max_s: float | None) -> Any:  # noqa: ANN401

@@ -5,8 +5,9 @@
 | `data.accounts_file` | counts for the next request | the former accounts stay; logged and counted |
 | `data.tls_certificate`, `data.tls_key`, `data.tls_client_ca` | count for the next connection | the former stay |
 
-Connections that stand, and what they serve, go on. Without `tls_client_ca` no certificate of a client is asked for;
-with it a client without one that this authority signed gets no connection.
+The endpoint picker has the same certificate and authority. Connections that stand, and what they serve, go on. Without
+`tls_client_ca` no certificate of a client is asked for; with it a client without one that this authority signed gets no
+connection.
 """
 
 import asyncio
@@ -39,6 +40,15 @@ class CredentialFiles(NamedTuple):
 NO_FILES = CredentialFiles()
 
 
+class ServerTls(NamedTuple):
+    """The context of new connections, and the contents of the files that it was made of; without authorities: empty."""
+
+    context: ssl.SSLContext
+    key: bytes
+    certificate: bytes
+    client_ca: bytes
+
+
 class Credentials:
     """Accounts and TLS of one data plane; a part of its process: `run` watches the files."""
 
@@ -50,7 +60,7 @@ class Credentials:
         """
         self._files, self._clock = files, clock or SystemClock()
         self.accounts = Accounts(Path(files.accounts), self._clock.now()) if files.accounts else None
-        self.tls = _server_context(files) if files.certificate else None
+        self.tls = _server_tls(files) if files.certificate else None
         self._stamps = self._found()
         self.loads = {"ok": 0, "failed": 0}
         """Files that were read again since the start."""
@@ -85,7 +95,7 @@ class Credentials:
             if name == "accounts_file" and self.accounts is not None:
                 self.accounts.load(self._clock.now())
             else:
-                self.tls = _server_context(self._files)
+                self.tls = _server_tls(self._files)
         except ConfigurationError as error:
             self.loads["failed"] += 1
             _log.error("credentials_unreadable", setting=f"data.{name}", reason="; ".join(error.problems))
@@ -106,20 +116,23 @@ def _stamp(file: str) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def _server_context(files: CredentialFiles) -> ssl.SSLContext:
+def _server_tls(files: CredentialFiles) -> ServerTls:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(files.certificate, files.key)
+        key, certificate = Path(files.key).read_bytes(), Path(files.certificate).read_bytes()
     except OSError as error:  # `ssl.SSLError` is one
         reason = f"data.tls_certificate: found {files.certificate} with {files.key}: {error.strerror or error}"
         raise ConfigurationError([f"{reason}; allowed a chain and its key, PEM, without a password"]) from error
+    client_ca = b""
     if files.client_ca:
         try:
             context.load_verify_locations(files.client_ca)
+            client_ca = Path(files.client_ca).read_bytes()
         except OSError as error:
             reason = f"data.tls_client_ca: found {files.client_ca}: {error.strerror or error}"
             raise ConfigurationError([f"{reason}; allowed certificates of authorities, PEM"]) from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    return ServerTls(context, key, certificate, client_ca)

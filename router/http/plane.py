@@ -259,15 +259,16 @@ class HttpPlane:
 
     async def _adopt(self, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""
+        tls = self.credentials.tls
         try:
             await self.loop.connect_accepted_socket(
                 lambda: cast("asyncio.Protocol", ClientConnection(self)),
                 accepted,
-                ssl=self.credentials.tls,
-                ssl_handshake_timeout=None if self.credentials.tls is None else self.limits.head_s,
+                ssl=None if tls is None else tls.context,
+                ssl_handshake_timeout=None if tls is None else self.limits.head_s,
             )
         except OSError:
-            self._handshakes_failed += self.credentials.tls is not None
+            self._handshakes_failed += tls is not None
             accepted.close()
             self._adopting -= 1
             self._note_closed()

@@ -82,10 +82,12 @@ async def test_every_rank_has_a_pulse_of_this_life(worker: Worker) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_its_figures_have_what_those_of_every_worker_have(worker: Worker) -> None:
+async def test_its_figures_have_what_those_of_every_worker_have(worker: Worker, kind: str) -> None:
     assert (await worker.ask(COMPLETIONS, {"prompt": worker.fresh_prompt(), "max_tokens": 2})).status == 200
     await comes(worker.loads, "a load report")
-    assert EVERY_WORKER_SHOWS - {sample.partition("{")[0] for sample in await worker.figures()} == set()
+    shown = {sample.partition("{")[0] for sample in await worker.figures()}
+    assert EVERY_WORKER_SHOWS - shown == set()
+    assert ("trtllm_request_success_total" in shown) == (kind == "trtllm"), "the engine's own"
 
 
 # ------------------------------------------------------------------------------------------------------- requests

@@ -1,5 +1,6 @@
 """Whole workers that see images: one encodes them, one computes the prompt, one decodes, and all say what one says."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from kv_runtime.text.loading import load_text
 from tests.contract.worker_kinds import served, served_settings
 from tests.contract.worker_router import routing
 from tests.contract.worker_runs import Executors, small_model, trtllm_arguments
-from tests.contract.workers import Ground, Worker, comes, ground
+from tests.contract.workers import WAIT_S, Ground, Worker, comes, ground
 from tests.support.image_model import write_image_model
 from tests.system.integration.agent_http import CHAT
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
@@ -81,3 +82,29 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
         encoded = f'kvrouter_encode_requests_total{{outcome="ok",worker="{encode.worker_id}"}}'
         assert (await encode.figures())[encoded] == 4
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
+
+
+@pytest.mark.parametrize("over", ["http", "nixl"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_embeddings_that_an_encode_worker_made_are_as_good_as_images(
+    ground: Ground, tmp_path: Path, over: str
+) -> None:
+    if over == "nixl":
+        pytest.importorskip("nixl", reason="nixl is not installed: pip install -e '.[nixl]'")
+    sees, transfer = Illustrated(ground, tmp_path), f"transfer.over={over}"
+    model = f"{MODEL}-{over}"
+    async with (
+        sees.worker("aggregated", "alone") as alone,
+        sees.worker("encode", model, transfer) as encode,
+        sees.worker("aggregated", model, transfer, "encode.form=embeddings") as served,
+    ):
+        for pictures in ((PNG,), (PNG, GIF)):
+            expected = (await alone.ask(CHAT, asked(*pictures))).said()["text"]
+            for streamed in (False, True):
+                answered = await served.ask(CHAT, asked(*pictures) | {"stream": streamed})
+                assert (answered.status, answered.said()["text"]) == (200, expected), answered.data
+        taken = f'kvrouter_embedding_offers_total{{outcome="taken",worker="{encode.worker_id}"}}'
+        async with asyncio.timeout(WAIT_S):
+            while (await encode.figures())[taken] != 6:  # over NIXL it hears of the last read a moment later
+                pass
+        await comes(served.is_free, "nothing held")

@@ -108,7 +108,8 @@ def trtllm_arguments(role: Role) -> dict[str, Any]:
     if role == "encode":
         return {}
     sizes = {"dtype": "bfloat16", "max_seq_len": LONGEST, "max_batch_size": SEQUENCES, "max_num_tokens": BATCHED}
-    events = {"enable_iter_perf_stats": True, "kv_cache_config": {"tokens_per_block": BLOCK_SIZE}}
+    measured = {"enable_iter_perf_stats": True, "return_perf_metrics": True}
+    events = {**measured, "kv_cache_config": {"tokens_per_block": BLOCK_SIZE}}
     if role != "aggregated":
         return sizes | events | TRANSCEIVER
     return sizes | events | {"tensor_parallel_size": RANKS, "enable_attention_dp": True}

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from indexer.service.metrics import index_families, keeper_families
-from kv_runtime.clock import ManualClock
 from kv_runtime.event_log.metrics import log_families
 from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.nats_server import nats_server_families
@@ -50,9 +49,10 @@ from router.replicas.service import Replicas, replica_families
 from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.test_routing import Bench
-from worker_agent.api.served_media import asking_families, encode_families, media_families
 from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.commands.served_media import asking_families, encode_families, media_families
 from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
 from worker_agent.events.metrics import ConsolidatorMetrics
 from worker_agent.fleet.membership import Membership

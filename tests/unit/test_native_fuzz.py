@@ -2,10 +2,10 @@
 
 import pytest
 
-from indexer.native.fuzz.agreement import differences
-from indexer.native.fuzz.programs import MakeIndex
-from indexer.native.fuzz.seeds import FUZZERS, inputs
 from kv_protocol.events import Tier
+from tests.fuzz.agreement import differences
+from tests.fuzz.programs import MakeIndex
+from tests.fuzz.seeds import FUZZERS, inputs
 from tests.reference.index.index import ReferenceIndex
 
 

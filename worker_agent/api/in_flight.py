@@ -25,7 +25,6 @@ from worker_agent.api.tracing import WorkerTracer, log_names
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]
 """An answer, and the request's outcome."""
-Answering = Callable[[web.Request], Awaitable[HandledRequest]]
 
 
 class InFlight:

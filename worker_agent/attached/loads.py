@@ -160,12 +160,13 @@ def engine_families(prefix: str, body: bytes, ours: Mapping[str, str]) -> list[M
     openings = (prefix, f"# TYPE {prefix}", f"# HELP {prefix}")
     lines = [line for line in body.decode("utf-8", errors="replace").split("\n") if line.startswith(openings)]
     try:
-        return list(_labelled(text_string_to_metric_families("\n".join([*lines, ""])), ours))
+        return list(labelled(text_string_to_metric_families("\n".join([*lines, ""])), ours))
     except (ValueError, LookupError):
         return "unreadable"
 
 
-def _labelled(families: Iterable[Metric], ours: Mapping[str, str]) -> Iterator[Metric]:
+def labelled(families: Iterable[Metric], ours: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield families with `ours` as further labels, as `engine_families` says."""
     for family in families:
         shown = Metric(family.name, family.documentation, family.type)
         for sample in family.samples:

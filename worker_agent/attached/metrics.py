@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.attached.client import EngineClient
@@ -44,7 +44,7 @@ class AttachMetrics:
         yield from self._request_families()
         if self._watch is not None:
             meaning = "1 while the worker is registered because the engine is healthy"
-            yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
+            yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), self._watch.is_in)])
         if (source := self._topic or self._loads) is not None:
             yield from load_families(self._worker, source.newest)
         if self._loads is not None:
@@ -58,28 +58,21 @@ class AttachMetrics:
             yield thread_family(self._worker, event_threads(self._streams.path))
 
     def _request_families(self) -> Iterator[Family]:
-        requests: Counter[tuple[str, str]] = Counter()
+        requests = Counter[tuple[str, str]]()
         if self._client is not None:
             requests.update(self._client.requests_total)
         if self._streams.polled is not None:
-            requests.update(
-                {("events", outcome): count for outcome, count in self._streams.polled.requests_total.items()}
-            )
-        samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in requests.items()]
+            requests |= {("events", how): count for how, count in self._streams.polled.requests_total.items()}
+        samples = [((self._worker, *question), count) for question, count in requests.items()]
         meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
         yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
 
     def _forwarder_families(self, forwarder: Forwarder) -> Iterator[Family]:
-        samples = [((self._worker, each), float(forwarder.requests_total[each])) for each in _FORWARDED]
-        yield counter(
-            "forwarded_requests", "Requests forwarded to the engine, by outcome", ("worker", "outcome"), samples
-        )
-        yield gauge(
-            "forwarded_inflight_requests",
-            "Requests being forwarded now",
-            ("worker",),
-            [((self._worker,), float(forwarder.running))],
-        )
+        at, meaning = (self._worker,), "Requests forwarded to the engine, by outcome"
+        outcomes = by_name(at, {each: forwarder.requests_total[each] for each in _FORWARDED})
+        yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
+        meaning = "Requests being forwarded now"
+        yield gauge("forwarded_inflight_requests", meaning, ("worker",), [(at, forwarder.running)])
 
 
 def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:
@@ -87,16 +80,9 @@ def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:
     found = loads.own_families()
     if not isinstance(found, str):
         yield from found
-    age_s = loads.text_age_s
-    yield gauge(
-        "engine_metrics_age_seconds",
-        "Age of the engine's own metrics as they were read last",
-        ("worker",),
-        [] if age_s is None else [((worker,), age_s)],
-    )
-    yield gauge(
-        "engine_metrics_not_shown",
-        "1 while the engine's own metrics are not shown here, by reason",
-        ("worker", "reason"),
-        [] if age_s is None else [((worker, reason), float(reason == found)) for reason in EXPORT_PROBLEMS],
-    )
+    at, age_s = (worker,), loads.text_age_s
+    meaning = "Age of the engine's own metrics as they were read last"
+    yield gauge("engine_metrics_age_seconds", meaning, ("worker",), [] if age_s is None else [(at, age_s)])
+    problems = {} if age_s is None else {reason: reason == found for reason in EXPORT_PROBLEMS}
+    meaning = "1 while the engine's own metrics are not shown here, by reason"
+    yield gauge("engine_metrics_not_shown", meaning, ("worker", "reason"), by_name(at, problems))

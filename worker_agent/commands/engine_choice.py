@@ -28,7 +28,7 @@ from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from kv_runtime.text.unread import UnreadText
-from worker_agent.api.served_media import ServedMedia
+from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid

@@ -46,7 +46,7 @@ _NAMED: dict[str, Any] = {
     "publish-metrics": {
         "is_flag": True,
         "default": None,
-        "help": "statistics of every iteration; costs some time each",
+        "help": "statistics of every iteration and request, and the engine's own metrics; costs some time each",
     },
 }
 DYNAMIC_FLAGS = {"ignore_unknown_options": True}

@@ -39,7 +39,6 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi
-from worker_agent.api.served_media import ServedMedia
 from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
@@ -50,6 +49,7 @@ from worker_agent.commands.engine_choice import (
     served_names,
 )
 from worker_agent.commands.served_events import ServedEvents
+from worker_agent.commands.served_media import ServedMedia
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.config import AgentSettings
 from worker_agent.events.event_path import end_unrun
@@ -300,7 +300,7 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         model=engine.model,
         served_names=worker.names,
         role=settings.worker.role,
-        base_url=url_of(settings.advertised_host, port),
+        base_url=url_of(settings.worker.advertised_host, port),
         dp_ranks=engine.dp_ranks,
         block_size=engine.block_size,
         hash_scheme=HASH_SCHEME,

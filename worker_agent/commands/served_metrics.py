@@ -1,11 +1,12 @@
 """Metrics of an engine in this process, made at scrape time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
+from worker_agent.attached.loads import labelled
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.outputs import MeasuredTransfers
 from worker_agent.fleet.canary import CanaryWatch
 
 
@@ -24,56 +25,45 @@ class ServedMetrics:
     def families(self) -> Iterator[Family]:
         """Yield all families but those of requests, events and load."""
         at, engine = (self._worker,), self._trtllm
-        load_s = None if engine is None else engine.load_s
-        meaning = "Time that loading the engine took"
-        yield gauge("engine_load_seconds", meaning, ("worker",), [] if load_s is None else [(at, load_s)])
-        is_dead = [] if engine is None else [(at, float(engine.fault is not None))]
+        load_s = [] if engine is None or engine.load_s is None else [(at, engine.load_s)]
+        yield gauge("engine_load_seconds", "Time that loading the engine took", ("worker",), load_s)
+        is_dead = [] if engine is None else [(at, engine.fault is not None)]
         yield gauge("engine_dead", "1 once TensorRT-LLM is known to be dead", ("worker",), is_dead)
-        failed = [] if engine is None else [(at, float(engine.failed_requests_total))]
-        yield counter(
-            "engine_failed_requests", "Requests that TensorRT-LLM itself refused or failed", ("worker",), failed
-        )
-        errors = {} if engine is None else engine.logits_errors_total
-        samples = [((self._worker, name), float(count)) for name, count in errors.items()]
+        failed = [] if engine is None else [(at, engine.failed_requests_total)]
+        meaning = "Requests that TensorRT-LLM itself refused or failed"
+        yield counter("engine_failed_requests", meaning, ("worker",), failed)
+        errors = [] if engine is None else by_name(at, engine.logits_errors_total)
         meaning = "Failed calls of a logits processor; the logits stayed unchanged"
-        yield counter("logits_processor_errors", meaning, ("worker", "processor"), samples)
-        canary_requests = {} if self._canary is None else self._canary.requests_total
-        outcomes = [((self._worker, outcome), float(count)) for outcome, count in canary_requests.items()]
+        yield counter("logits_processor_errors", meaning, ("worker", "processor"), errors)
         if self._simulated is not None:
             yield from transfer_families(self._worker, self._simulated)
         if engine is not None:
-            yield from _measured(self._worker, engine.transfers)
-        yield counter(
-            "engine_canaries", "Canary requests to the idle engine, by outcome", ("worker", "outcome"), outcomes
-        )
+            fetches = {"done": engine.transfers.count, "failed": engine.transfers.failed}
+            yield from _fetches(at, fetches, engine.transfers.transferred_bytes, engine.transfers.seconds)
+            if engine.own_metrics is not None:
+                yield from labelled(engine.own_metrics.families(), {"worker": self._worker})
+        outcomes = [] if self._canary is None else by_name(at, self._canary.requests_total)
+        meaning = "Canary requests to the idle engine, by outcome"
+        yield counter("engine_canaries", meaning, ("worker", "outcome"), outcomes)
 
 
-def _measured(worker: str, transfers: MeasuredTransfers) -> Iterator[Family]:
-    """Yield the failed transfers to TensorRT-LLM, and those that it measured; named as the simulated ones."""
-    done = [((worker, "done"), float(transfers.count)), ((worker, "failed"), float(transfers.failed))]
-    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), done)
-    fetched = [((worker,), float(transfers.transferred_bytes))]
-    yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), fetched)
+def _fetches(at: tuple[str], fetches: Mapping[Any, int], fetched_bytes: float, seconds: float) -> Iterator[Family]:
+    """Yield the fetches of KV; those of TensorRT-LLM are the failed ones, and those that it measured."""
+    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches))
+    yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetched_bytes)])
     meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
-    yield counter("kv_transfer_seconds", meaning, ("worker",), [((worker,), transfers.seconds)])
+    yield counter("kv_transfer_seconds", meaning, ("worker",), [(at, seconds)])
 
 
 def transfer_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
     """Yield a simulated engine's contexts held for others, its fetches and their outcomes; seconds are the engine's."""
-    statistics, label = engine.transfer_statistics(), (worker,)
-    yield gauge(
-        "kv_contexts_held", "Computed prompts held for decode workers", ("worker",), [(label, float(statistics.held))]
-    )
-    meaning = "Tokens of the prompts held for decode workers"
-    yield gauge("kv_contexts_held_tokens", meaning, ("worker",), [(label, float(statistics.held_tokens))])
-    ended = {"handed_over": statistics.handed_over_total, "expired": statistics.expired_total}
-    samples = [((worker, outcome), float(count)) for outcome, count in ended.items()]
-    yield counter("kv_contexts", "Held prompts that were released: fetched, or expired", ("worker", "outcome"), samples)
-    meaning = "Requests of a decode engine that wait for their KV"
-    yield gauge("kv_transfers_waiting", meaning, ("worker",), [(label, float(statistics.fetching))])
-    samples = [((worker, str(outcome)), float(count)) for outcome, count in statistics.fetches_total.items()]
-    yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), samples)
-    meaning = "Bytes of KV fetched"
-    yield counter("kv_transfer_bytes", meaning, ("worker",), [(label, float(statistics.fetched_bytes_total))])
-    meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
-    yield counter("kv_transfer_seconds", meaning, ("worker",), [(label, statistics.fetch_seconds_total)])
+    found, at = engine.transfer_statistics(), (worker,)
+    for name, meaning, value in (
+        ("kv_contexts_held", "Computed prompts held for decode workers", found.held),
+        ("kv_contexts_held_tokens", "Tokens of the prompts held for decode workers", found.held_tokens),
+        ("kv_transfers_waiting", "Requests of a decode engine that wait for their KV", found.fetching),
+    ):
+        yield gauge(name, meaning, ("worker",), [(at, value)])
+    ended = by_name(at, {"handed_over": found.handed_over_total, "expired": found.expired_total})
+    yield counter("kv_contexts", "Held prompts that were released: fetched, or expired", ("worker", "outcome"), ended)
+    yield from _fetches(at, found.fetches_total, found.fetched_bytes_total, found.fetch_seconds_total)

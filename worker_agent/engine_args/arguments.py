@@ -35,8 +35,8 @@ from worker_agent.engine_args.layers import (
     dotted,
     is_section,
     merge,
-    nested,
     node_at,
+    plain,
     replacements,
     settings,
     tree_of,
@@ -53,49 +53,51 @@ from worker_agent.engine_args.rules import (
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's arguments. `settings` are by path; `replaced` is in the order of the layers, with pruned ones."""
+    """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
 
     role: Role
-    settings: tuple[EffectiveValue, ...]
+    tree: Tree
     replaced: tuple[Replacement, ...]
     warnings: tuple[ArgumentFinding, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a new copy of the arguments as nested mappings."""
-        return nested(self.settings)
+        return {name: plain(node) for name, node in self.tree.items()}
 
     def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
         """Return a copy of the value at `path`, a section as a mapping; None without a value."""
-        return at(self._tree, *path)
+        return at(self.tree, *path)
 
     def origin(self, *path: str) -> ValueOrigin | None:
-        """Return the origin of the value at `path`; None without a value, or for a section with values."""
-        return next((setting.origin for setting in self.settings if setting.path == path), None)
+        """Return the origin of the value at `path`; None without a value."""
+        node = node_at(self.tree, path)
+        return None if node is None else node.origin
+
+    @property
+    def settings(self) -> tuple[EffectiveValue, ...]:
+        """Every value with its path and origin, by path."""
+        return settings(self.tree)
 
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        backend = backend_of(self._tree)
+        backend = backend_of(self.tree)
         known = (
             path
             for path in FLAGS.values()
             if backend not in ENGINE.fields[path[0]].pruned and (self.role != "encode" or path[0] in ENCODE)
         )
-        return tuple(sorted(path for path in known if node_at(self._tree, path) is None))
+        return tuple(sorted(path for path in known if node_at(self.tree, path) is None))
 
     @property
     def attention_dp_size(self) -> int:
         """How many ranks, each with a KV cache of its own, the engine has."""
-        return engine_checks.attention_dp_size(self._tree)
+        return engine_checks.attention_dp_size(self.tree)
 
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        return engine_checks.world_size(self._tree)
-
-    @property
-    def _tree(self) -> Tree:
-        return tree_of(Layer(name="default", place="effective", values=self.as_dict()))
+        return engine_checks.world_size(self.tree)
 
 
 def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> EngineArgs:
@@ -108,7 +110,11 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
     """
     layers = sorted([DEFAULTS, *layers], key=lambda layer: LAYERS.index(layer.name))
     passes_unknown = circumstances.allows_unknown or bool(circumstances.engine_version)
-    findings = [finding for layer in layers for finding in _layer_findings(layer, allows_unknown=passes_unknown)]
+    findings = [
+        finding
+        for layer in layers
+        for finding in _section_findings(layer, ENGINE, layer.values, (), allows_unknown=passes_unknown)
+    ]
     _refuse_errors(findings)
     tree: Tree = {}
     replaced: list[Replacement] = []
@@ -118,9 +124,7 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
     tree, left_out = pruned(tree, circumstances.role)
     findings += [*left_out, *engine_checks.findings(tree, circumstances)]
     _refuse_errors(findings)
-    return EngineArgs(
-        role=circumstances.role, settings=settings(tree), replaced=tuple(replaced), warnings=tuple(findings)
-    )
+    return EngineArgs(role=circumstances.role, tree=tree, replaced=tuple(replaced), warnings=tuple(findings))
 
 
 def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
@@ -151,14 +155,10 @@ def _class_name(path: Path, field: Field, value: dict[str, Any]) -> str:
     return by_type.get(str(value.get(names)), field.class_name)
 
 
-def _layer_findings(layer: Layer, *, allows_unknown: bool) -> list[ArgumentFinding]:
-    """Return the layer's unknown names, and its values of a wrong type or out of range."""
-    return list(_section_findings(layer, ENGINE, layer.values, (), allows_unknown=allows_unknown))
-
-
 def _section_findings(
     layer: Layer, field: Field, values: Mapping[str, Any], above: Path, *, allows_unknown: bool
 ) -> Iterator[ArgumentFinding]:
+    """Yield unknown names, and values of a wrong type or out of range."""
     for name, value in values.items():
         path = (*above, str(name))
         known = field.fields.get(name)

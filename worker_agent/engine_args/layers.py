@@ -3,15 +3,12 @@
 A layer is a tree: a mapping with only texts as keys is a section; anything else (a number, a list, null, any other
 mapping) is a value, which is kept or replaced as a whole. The result of `merge` at one name:
 
-    lower   upper: absent   value   section                      cut section
-    absent         -        upper   upper                        upper
-    value          lower    upper   upper, from now on cut       upper
-    section        lower    upper   both, name by name           upper
+    lower   upper: absent   value   section
+    absent         -        upper   upper
+    value          lower    upper   upper
+    section        lower    upper   both, name by name
 
-A section that replaced a value is *cut*: nothing of a still lower layer is merged into it. So merging is associative,
-and layers can be merged in any grouping: `{x: {a: 1}}`, `{x: 5}`, `{x: {b: 2}}` make `{x: {b: 2}}` either way.
-
-    merge(merge(a, b), c) == merge(a, merge(b, c))          merge({}, a) == a == merge(a, {})
+Layers are merged from the lowest to the highest, so a value between two sections keeps the lower one out.
 """
 
 import json
@@ -64,7 +61,6 @@ class Branch(msgspec.Struct, frozen=True):
 
     below: dict[str, "Leaf | Branch"]
     origin: ValueOrigin
-    is_cut: bool = False
 
 
 Tree = dict[str, Leaf | Branch]
@@ -123,38 +119,26 @@ def tree_of(layer: Layer) -> Tree:
 
 def merge(lower: Tree, upper: Tree) -> Tree:
     """Return the table's tree; neither argument is changed."""
-    return {**lower, **{name: _over(lower.get(name), node) for name, node in upper.items()}}
-
-
-def _over(lower: Leaf | Branch | None, upper: Leaf | Branch) -> Leaf | Branch:
-    if lower is None or isinstance(upper, Leaf) or upper.is_cut:
-        return upper
-    if isinstance(lower, Leaf):
-        return Branch(upper.below, upper.origin, is_cut=True)
-    return Branch(merge(lower.below, upper.below), upper.origin, lower.is_cut)
+    whole = dict(lower)
+    for name, node in upper.items():
+        under = lower.get(name)
+        if isinstance(under, Branch) and isinstance(node, Branch):
+            whole[name] = Branch(merge(under.below, node.below), node.origin)
+        else:
+            whole[name] = node
+    return whole
 
 
 def replacements(lower: Tree, upper: Tree, above: Path = ()) -> Iterator[Replacement]:
     """Yield the replacements of merging `upper` over `lower`; an equal value is no replacement."""
     for name, node in upper.items():
         under = lower.get(name)
-        if isinstance(under, Branch) and isinstance(node, Branch) and not node.is_cut:
+        if isinstance(under, Branch) and isinstance(node, Branch):
             yield from replacements(under.below, node.below, (*above, name))
         elif under is not None:
             old, new = plain(under), plain(node)
             if type(old) is not type(new) or old != new:
                 yield Replacement((*above, name), old, new, under.origin, node.origin)
-
-
-def without(tree: Tree, path: Path) -> Tree:
-    """Return the tree without what is at `path`; a section that is left empty stays."""
-    name, *deeper = path
-    node = tree.get(name)
-    if not deeper:
-        return {other: kept for other, kept in tree.items() if other != name}
-    if not isinstance(node, Branch):
-        return tree
-    return {**tree, name: Branch(without(node.below, tuple(deeper)), node.origin, node.is_cut)}
 
 
 def node_at(tree: Tree, path: Path) -> Leaf | Branch | None:
@@ -191,15 +175,3 @@ def plain(node: Leaf | Branch) -> Any:  # noqa: ANN401
     if isinstance(node, Branch):
         return {name: plain(inner) for name, inner in node.below.items()}
     return deepcopy(node.found)
-
-
-def nested(effective: tuple[EffectiveValue, ...]) -> dict[str, Any]:
-    """Return the settings as one mapping of mappings that shares nothing with them."""
-    values: dict[str, Any] = {}
-    for setting in effective:
-        *above, last = setting.path
-        inner = values
-        for name in above:
-            inner = inner.setdefault(name, {})
-        inner[last] = deepcopy(setting.value)
-    return values

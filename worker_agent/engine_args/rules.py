@@ -36,7 +36,7 @@ from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
 from worker_agent.engine_args.field_kinds import Backend, found
 from worker_agent.engine_args.fields import ENGINE
 from worker_agent.engine_args.findings import ArgumentFinding, shown
-from worker_agent.engine_args.layers import Branch, Layer, Leaf, Path, Tree, ValueOrigin, at, plain, without
+from worker_agent.engine_args.layers import Layer, Path, Tree, at, plain, settings
 
 EVENT_BUFFER_SIZE = 100_000
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
@@ -73,7 +73,7 @@ FLAGS: Mapping[str, Path] = {
     "guided-decoding-backend": ("guided_decoding_backend",),
     "publish-metrics": ("enable_iter_perf_stats",),
 }
-"""The agent's named flags, and the argument that each sets."""
+"""The agent's named flags, and the argument that each sets; `publish-metrics` sets `return_perf_metrics`, too."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +97,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Layer:
     """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
     entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
+    if flags.get("publish-metrics"):
+        entries.append((("return_perf_metrics",), True, "--publish-metrics"))
     if circumstances.connector == "kvbm":
         entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
     return _layer("flag", entries)
@@ -162,10 +164,15 @@ def pruned(tree: Tree, role: Role) -> tuple[Tree, list[ArgumentFinding]]:
     warnings = []
     for name, why in _left_out(tree, role):
         node = tree[name]
-        requested = [origin for origin in _origins(node) if origin.layer not in ("default", "forced")]
-        if requested:
-            warnings.append(_left_out_finding((name,), node, requested[0], why))
-        tree = without(tree, (name,))
+        places = [
+            each.origin.place for each in settings({name: node}) if each.origin.layer not in ("default", "forced")
+        ]
+        if places:
+            what, expected = f"{found(shown((name,), plain(node)))}; left out", f"nothing {why}"
+            warnings.append(
+                ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
+            )
+        tree = {other: kept for other, kept in tree.items() if other != name}
     return tree, warnings
 
 
@@ -180,16 +187,3 @@ def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
             yield name, "because the agent processes what the engine generates itself"
         elif field and backend in field.pruned:
             yield name, f"under backend {backend}: {field.pruned[backend]}"
-
-
-def _left_out_finding(path: Path, node: Leaf | Branch, origin: ValueOrigin, why: str) -> ArgumentFinding:
-    what = found(shown(path, plain(node)))
-    return ArgumentFinding(
-        severity="warning", place=origin.place, path=path, expected=f"nothing {why}", found=f"{what}; left out"
-    )
-
-
-def _origins(node: Leaf | Branch) -> list[ValueOrigin]:
-    if isinstance(node, Leaf) or not node.below:
-        return [node.origin]
-    return [origin for inner in node.below.values() for origin in _origins(inner)]

@@ -1,7 +1,7 @@
 """Engine arguments as text: YAML with line numbers, JSON, and `--trtllm.a.b.c value` flags.
 
 All errors are reported together, each with its place. Only texts, numbers, booleans, null, lists and mappings are
-constructed; a name occurs once in a mapping; a text has at most `BYTES_MAX` bytes, `VALUES_MAX` values (an alias counts
+constructed; a name occurs once in a mapping; a file has at most `BYTES_MAX` bytes, `VALUES_MAX` values (an alias counts
 at each use) and `DEPTH_MAX` levels.
 
 A flag's value is null (`none`, `null`), a boolean, an integer, a number, else a text. If `fields` requires a text, it
@@ -57,13 +57,10 @@ def read_json(text: str, place: str, name: LayerName) -> Layer:
     """Return a JSON object's values as a layer of engine arguments.
 
     Raises:
-        EngineArgsInvalid: the text is not a JSON object, has a name twice, or exceeds a limit.
+        EngineArgsInvalid: the text is not a JSON object, or has a name twice.
     """
-    if len(text) > BYTES_MAX:
-        raise _invalid(place, "a longer text", f"at most {BYTES_MAX} characters")
     try:
         values = json.loads(text, object_pairs_hook=_named_once, parse_constant=_refuse_constant)
-        depths = list(_depths(values, 0))
     except json.JSONDecodeError as error:
         raise _invalid(f"{place}: line {error.lineno}, column {error.colno}", error.msg, "JSON") from error
     except RecursionError as error:
@@ -72,8 +69,6 @@ def read_json(text: str, place: str, name: LayerName) -> Layer:
         raise _invalid(place, str(error), "JSON") from error
     if not isinstance(values, dict):
         raise _invalid(place, f"a {type(values).__name__}", "a JSON object")
-    if len(depths) > VALUES_MAX or max(depths) > DEPTH_MAX:
-        raise _invalid(place, "more", _TOO_MUCH)
     return Layer(name=name, values=values, place=place)
 
 
@@ -234,13 +229,6 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name}, which JSON does not have")
-
-
-def _depths(value: object, depth: int) -> Iterator[int]:
-    yield depth
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _depths(each, depth + 1)
 
 
 def _problem(place: str, found: str, expected: str, path: Path = ()) -> ArgumentFinding:

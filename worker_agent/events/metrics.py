@@ -55,11 +55,11 @@ class ConsolidatorMetrics:
                 "published_seq",
             ),
         ):
-            yield gauge(name, meaning, labels, [(at, float(getattr(s, field))) for at, s in ranks])
-        dropped = [(at, float(s.dropped_batches_total)) for at, s in ranks]
+            yield gauge(name, meaning, labels, [(at, getattr(s, field)) for at, s in ranks])
+        dropped = [(at, s.dropped_batches_total) for at, s in ranks]
         yield counter("outbox_dropped", "Batches dropped from a full outbox", labels, dropped)
         failures = [
-            ((each.worker_id,), float(sum(stream.failures_total for stream in each.streams.values())))
+            ((each.worker_id,), sum(stream.failures_total for stream in each.streams.values()))
             for each in self._consolidators
         ]
         yield counter("publish_failures", "Publications that the log did not confirm", ("worker",), failures)
@@ -68,7 +68,7 @@ class ConsolidatorMetrics:
         ranks, labels = list(self._ranks()), ("worker", "dp_rank")
         yield gauge("mirror_blocks", "Blocks that the rank holds", labels, [(at, s.held_blocks) for at, s in ranks])
         changes = [
-            ((*at, source, kind), float(getattr(counts, kind)))
+            ((*at, source, kind), getattr(counts, kind))
             for at, s in ranks
             for source, counts in s.counts.items()
             for kind in _MIRROR_COUNTS
@@ -83,33 +83,29 @@ class ConsolidatorMetrics:
             ("recovery_bytes", "Bytes of answers to recovery questions", "bytes_total"),
         ):
             samples = [
-                ((worker, kind), float(sum(getattr(each, field)[kind] for each in of_worker)))
+                ((worker, kind), sum(getattr(each, field)[kind] for each in of_worker))
                 for worker, of_worker in answers
                 for kind in KINDS
             ]
             yield counter(name, meaning, ("worker", "kind"), samples)
+        dropped = "Recovery questions dropped: repeated, or replaced by a later one of the same index"
         for name, meaning, field in (
             (
                 "refused_recover_requests",
                 "Recovery questions refused: unreadable, or 256 were waiting",
                 "refused_total",
             ),
-            (
-                "dropped_recover_requests",
-                "Recovery questions dropped: repeated, or replaced by a later one of the same index",
-                "dropped_total",
-            ),
+            ("dropped_recover_requests", dropped, "dropped_total"),
         ):
-            counts = [((worker,), float(sum(getattr(each, field) for each in all_))) for worker, all_ in answers]
+            counts = [((worker,), sum(getattr(each, field) for each in all_)) for worker, all_ in answers]
             yield counter(name, meaning, ("worker",), counts)
 
     def _source_families(self) -> Iterator[Family]:
         counts, events = self._source_counts()
         meaning = "Events of a publisher, by what became of them before the mirror"
-        decoded = [(labels, float(count)) for labels, count in events.items()]
-        yield counter("hop_a_events", meaning, ("worker", "source", "kind"), decoded)
+        yield counter("hop_a_events", meaning, ("worker", "source", "kind"), events.items())
         for name, meaning in _HOP_A_COUNTS.items():
-            samples = [((worker, source), float(n)) for (worker, source, kind), n in counts.items() if kind == name]
+            samples = [((worker, source), n) for (worker, source, kind), n in counts.items() if kind == name]
             yield counter(name, meaning, ("worker", "source"), samples)
 
     def _source_counts(self) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:

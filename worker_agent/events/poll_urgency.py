@@ -11,18 +11,8 @@
 A cycle that ran dry has taken all events that the source had. Source: `docs/SOURCES.md` E1.5, E8 item 4.
 """
 
-import msgspec
-
 _BUFFER_EVENTS = 100_000
 """Most events of one cycle, if the buffer's size is unknown."""
-
-
-class DrainStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of polls. `largest_ratio` is the largest poll relative to the buffer's capacity; 0 if that is unknown."""
-
-    pressed_cycles_total: int
-    polls_total: int
-    largest_ratio: float
 
 
 class Drain:
@@ -31,7 +21,7 @@ class Drain:
     def __init__(self, buffer_events: int = 0) -> None:
         self._buffer_events = buffer_events
         self._is_pressed = self._is_dry = False
-        self._events_in_cycle = self._largest = self._pressed_cycles = self._polls = 0
+        self._events_in_cycle = self._largest = self.pressed_cycles_total = self.polls_total = 0
 
     @property
     def is_pressed(self) -> bool:
@@ -40,7 +30,7 @@ class Drain:
 
     def on_poll(self, events: int) -> bool:
         """Note the number of events of a poll; return whether this cycle polls again, without waiting."""
-        self._polls += 1
+        self.polls_total += 1
         self._events_in_cycle += events
         self._largest = max(self._largest, events)
         self._is_dry = not events
@@ -54,15 +44,12 @@ class Drain:
     def on_cycle(self, *, is_lossy: bool) -> bool:
         """End a cycle, whose events are handed on; return whether they were all that the source had, without loss."""
         is_all = self._is_dry and not is_lossy
-        self._pressed_cycles += self._is_pressed
+        self.pressed_cycles_total += self._is_pressed
         self._is_pressed = is_lossy or (self._is_pressed and not is_all)
         self._events_in_cycle = 0
         return is_all
 
-    def statistics(self) -> DrainStatistics:
-        """Return the counts so far."""
-        return DrainStatistics(
-            pressed_cycles_total=self._pressed_cycles,
-            polls_total=self._polls,
-            largest_ratio=self._largest / self._buffer_events if self._buffer_events else 0.0,
-        )
+    @property
+    def largest_ratio(self) -> float:
+        """The largest poll relative to the buffer's capacity; 0 if that is unknown."""
+        return self._largest / self._buffer_events if self._buffer_events else 0.0

@@ -9,59 +9,33 @@ Embeddings depend only on the media, the model and its options: a cache serves o
 
 from collections import OrderedDict
 
-import msgspec
-
-
-class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a cache, and its counts since start."""
-
-    entries: int
-    size_bytes: int
-    hits_total: int
-    misses_total: int
-    evictions_total: int
-    oversize_total: int
-
 
 class EmbeddingCache:
-    """At most `bytes_max` bytes of embeddings."""
+    """At most `bytes_max` bytes of embeddings; lookups are counted since the start."""
 
     def __init__(self, bytes_max: int) -> None:
         assert bytes_max >= 0
         self._bytes_max = bytes_max
         self._values: OrderedDict[str, bytes] = OrderedDict()
-        self._size_bytes = self._hits = self._misses = self._evictions = self._oversize = 0
+        self.size_bytes = self.hits_total = self.misses_total = 0
 
     def get(self, digest: str) -> bytes | None:
         """Return the embeddings of the media with `digest`, if they are cached."""
         value = self._values.get(digest)
         if value is None:
-            self._misses += 1
+            self.misses_total += 1
             return None
-        self._hits += 1
+        self.hits_total += 1
         self._values.move_to_end(digest)
         return value
 
     def put(self, digest: str, value: bytes) -> None:
         """Cache `value`, in place of an older one of the same media."""
-        self._size_bytes -= len(self._values.pop(digest, b""))
+        self.size_bytes -= len(self._values.pop(digest, b""))
         if len(value) > self._bytes_max:
-            self._oversize += 1
             return
-        while self._size_bytes + len(value) > self._bytes_max:
+        while self.size_bytes + len(value) > self._bytes_max:
             _, oldest = self._values.popitem(last=False)
-            self._size_bytes -= len(oldest)
-            self._evictions += 1
+            self.size_bytes -= len(oldest)
         self._values[digest] = value
-        self._size_bytes += len(value)
-
-    def statistics(self) -> CacheStatistics:
-        """Return the counters."""
-        return CacheStatistics(
-            entries=len(self._values),
-            size_bytes=self._size_bytes,
-            hits_total=self._hits,
-            misses_total=self._misses,
-            evictions_total=self._evictions,
-            oversize_total=self._oversize,
-        )
+        self.size_bytes += len(value)

@@ -25,7 +25,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import TransferSection
-from worker_agent.media.offers import TTL_S, Offers, OfferStatistics
+from worker_agent.media.offers import TTL_S, Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import FETCH_S, EmbeddingDescriptor, HttpDescriptor
 
@@ -43,7 +43,7 @@ class HttpEmbeddingTransfer:
     def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
         self._section, self._clock, self._fetch_s = section, clock, fetch_s
         self._networks = parsed_networks(section.networks)
-        self._offers: Offers[bytes] = Offers(section.store_bytes_max)
+        self.offers: Offers[bytes] = Offers(section.store_bytes_max)
         app = web.Application(middlewares=[openai_errors, require_token("")])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
@@ -59,16 +59,12 @@ class HttpEmbeddingTransfer:
             Part("embeddings-expiry", self._expire, stage),
         )
 
-    def statistics(self) -> OfferStatistics:
-        """Return the statistics of the offers."""
-        return self._offers.statistics()
-
     async def offer(self, embeddings: bytes) -> HttpDescriptor:
         """Offer `embeddings`, which must not change any more, for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
         digest = await asyncio.to_thread(_digest, embeddings)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._offers.offer(token, embeddings, self._clock.now())
+        self.offers.offer(token, embeddings, self._clock.now())
         return HttpDescriptor(
             host=self._section.host,
             port=self._server.port,
@@ -79,7 +75,7 @@ class HttpEmbeddingTransfer:
 
     async def release(self, descriptor: EmbeddingDescriptor) -> None:
         """End the offer of `descriptor`."""
-        self._offers.release(descriptor.token)
+        self.offers.release(descriptor.token)
 
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
         """Return the offered embeddings; raise `MediaRefused`."""
@@ -114,7 +110,7 @@ class HttpEmbeddingTransfer:
         return address
 
     async def _give(self, request: web.Request) -> web.StreamResponse:
-        data = self._offers.take(request.headers.get(TOKEN_HEADER, ""), self._clock.now())
+        data = self.offers.take(request.headers.get(TOKEN_HEADER, ""), self._clock.now())
         if data is None:
             raise web.HTTPNotFound
         response = web.StreamResponse()
@@ -129,7 +125,7 @@ class HttpEmbeddingTransfer:
     async def _expire(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._clock.wait(stop, TTL_S)
-            self._offers.expire(self._clock.now())
+            self.offers.expire(self._clock.now())
 
 
 async def _read(address: Address, descriptor: HttpDescriptor) -> bytes:

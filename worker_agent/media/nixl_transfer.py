@@ -34,7 +34,7 @@ from blake3 import blake3
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
 from worker_agent.media.config import TransferSection
-from worker_agent.media.offers import Offers, OfferStatistics
+from worker_agent.media.offers import Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
@@ -70,7 +70,7 @@ class NixlEmbeddingTransfer:
 
     def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
         self._section, self._clock, self._fetch_s = section, clock, fetch_s
-        self._offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max)
+        self.offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
@@ -89,16 +89,12 @@ class NixlEmbeddingTransfer:
         """Return the parts that serve offers; after `start`."""
         return (Part("embeddings-nixl", self._tend, stage),)
 
-    def statistics(self) -> OfferStatistics:
-        """Return the statistics of the offers."""
-        return self._offers.statistics()
-
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
         """Offer a copy of `embeddings` for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
         digest = await asyncio.to_thread(_digest, embeddings)
         memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
-        await self._let_go(self._offers.offer(token, memory, self._clock.now()))
+        await self._let_go(self.offers.offer(token, memory, self._clock.now()))
         try:
             await self._register(memory)
             # The agent's metadata changes with its registrations: each descriptor has the current one.
@@ -190,14 +186,14 @@ class NixlEmbeddingTransfer:
             await self._clock.wait(stop, _POLL_S)
             notices = await self._call(self._agent.get_new_notifs)
             for token in [each for tokens in notices.values() for each in tokens]:
-                memory = self._offers.take(token.decode("ascii", "replace"), self._clock.now())
+                memory = self.offers.take(token.decode("ascii", "replace"), self._clock.now())
                 await self._let_go([] if memory is None else [memory])
-            await self._let_go(self._offers.expire(self._clock.now()))
-        await self._let_go(self._offers.expire(inf))
+            await self._let_go(self.offers.expire(self._clock.now()))
+        await self._let_go(self.offers.expire(inf))
         self._thread.shutdown(wait=False)
 
     async def _forget(self, token: str) -> None:
-        memory = self._offers.release(token)
+        memory = self.offers.release(token)
         await self._let_go([] if memory is None else [memory])
 
     async def _register(self, memory: RegisteredMemory) -> None:

@@ -12,7 +12,6 @@ up by their BLAKE3, so that the time of a look-up reveals nothing about them.
 from collections.abc import Sized
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
 from blake3 import blake3
 
 OFFERS_MAX = 4096
@@ -28,18 +27,6 @@ class NoRoom(Exception):
         )
 
 
-class OfferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting offers, and counts since the start."""
-
-    entries: int
-    size_bytes: int
-    offered_total: int
-    taken_total: int
-    released_total: int
-    expired_total: int
-    refused_total: int
-
-
 Data = TypeVar("Data", bound=Sized)
 
 TTL_S = 60.0
@@ -52,42 +39,42 @@ class _Offer(NamedTuple, Generic[Data]):
 
 
 class Offers(Generic[Data]):
-    """At most `bytes_max` bytes of waiting offers, each for `ttl_s` seconds."""
+    """At most `bytes_max` bytes of waiting offers, each for `ttl_s` seconds; `..._total` count since the start."""
 
     def __init__(self, bytes_max: int, ttl_s: float = TTL_S) -> None:
         self._bytes_max, self._ttl_s = bytes_max, ttl_s
         self._waiting: dict[bytes, _Offer[Data]] = {}  # oldest first: all have the same time to live
-        self._size_bytes = self._offered = self._taken = self._released = self._expired = self._refused = 0
+        self.size_bytes = 0
+        self.taken_total = self.released_total = self.expired_total = self.refused_total = 0
+
+    def __len__(self) -> int:
+        """How many offers wait."""
+        return len(self._waiting)
 
     def offer(self, token: str, data: Data, now_s: float) -> list[Data]:
         """Keep `data` under `token`, which must be new; return as `expire` does. Raise `NoRoom`."""
         expired = self.expire(now_s)
         key = _key(token)
         assert key not in self._waiting
-        if self._size_bytes + len(data) > self._bytes_max or len(self._waiting) >= OFFERS_MAX:
-            self._refused += 1
-            raise NoRoom(len(data), self._size_bytes, self._bytes_max)
+        if self.size_bytes + len(data) > self._bytes_max or len(self._waiting) >= OFFERS_MAX:
+            self.refused_total += 1
+            raise NoRoom(len(data), self.size_bytes, self._bytes_max)
         self._waiting[key] = _Offer(data, now_s + self._ttl_s)
-        self._size_bytes += len(data)
-        self._offered += 1
+        self.size_bytes += len(data)
         return expired
 
     def take(self, token: str, now_s: float) -> Data | None:
         """Remove and return the unexpired offer of `token`."""
         self.expire(now_s)
-        offer = self._remove(_key(token))
-        if offer is None:
-            return None
-        self._taken += 1
-        return offer.data
+        data = self._remove(_key(token))
+        self.taken_total += data is not None
+        return data
 
     def release(self, token: str) -> Data | None:
         """Remove and return the data waiting under `token`, if any."""
-        offer = self._remove(_key(token))
-        if offer is None:
-            return None
-        self._released += 1
-        return offer.data
+        data = self._remove(_key(token))
+        self.released_total += data is not None
+        return data
 
     def expire(self, now_s: float) -> list[Data]:
         """Remove and return the expired data."""
@@ -98,26 +85,15 @@ class Offers(Generic[Data]):
                 break
             self._remove(key)
             expired.append(offer.data)
-        self._expired += len(expired)
+        self.expired_total += len(expired)
         return expired
 
-    def statistics(self) -> OfferStatistics:
-        """Return the counters."""
-        return OfferStatistics(
-            entries=len(self._waiting),
-            size_bytes=self._size_bytes,
-            offered_total=self._offered,
-            taken_total=self._taken,
-            released_total=self._released,
-            expired_total=self._expired,
-            refused_total=self._refused,
-        )
-
-    def _remove(self, key: bytes) -> _Offer[Data] | None:
+    def _remove(self, key: bytes) -> Data | None:
         offer = self._waiting.pop(key, None)
-        if offer is not None:
-            self._size_bytes -= len(offer.data)
-        return offer
+        if offer is None:
+            return None
+        self.size_bytes -= len(offer.data)
+        return offer.data
 
 
 def _key(token: str) -> bytes:

@@ -14,12 +14,13 @@ from indexer.native.index import make_index
 from indexer.service.feed import TICK_S
 from indexer.service.history import moment_at
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import Clock, ManualClock
+from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.tracing.service import EventTracing
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import ScriptedRank
 

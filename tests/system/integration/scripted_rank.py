@@ -10,6 +10,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.dumped import dump_chunks
+from tests.reference.index.parents_first import parents_first
 
 MODEL = "sim-8b"
 
@@ -70,7 +71,7 @@ class ScriptedRank:
         await self.log.publish(subjects.fleet(MODEL, self.rank.worker_id), fleet.encode(left))
 
     def held(self) -> list[HeldBlock]:
-        return [HeldBlock(block, self.blocks[block], 1 << Tier.GPU) for block in recovery.parents_first(self.blocks)]
+        return [HeldBlock(block, self.blocks[block], 1 << Tier.GPU) for block in parents_first(self.blocks)]
 
     def _position(self, parent: int | None) -> int:
         position = 0

@@ -15,9 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.decode_time import DECODE_HEADER
-from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.clock import SystemClock
 from kv_runtime.text.byte_model import ByteText
 from tests.support.engine_description import described
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import ScriptedEngine

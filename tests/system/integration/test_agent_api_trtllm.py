@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from prometheus_client.samples import Sample
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import Role
@@ -17,6 +18,7 @@ from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 
 __all__ = ["trtllm"]
@@ -187,3 +189,35 @@ async def test_a_name_that_the_library_lacks_is_a_500_that_names_it(
     told = [line for line in lines if line["event"] == "library_mismatch"]
     assert [(line["log_level"], line["version"]) for line in told] == [("error", version)]
     assert name in told[0]["reason"]
+
+
+# --------------------------------------------------------------------------------------------- the engine's own metrics
+@pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
+async def test_the_engine_counts_its_requests_and_iterations(trtllm: Fake, version: str) -> None:
+    trtllm.control.version = version
+    arguments = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    async with agent(trtllm, arguments=arguments) as (running, engine):
+        await running.ask(COMPLETIONS, ASKED)
+        await running.ask(COMPLETIONS, {**ASKED, "n": 2, "temperature": 0.7})
+        engine.iteration_stats(0.0)
+        assert engine.own_metrics is not None
+        shown = {(each.name, each.labels.get("finished_reason")): each for each in samples(engine.own_metrics)}
+    assert shown["trtllm_request_success_total", "length"].value == 2
+    assert shown["trtllm_request_success_total", "length"].labels["model_name"] == "m"
+    for name in ("e2e_request_latency", "time_to_first_token", "request_queue_time"):
+        assert shown[f"trtllm_{name}_seconds_count", None].value == 2
+    assert ("trtllm_num_requests_running", None) in shown
+
+
+async def test_what_the_engine_cannot_count_fails_no_request(trtllm: Fake) -> None:
+    async with agent(trtllm, arguments={"return_perf_metrics": True}) as (running, engine):
+        assert engine.own_metrics is not None
+        with capture_logs() as logs:
+            engine.own_metrics.iterated({})
+            engine.own_metrics.iterated({})
+        assert (await running.ask(COMPLETIONS, ASKED)).status == 200
+    assert [each["event"] for each in logs] == ["engine_metrics_lost"]
+
+
+def samples(metrics: OwnMetrics) -> list[Sample]:
+    return [sample for family in metrics.families() for sample in family.samples]

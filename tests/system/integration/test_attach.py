@@ -20,9 +20,9 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.loading import load_text
+from tests.support.manual_clock import ManualClock
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually

@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import LoadReport, decode_load
-from kv_runtime.clock import Clock, ManualClock, SystemClock
+from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import eventually
 from tests.system.integration.engine_doubles import (
     EngineDouble,

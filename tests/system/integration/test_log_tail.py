@@ -11,9 +11,9 @@ from indexer.service.history import AvailableMoment, NotRetained
 from indexer.service.log_lines import EventLine, FleetLine, Line, UnreadableLine
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import fleet, subjects
-from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.unit.router.samples import registered

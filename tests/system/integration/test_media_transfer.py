@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import run_parts
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.media.config import TransferSection
@@ -54,8 +54,8 @@ async def test_what_is_offered_here_is_fetched_there() -> None:
             descriptor = await offering.offer(embeddings)
             told = msgspec.json.decode(msgspec.json.encode(descriptor), type=HttpDescriptor)
             assert await another().fetch(told) == embeddings
-        assert offering.statistics().taken_total == 2
-        assert offering.statistics().size_bytes == 0
+        assert offering.offers.taken_total == 2
+        assert offering.offers.size_bytes == 0
 
 
 async def test_embeddings_are_given_once() -> None:
@@ -109,7 +109,7 @@ async def test_more_than_one_may_have_is_not_asked_for() -> None:
         descriptor = await offering.offer(SAFETENSORS)
         small = another(TransferSection(store_bytes_max=len(SAFETENSORS) - 1))
         assert await reason_of(small, descriptor) == "too_large"
-        assert offering.statistics().entries == 1
+        assert len(offering.offers) == 1
 
 
 @pytest.mark.parametrize(

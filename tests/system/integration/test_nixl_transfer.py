@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.system.integration import nixl_sender
 from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
-from worker_agent.api.served_media import embedding_transfer
+from worker_agent.commands.served_media import embedding_transfer
 from worker_agent.media.config import TransferSection
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
@@ -83,10 +83,10 @@ async def test_what_is_offered_here_is_read_there_and_then_let_go() -> None:
             descriptor = msgspec.json.decode(told, type=EmbeddingDescriptor)
             assert isinstance(descriptor, NixlDescriptor)
             assert await there.fetch(descriptor) == embeddings
-        await eventually(lambda: here.statistics().entries == 0)
-        assert (here.statistics().taken_total, here.statistics().released_total) == (2, 0)
+        await eventually(lambda: len(here.offers) == 0)
+        assert (here.offers.taken_total, here.offers.released_total) == (2, 0)
         await here.release(await here.offer(SAFETENSORS))
-        assert (here.statistics().taken_total, here.statistics().released_total) == (2, 1)
+        assert (here.offers.taken_total, here.offers.released_total) == (2, 1)
 
 
 @pytest.mark.usefixtures("nixl")
@@ -116,7 +116,7 @@ async def test_another_process_is_read_and_its_death_refuses_what_it_offered() -
             sender.kill()
             await sender.wait()
             assert await reason_of(there, second) in ("unreachable", "expired", "timeout")
-            assert not there.statistics().entries
+            assert not len(there.offers)
     finally:
         if sender.returncode is None:
             sender.kill()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -32,25 +31,19 @@ from tests.system.integration.test_media_engine import (
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.test_encode_workers import encoder, fleet_log
-from worker_agent.api.served_media import ServedMedia
-from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
+from worker_agent.commands.served_media import ServedMedia
+from worker_agent.config import AgentSettings
+from worker_agent.media.config import EncodeSection, ImageModelSection
 
 __all__ = ["model", "trtllm"]
 
 TOKEN = "secret"
 
 
-@dataclass
-class Settings:
-    media: MediaSection = field(default_factory=MediaSection)
-    images: ImageModelSection = field(default_factory=ImageModelSection)
-    encode: EncodeSection = field(default_factory=EncodeSection)
-    transfer: TransferSection = field(default_factory=TransferSection)
-    advertised_host: str = "127.0.0.1"
-
-
 def served(model: Model, role: Role, **sections: Any) -> ServedMedia:
-    return ServedMedia(Settings(**sections), model.text, SystemClock(), model=MODEL, model_path=model.path, role=role)
+    return ServedMedia(
+        AgentSettings(**sections), model.text, SystemClock(), model=MODEL, model_path=model.path, role=role
+    )
 
 
 async def wait(stop: asyncio.Event) -> None:

@@ -15,10 +15,10 @@ from indexer.follow.fold import RankView
 from indexer.service import snapshot_keeper as keeper
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
-from kv_runtime.clock import ManualClock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import EventLog, ObjectBucket
 from kv_runtime.telemetry import new_registry
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import NATS, WAIT_S, Index, gpu, running_index
 from tests.system.integration.scripted_rank import ScriptedRank

@@ -19,11 +19,12 @@ from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
 from tests.dumped import dump_chunks
+from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import Index, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank

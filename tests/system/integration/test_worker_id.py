@@ -24,9 +24,10 @@ from kv_protocol.fleet import (
 )
 from kv_protocol.fleet_gate import CLAIM_HEADER, SIGNATURE_HEADER, FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import Clock, ManualClock, SystemClock
+from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import until
+from tests.support.manual_clock import ManualClock
 from tests.support.processes import agent_process
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.fleet_events import fleet_events

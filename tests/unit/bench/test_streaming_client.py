@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from bench.streaming_client import Measured, StreamingClient
-from kv_runtime.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": null}\n\n'
 TEXT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

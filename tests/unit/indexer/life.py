@@ -9,9 +9,10 @@ from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest, ReplayChunk, parents_first
+from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
+from tests.reference.index.parents_first import parents_first
 
 RING_BATCHES = 12
 

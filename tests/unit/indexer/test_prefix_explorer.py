@@ -18,9 +18,9 @@ from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery
 from indexer.service.tree_routes import BadParameter, tree_page, tree_query, tree_routes
 from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import ManualClock
 from kv_runtime.http.answers import openai_errors
 from tests.contract.indexes import chain
+from tests.support.manual_clock import ManualClock
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 1)
 TRUNK, LEFT, RIGHT = chain(6, seed=1), chain(4, seed=2), chain(3, seed=3)

@@ -10,7 +10,6 @@ from kv_protocol.hashing import (
     local_block_hashes,
     lora_id,
     pack_tokens,
-    pad_images,
     sequence_hashes,
     to_i64,
     to_u64,
@@ -69,24 +68,6 @@ def test_a_name_and_a_salt_of_the_same_text_give_different_seeds_and_add_up() ->
 @pytest.mark.parametrize("block_size", [1, 16, 4096])
 def test_the_canary_is_the_second_block_of_counting_tokens(block_size: int) -> None:
     assert [canary(block_size)] == sequence_hashes(range(2 * block_size), block_size)[1:]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "images", "padded"),
-    [
-        ([IMAGE, IMAGE, 1, IMAGE], [1, 2], [1_000_001, 1_000_001, 1, 1_000_002]),
-        ([1, IMAGE, 2, IMAGE, 3, IMAGE], [5], [1, 1_000_005, 2, 1_000_005, 3, 1_000_005]),
-        ([IMAGE, 1, IMAGE, 2, IMAGE], [8, 9], [1_000_008, 1, 1_000_009, 2, 1_000_009]),
-        ([IMAGE], [1, 2], [1_000_001]),
-        ([IMAGE, IMAGE], [], [IMAGE, IMAGE]),
-        ([1, 2], [5], [1, 2]),
-        ([], [5], []),
-    ],
-)
-def test_each_run_of_image_tokens_takes_the_next_image(tokens: list[int], images: list[int], padded: list[int]) -> None:
-    before = list(tokens)
-    assert pad_images(tokens, IMAGE, images) == padded
-    assert tokens == before
 
 
 def test_an_adapter_id_has_31_bits() -> None:

@@ -18,7 +18,6 @@ from kv_protocol.recovery import (
     decode_answer,
     decode_recover_request,
     encode,
-    parents_first,
 )
 from tests.dumped import dump_chunks
 
@@ -133,32 +132,6 @@ def test_every_truncation_and_every_tail_is_refused(decode: Callable[[bytes], ob
     for data in [*broken, b"\xc0", b"\x80", b"\x90", b"\xdf" + b"\xff" * 4, b"\x81\xa1x" + b"\x91" * 9_000 + b"\xc0"]:
         with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: (recover request|answer): "):
             decode(data)
-
-
-@pytest.mark.parametrize(
-    "parents",
-    [
-        {},
-        {1: None},
-        {3: 2, 2: 1, 1: None},
-        {3: 2, 1: None, 2: 1, 4: 2},
-        {5: 99, 6: 5},  # a parent that is not held
-        {0: None, 1: 0},
-        {at: at - 1 if at else None for at in reversed(range(10_000))},
-    ],
-    ids=len,
-)
-def test_each_block_comes_once_and_after_its_parent(parents: dict[int, int | None]) -> None:
-    order = list(parents_first(parents))
-    assert sorted(order) == sorted(parents)
-    place = {block: at for at, block in enumerate(order)}
-    children = [(block, parent) for block, parent in parents.items() if parent is not None and parent in place]
-    assert [block for block, parent in children if place[parent] > place[block]] == []
-
-
-@pytest.mark.parametrize("ring", [{1: 1}, {1: 2, 2: 1}, {1: 2, 2: 3, 3: 1, 4: 1}])
-def test_a_ring_which_only_an_accident_of_hashes_could_make_is_walked_once(ring: dict[int, int | None]) -> None:
-    assert sorted(parents_first(ring)) == sorted(ring)
 
 
 # ---------------------------------------------------------------- columns

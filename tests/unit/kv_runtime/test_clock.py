@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kv_runtime.clock import Clock, ManualClock, SystemClock
+from kv_runtime.clock import Clock, SystemClock
+from tests.support.manual_clock import ManualClock
 
 MILLISECOND = 0.001
 Elapse = Callable[[float], Awaitable[None]]

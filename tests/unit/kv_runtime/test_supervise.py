@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import (
     DrainOverdue,
     Part,
@@ -20,6 +19,7 @@ from kv_runtime.supervise import (
     thread_part,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 DRAIN_S = 10.0
 Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import Failures, Part, PartGaveUp, Restarts, SupervisedThread, run_parts
+from tests.support.manual_clock import ManualClock
 
 DRAIN_S = 10.0
 Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]

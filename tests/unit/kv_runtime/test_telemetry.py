@@ -12,7 +12,6 @@ import pytest
 import structlog
 from prometheus_client import Histogram, generate_latest
 
-from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import (
     Distribution,
     Family,
@@ -24,6 +23,7 @@ from kv_runtime.telemetry import (
     histogram,
     new_registry,
 )
+from tests.support.manual_clock import ManualClock
 
 Configure = Callable[[str], None]
 

@@ -35,7 +35,6 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
-from kv_runtime.clock import ManualClock
 from router.decision.errors import NoEligibleWorker
 from router.decision.latency import Arrival
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
@@ -47,6 +46,7 @@ from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Encodable, Recordable, Shortener
 from tests.reference.following import Answered
+from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 

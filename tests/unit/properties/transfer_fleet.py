@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from worker_agent.engines.simulated.exchange import TransferExchange
+from tests.unit.properties.transfer_exchange import TransferExchange
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest

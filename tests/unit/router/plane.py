@@ -19,7 +19,6 @@ from kv_protocol.codec import unpack_u64
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
-from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
 from router.config import DataSection, FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
@@ -38,6 +37,7 @@ from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints
 from router.request.serving import Serving
 from router.request.tracer import Tracer
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

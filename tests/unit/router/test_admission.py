@@ -8,11 +8,11 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import AttemptEnded
-from kv_runtime.clock import ManualClock
 from router.decision.policy import Policy
 from router.http.refusals import Refusal
 from router.queue.gate import LOOK_S, Admission, FleetHeadroom, Ticket
 from router.queue.waiting import QueueLimits
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import rank, registered, route
 from tests.unit.router.test_routing import Bench
 

@@ -11,7 +11,6 @@ from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeName, RatesRestored, WorkerHeard
-from kv_runtime.clock import ManualClock
 from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted
 from router.attribution.config import ReportSection
 from router.attribution.contents import Figures, merged, report_of
@@ -23,6 +22,7 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built
 from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, row, state, view
 
 ISL = 10 * BLOCK_SIZE + 1

@@ -22,9 +22,8 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
+from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
-from kv_runtime.clock import ManualClock
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
@@ -34,6 +33,7 @@ from router.planner.service import Planner
 from router.shadows.config import ShadowSection
 from router.shadows.service import Shadows
 from tests.reference.index.index import ReferenceIndex
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 
@@ -211,6 +211,23 @@ async def test_a_decision_links_to_its_trace_with_its_ids_quoted() -> None:
         control.plane.routing.take(control.plane.routing.decide(request)).end("ok")
         shown = json.loads((await control.get("/v1/decisions/d1")).body)
     assert shown["trace_url"] == "https://traces.example/?q=r%26x%3D1%2F%7Bdecision_id%7D&d=d1&{other}"
+
+
+async def test_a_target_that_a_retry_missed_counts_from_the_first_decision_in_lists_too(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1")
+    outcomes: dict[str, OutcomeName] = {"d1": "failed", "d2": "ok"}
+    for decision_id, outcome in outcomes.items():
+        asked = route(decision_id=decision_id, request_id="r", ttft_target_s=1.0)
+        lease = plane.routing.take(plane.routing.decide(asked))
+        await plane.clock.advance(3.0)
+        plane.hear("w0")
+        lease.first_token()
+        lease.end(outcome)
+    listed = json.loads((await control.get("/v1/decisions")).body)["decisions"]
+    shown = json.loads((await control.get("/v1/decisions/d2")).body)
+    late_s = [each["misses"]["ttft_s"] for each in (*listed, shown, *shown["decisions"])]
+    assert late_s == pytest.approx([5.0, 2.0, 5.0, 2.0, 5.0])
 
 
 async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control) -> None:

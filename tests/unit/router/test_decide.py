@@ -1,11 +1,14 @@
 """Which ranks may take a request, what a decision has, and that the same in is the same out."""
 
+from struct import unpack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.decided import RouteRequest
+from kv_protocol.decided import Decided, RouteRequest, best_columns
 from kv_protocol.decision import Decision
+from kv_protocol.journal import decode_record
 from router.decision import decide as decisions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
@@ -52,6 +55,15 @@ def test_an_empty_fleet_is_named_in_the_error() -> None:
 
 
 # ---------------------------------------------------------------- the decision
+
+
+def test_a_record_has_the_costs_of_all_candidates_the_best_ones_with_their_terms() -> None:
+    ranks = view(*(row(f"w{at}/0", prefill_tokens_queued=1000 * (12 - at)) for at in range(12)))
+    made = decisions.decide(ranks, route(), KV, 1)
+    record = decode_record(made.journal_record(0))
+    assert isinstance(record, Decided)
+    assert best_columns(record.best) == (11, 10, 9, 8, 7, 6, 5, 4)
+    assert unpack("<4f", record.costs) == pytest.approx([made.terms(at).cost for at in range(4)])
 
 
 def test_a_decision_has_all_that_was_weighed() -> None:

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, ChatInbound, decode_inbound
-from kv_runtime.clock import ManualClock
 from kv_runtime.text.byte_model import ByteText
 from router.fleet.registry import Fleet, TextDigests
 from router.prompt import EncodedPrompt, ModelPrompts
 from router.prompt.engine_parity import ASKED, OUTCOMES, EngineParity
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.upstream import Exchange, Upstream
 

@@ -15,13 +15,13 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, TimePassed, WorkerHeard
 from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
-from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage
 from router.decision.policy import Policy
 from router.decision.recorders import Applied, Recorder
 from router.decision.routing import Routing
 from router.feeds.feeds import ACQUAINTED_S, RouterFeeds
 from router.fleet.registry import RANKS_MAX
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered, state
 
 

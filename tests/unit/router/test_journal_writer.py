@@ -23,13 +23,14 @@ from kv_protocol.journal import (
     decode_journal,
     encode_record,
 )
-from kv_runtime.clock import Clock, ManualClock, SystemClock
+from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.config import JournalSection
 from router.journal.encoder import LOSS_REASONS, LossReason
 from router.journal.writer import CHECKPOINT_S, JournalWriter, journal_families, router_name
+from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
 from tests.unit.router.samples import TEXT
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,14 +11,15 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.acceptor import PortUsed
 from router.config.picker import PickerSection
 from router.endpoint_picker.messages import Immediate
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker
+from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.request.endpoints import endpoints
+from tests.support.certificates import self_signed
 from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running_plane, until
 from tests.unit.router.samples import MODEL
 
@@ -27,7 +27,12 @@ SERVING, NOT_SERVING = 1, 2
 
 
 def picker_of(
-    plane: Plane, *, body_s: float = 30.0, body_total_s: float = 300.0, streams_max: int = 9, **settings: Any
+    plane: Plane,
+    credentials: Credentials | None = None,
+    *,
+    body_s: float = 30.0,
+    body_total_s: float = 300.0,
+    streams_max: int = 9,
 ) -> EndpointPicker:
     limits = HttpLimits(
         body_bytes_max=1 << 20, bodies_bytes_max=1 << 20, drain_s=0.0, body_s=body_s, body_total_s=body_total_s
@@ -35,8 +40,9 @@ def picker_of(
     return EndpointPicker(
         plane.serving,
         endpoints(plane.serving),
-        PickerSection(port=0, **settings),
+        PickerSection(port=0),
         limits,
+        credentials or Credentials(),
         shares_port=False,
         streams_max=streams_max,
     )
@@ -110,25 +116,50 @@ async def test_a_port_that_is_taken_is_named() -> None:
             await other.start()
 
 
-async def test_with_a_certificate_clients_speak_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subject = ["-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1"]
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", *subject]
-    subprocess.run([*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)  # noqa: ASYNC221
-    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+async def is_served(address: str, certificate: str, own: tuple[str, str] | None = None) -> bool:
+    """Return whether a new connection that trusts this certificate, and shows its own, is served."""
+    chain, key = (None, None) if own is None else map(read, own)
+    trusting = grpc.ssl_channel_credentials(read(certificate), key, chain)
+    async with grpc.aio.secure_channel(address, trusting) as channel:
+        try:
+            await health(channel, "liveness")
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+        return True
+
+
+def read(file: str) -> bytes:
+    return Path(file).read_bytes()
+
+
+async def test_a_new_certificate_counts_for_new_connections_and_ends_none(tmp_path: Path) -> None:
+    (certificate, key), (newer, newer_key) = self_signed(tmp_path, "first"), self_signed(tmp_path, "second")
+    first, second = tmp_path / "served.pem", tmp_path / "served.key"
+    first.write_bytes(read(certificate)), second.write_bytes(read(key))
+    credentials = Credentials(CredentialFiles(certificate=str(first), key=str(second)))
     async with (
         running_plane() as plane,
-        running(picker_of(plane, tls_certificate=str(certificate), tls_key=str(key))) as address,
-        grpc.aio.secure_channel(address, credentials) as channel,
+        running(picker_of(plane, credentials)) as address,
+        grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(read(certificate))) as open_before,
     ):
-        assert await health(channel, "liveness") == SERVING
+        assert await health(open_before, "liveness") == SERVING
+        assert not await is_served(address, newer)
+        first.write_bytes(read(newer)), second.write_bytes(read(newer_key))
+        await credentials.check()
+        assert await is_served(address, newer)
+        assert not await is_served(address, certificate)
+        assert await health(open_before, "liveness") == SERVING
 
 
-async def test_a_certificate_that_is_not_there_is_named() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane, tls_certificate="/nowhere/c.pem", tls_key="/nowhere/k.pem")
-        with pytest.raises(ConfigurationError, match=r"picker\.tls_key: .*'/nowhere/k\.pem'"):
-            await picker.start()
+async def test_with_an_authority_gateways_need_its_certificate(tmp_path: Path) -> None:
+    own, gateway, stranger = (self_signed(tmp_path, each) for each in ("own", "gateway", "stranger"))
+    credentials = Credentials(CredentialFiles(certificate=own[0], key=own[1], client_ca=gateway[0]))
+    async with running_plane() as plane, running(picker_of(plane, credentials)) as address:
+        assert await is_served(address, own[0], gateway)
+        assert not await is_served(address, own[0], stranger)
+        assert not await is_served(address, own[0])
 
 
 async def test_a_gateway_that_gives_up_ends_its_lease() -> None:

@@ -22,7 +22,7 @@ OK = Outcome(outcome="ok", cached_tokens=64, ttft_s=0.041, duration_s=0.5, outpu
 
 def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_prediction_held() -> None:
     assert sentence(RequestReport(decision=IN_MS, outcome=OK)) == (
-        "Request r-1, 81 tokens for m, went to w1/0 because its prefill costs 96.0 ms less than at w0/0, "
+        "Request r-1, 81 tokens for m, went to w1/0 because its prefill counts 96.0 ms less than at w0/0, "
         "the next best; "
         "w0/0 would have cost 88.0 ms more in all, 150.0 against 62.0 ms; "
         "the prediction held, 64 cached tokens predicted, 64 reported."
@@ -32,7 +32,7 @@ def test_the_sentence_says_which_term_decided_what_the_next_costs_and_that_the_p
 def test_the_sentence_of_costs_in_blocks_speaks_of_blocks() -> None:
     costs = CostTerms(cost=3.0, prefill_blocks=1.0, decode_blocks=2.0), CostTerms(cost=9.0, decode_blocks=9.0)
     told = decision(candidate("w0/0", terms=costs[0]), candidate("w1/0", terms=costs[1]), reason="load")
-    assert "because its decode costs 7.0 blocks less than at w1/0, the next best" in sentence(
+    assert "because its decode counts 7.0 blocks less than at w1/0, the next best" in sentence(
         RequestReport(decision=told)
     )
     assert "w1/0 would have cost 6.0 blocks more in all, 9.0 against 3.0 blocks" in sentence(
@@ -84,12 +84,14 @@ def test_a_single_candidate_needs_no_cause() -> None:
 
 
 def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_refused() -> None:
-    header, chosen, other, refused = table(IN_MS)
-    names = "rank cost ms 4 x wait ms 4 x prefill ms 4 x lateness ms stall ms decode ms slowdown ms credit blocks times"
+    header, chosen, other, legend, refused = table(IN_MS)
+    names = "rank cost ms wait ms prefill ms lateness ms stall ms decode ms slowdown ms credit blocks"
     assert header.split() == f"{names} gpu blocks expected blocks ttft ms trust".split()
-    assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 0.0 0.0 14.0 0.0 4.0 1.00 4 4 30 EXACT"
-    assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 0.0 0.0 14.0 0.0 0.0 1.00 0 0 - EXACT"
+    assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 0.0 0.0 14.0 0.0 4.0 4 4 30 EXACT"
+    assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 0.0 0.0 14.0 0.0 0.0 0 0 - EXACT"
     assert len(header) == len(chosen) == len(other)
+    counted = "wait, prefill, lateness counted 4 times"
+    assert legend == f"cost: the sum of the ms of a row ({counted}); the lowest wins"
     assert refused == "w2/1  refused: draining"
 
 
@@ -117,8 +119,8 @@ def test_a_report_has_the_outcome_beside_the_prediction_and_the_requests_other_d
         "whole answer    500.0 ms, 8 tokens",
         "",
         "all 2 decisions of request r-1, eldest first:",
-        "  d-1 whole to w1/0 by overlap: failed, failed connect refused",
-        "  d-1 whole to w1/0 by overlap: ok",
+        "  d-1: w1/0, chosen by overlap: failed, failed connect refused",
+        "  d-1: w1/0, chosen by overlap: ok",
     ]
 
 

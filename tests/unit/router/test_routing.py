@@ -10,13 +10,13 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogConnection, OutcomeKnown, WorkerHeard
-from kv_runtime.clock import ManualClock
 from router.decision.policy import Policy
 from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Readiness, Routing
 from router.decision.state import RankLoad
 from router.decision.verdict import Verdict
 from router.prompt.chains import block_count
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import answer, chain, rank, registered, route, state
 
 LEASE_S = 8.0

@@ -220,3 +220,12 @@ def test_a_record_of_the_former_version_is_learnt_as_that_version_learnt_it(ttft
     assert after is not None
     assert after.ttft_s.tolist() == [ttft.predict(rank(), (uncached_tokens, 0.0, 0.0))]
     assert after.itl_s.tolist() == [itl.predict(rank(), (0.0, 0.0))]
+
+
+def test_a_part_of_a_checkpoint_has_256_rows_at_most() -> None:
+    made = joined()
+    for model in range(257):
+        made.core.turned(f"m{model}")
+    checkpoint = made.core.checkpoint()
+    parts = [msgspec.msgpack.decode(part) for part in iter(lambda: checkpoint.next("turns"), None)]
+    assert [len(part) for part in parts] == [256, 1]

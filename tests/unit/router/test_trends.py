@@ -1,8 +1,8 @@
 """The last 15 minutes: what was added in each step, no more steps than are kept, and the rows of several processes."""
 
-from kv_runtime.clock import ManualClock
 from router.attribution.attribution import Sums
 from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
+from tests.support.manual_clock import ManualClock
 
 NOTHING = Sums(*[0] * len(Sums._fields))
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
-from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from tests.support.engine_description import described
+from tests.support.manual_clock import ManualClock
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine

@@ -17,14 +17,14 @@ def test_at_normal_pace_a_turn_is_one_poll_that_waits() -> None:
     for events in (0, 1, 50):
         turn(drain, events)
         assert not drain.is_pressed
-    assert drain.statistics().pressed_cycles_total == 0
+    assert drain.pressed_cycles_total == 0
 
 
 def test_a_poll_of_more_than_half_the_buffer_presses_until_a_poll_brings_nothing() -> None:
     drain = Drain(100)
     assert turn(drain, 51, 3, 0)
     assert not drain.is_pressed
-    assert drain.statistics().pressed_cycles_total == 1
+    assert drain.pressed_cycles_total == 1
 
 
 def test_a_loss_presses_from_the_next_turn_on() -> None:

@@ -11,7 +11,7 @@ from kv_protocol import fleet, subjects
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.test_feeds import Log
 from worker_agent.media.encode_workers import SILENT_S, EncodeWorkers

@@ -1,11 +1,10 @@
-"""Layers merge in any grouping, the last that names a path wins, its origin says so, and no input mapping changes."""
+"""The last layer that names a path wins, its origin says so, and no input mapping changes."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_agent.engine_args.layers import (
@@ -18,23 +17,17 @@ from worker_agent.engine_args.layers import (
     dotted,
     is_section,
     merge,
-    nested,
+    plain,
     replacements,
     tree_of,
-    without,
 )
 from worker_agent.engine_args.layers import settings as settings_of
-
-Merge = Callable[[Tree, Tree], Tree]
 
 NAMES = st.sampled_from(["a", "a", "a", "b", "a.b", ""])  # few, so that layers meet
 VALUES: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.integers(0, 2), st.just([1, {"a": 2}]), st.just({1: 2})
 )
 SECTIONS = st.dictionaries(NAMES, st.recursive(VALUES, lambda inner: st.dictionaries(NAMES, inner, max_size=3)))
-
-REPLACED_BETWEEN: list[dict[str, Any]] = [{"x": {"a": 1}}, {"x": 5}, {"x": {"b": 2}}]
-"""Where merging is not associative unless a section remembers that it came over a value."""
 
 
 def layer(name: LayerName, values: dict[str, Any], **places: str) -> Layer:
@@ -51,18 +44,6 @@ def merged(layers: list[Layer]) -> Tree:
     for one in layers:
         whole = merge(whole, tree_of(one))
     return whole
-
-
-def check_grouping(merging: Merge, sections: list[dict[str, Any]]) -> None:
-    a, b, c = (tree_of(one) for one in layers_of(sections))
-    assert merging(merging(a, b), c) == merging(a, merging(b, c))
-
-
-def check_last_wins(merging: Merge, sections: list[dict[str, Any]]) -> None:
-    whole: Tree = {}
-    for one in layers_of(sections):
-        whole = merging(whole, tree_of(one))
-    assert {each.path: (each.value, each.origin.layer) for each in settings_of(whole)} == told(sections)
 
 
 def told(sections: list[dict[str, Any]]) -> dict[Path, tuple[Any, str]]:
@@ -87,12 +68,6 @@ def leaves(values: Any, above: Path) -> list[tuple[Path, Any]]:
     return found
 
 
-@given(st.lists(SECTIONS, min_size=3, max_size=3))
-@example(REPLACED_BETWEEN)
-def test_merging_is_associative(sections: list[dict[str, Any]]) -> None:
-    check_grouping(merge, sections)
-
-
 @given(SECTIONS)
 def test_nothing_is_neutral_on_both_sides(values: dict[str, Any]) -> None:
     tree = tree_of(layer("file", values))
@@ -101,15 +76,20 @@ def test_nothing_is_neutral_on_both_sides(values: dict[str, Any]) -> None:
 
 @given(st.lists(SECTIONS, max_size=5))
 def test_the_last_layer_that_names_a_path_wins_and_is_its_origin(sections: list[dict[str, Any]]) -> None:
-    check_last_wins(merge, sections)
+    whole = merged(layers_of(sections))
+    assert {each.path: (each.value, each.origin.layer) for each in settings_of(whole)} == told(sections)
 
 
 @given(st.lists(SECTIONS, max_size=4))
 def test_no_mapping_of_a_layer_is_changed_or_shared(sections: list[dict[str, Any]]) -> None:
     before, whole = deepcopy(sections), merged(layers_of(sections))
-    scribble(nested(settings_of(whole)))
+    scribble(values_of(whole))
     assert sections == before
-    assert nested(settings_of(whole)) == nested(settings_of(merged(layers_of(sections))))
+    assert values_of(whole) == values_of(merged(layers_of(sections)))
+
+
+def values_of(tree: Tree) -> dict[str, Any]:
+    return {name: plain(node) for name, node in tree.items()}
 
 
 def scribble(value: Any) -> None:
@@ -144,7 +124,7 @@ def nothing_there(values: Any, path: Path) -> bool:
 
 def test_a_value_between_two_sections_keeps_the_lower_one_out() -> None:
     whole = merged(layers_of([{"x": {"a": 1}}, {"x": None}, {"x": {"b": 2}}]))
-    assert nested(settings_of(whole)) == {"x": {"b": 2}}
+    assert values_of(whole) == {"x": {"b": 2}}
 
 
 def test_a_replacement_names_path_values_and_origins() -> None:
@@ -176,10 +156,3 @@ def test_settings_stand_by_path_whatever_the_order_of_the_layers_names() -> None
 
 def test_a_name_with_a_dot_stands_in_quotes() -> None:
     assert dotted(("a", "b.c", "")) == 'a."b.c".""'
-
-
-def test_what_is_left_out_is_gone_and_the_tree_before_is_as_it_was() -> None:
-    tree = tree_of(layer("file", {"a": {"b": 1, "c": 2}, "d": 3}))
-    assert nested(settings_of(without(tree, ("a", "b")))) == {"a": {"c": 2}, "d": 3}
-    assert without(tree, ("x", "y")) == tree
-    assert nested(settings_of(tree)) == {"a": {"b": 1, "c": 2}, "d": 3}

@@ -122,11 +122,8 @@ def test_an_object_is_the_override_layer() -> None:
         ("null", "expected a JSON object, found a NoneType"),
         ('{"a": NaN}', "expected JSON, found NaN, which JSON does not have"),
         ('{"a": {"b": 1, "b": 2}}', "expected JSON, found 'b' twice in one object"),
-        ('{"a": ' + "[" * 40 + "]" * 40 + "}", f"{DEPTH_MAX} deep, found more"),
         ('{"a": ' + "[" * 100_000, "found more"),
-        ('{"a": [' + "1," * VALUES_MAX + "1]}", f"expected at most {VALUES_MAX} values"),
         ('{"a": ' + "9" * 5000 + "}", "expected JSON, found Exceeds the limit"),
-        ("{" + " " * BYTES_MAX + "}", "expected at most 1048576 characters"),
     ],
 )
 def test_what_the_override_may_not_be_is_told(text: str, words: str) -> None:

@@ -2,11 +2,11 @@
 
 from prometheus_client.core import Metric
 
-from kv_runtime.clock import ManualClock
 from tests.support.image_model import PLACEHOLDER
+from tests.support.manual_clock import ManualClock
 from tests.support.paths import ROOT
 from worker_agent.api.encode_endpoint import EncodeApi
-from worker_agent.api.served_media import encode_families, media_families
+from worker_agent.commands.served_media import encode_families, media_families
 from worker_agent.media.config import MediaSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
@@ -51,7 +51,7 @@ def test_an_encode_worker_shows_what_it_keeps_and_what_waits() -> None:
     cache.put("a", b"xy")
     assert (cache.get("a"), cache.get("b")) == (b"xy", None)
     offers.offer("t", b"xyz", 0.0)
-    told = samples(list(encode_families("w", api, cache, offers.statistics())))
+    told = samples(list(encode_families("w", api, cache, offers)))
     assert told["kvrouter_embedding_cache_bytes", "w"] == 2
     assert told["kvrouter_embedding_offers_bytes", "w"] == 3
     assert told["kvrouter_embedding_lookups_total", "w", "hit"] == told["kvrouter_embedding_lookups_total", "w", "miss"]

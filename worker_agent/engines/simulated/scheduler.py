@@ -9,7 +9,6 @@ Ranks run in step, as with attention data parallelism: an iteration lasts as lon
 
 A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetched` or
 `fetch_failed`. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
-`exchange.py` carries the transfers between simulators in virtual time.
 """
 
 from collections import deque
@@ -33,7 +32,6 @@ from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import (
     UNBOUNDED,
     Fetch,
-    TransferCounts,
     TransferOutcome,
     TransferRules,
     TransferStatistics,
@@ -106,7 +104,7 @@ class Simulator:
         self._foreseen_s: list[float] = []
         self._durations_s: list[float] = []
         self._before_s = 0.0
-        self._counts = TransferCounts()
+        self._counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
 
@@ -160,14 +158,14 @@ class Simulator:
 
     def fetched(self, fetch: Fetch, after_s: float) -> None:
         """Continue a request after its KV has come, `after_s` after its fetch began."""
-        self._counts.fetches["done"] += 1
-        self._counts.fetched_tokens += fetch.tokens
-        self._counts.fetch_s += after_s
+        self._counts.fetches_total["done"] += 1
+        self._counts.fetched_bytes_total += fetch.tokens * self.transfers.token_bytes
+        self._counts.fetch_seconds_total += after_s
         self._after_fetch(fetch.request_id, Rank.fetched)
 
     def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
         """Let a request fail because its KV does not come."""
-        self._counts.fetches[outcome] += 1
+        self._counts.fetches_total[outcome] += 1
         self._after_fetch(fetch.request_id, Rank.fetch_failed)
 
     def _after_fetch(self, request_id: str, on_rank: Callable[[Rank, str], bool]) -> None:
@@ -188,7 +186,7 @@ class Simulator:
         held = self._contexts.give_up(transfer_id)
         if held is None:
             return False
-        self._counts.handed_over += 1
+        self._counts.handed_over_total += 1
         self._ranks[held.dp_rank].give_back(held.table, held.prompt)
         self._has_unreported = True
         return True
@@ -196,7 +194,7 @@ class Simulator:
     def expire(self, now_s: float) -> None:
         """Free the blocks of contexts that were not fetched in time."""
         for held in self._contexts.expired(now_s):
-            self._counts.expired += 1
+            self._counts.expired_total += 1
             self._ranks[held.dp_rank].give_back(held.table, held.prompt)
             self._has_unreported = True
 
@@ -208,7 +206,13 @@ class Simulator:
     def transfer_statistics(self) -> TransferStatistics:
         """Return the statistics of transfers."""
         fetching = sum(rank.fetching_count for rank in self._ranks.values())
-        return self._counts.statistics(self.transfers, len(self._contexts), self._contexts.tokens, fetching)
+        return msgspec.structs.replace(
+            self._counts,
+            held=len(self._contexts),
+            held_tokens=self._contexts.tokens,
+            fetching=fetching,
+            fetches_total=dict(self._counts.fetches_total),
+        )
 
     def step(self, now_s: float, neighbours: int = 0) -> Step:
         """Compute the iteration that begins at `now_s`, in engine seconds.

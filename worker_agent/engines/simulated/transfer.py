@@ -73,42 +73,20 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
 
 
-class TransferStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class TransferStatistics(msgspec.Struct, kw_only=True):
     """An engine's transfers: contexts held for others, requests that wait for KV, and counts since start.
 
     `expired_total`: contexts not fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
     """
 
-    held: int
-    held_tokens: int
-    fetching: int
-    handed_over_total: int
-    expired_total: int
-    fetches_total: dict[TransferOutcome, int]
-    fetched_bytes_total: int
-    fetch_seconds_total: float
-
-
-class TransferCounts:
-    """Counts of an engine's transfers."""
-
-    def __init__(self) -> None:
-        self.handed_over = self.expired = self.fetched_tokens = 0
-        self.fetch_s = 0.0
-        self.fetches = dict.fromkeys(OUTCOMES, 0)
-
-    def statistics(self, rules: TransferRules, held: int, held_tokens: int, fetching: int) -> TransferStatistics:
-        """Return the counts with the current gauges."""
-        return TransferStatistics(
-            held=held,
-            held_tokens=held_tokens,
-            fetching=fetching,
-            handed_over_total=self.handed_over,
-            expired_total=self.expired,
-            fetches_total=dict(self.fetches),
-            fetched_bytes_total=self.fetched_tokens * rules.token_bytes,
-            fetch_seconds_total=self.fetch_s,
-        )
+    held: int = 0
+    held_tokens: int = 0
+    fetching: int = 0
+    handed_over_total: int = 0
+    expired_total: int = 0
+    fetches_total: dict[TransferOutcome, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    fetched_bytes_total: int = 0
+    fetch_seconds_total: float = 0.0
 
 
 def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:

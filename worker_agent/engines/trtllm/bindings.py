@@ -236,6 +236,15 @@ class Bindings:
             _log.warning("kv_cache_capacity_unknown", version=self.version, reason=str(error))
             return {}
 
+    def metrics_collector(self, model: str) -> Any:  # noqa: ANN401 - as above
+        """Return a new collector of the engine's own metrics; None: this version has none."""
+        try:
+            from tensorrt_llm.metrics import MetricsCollector
+        except ImportError as error:
+            _log.warning("engine_metrics_absent", version=self.version, reason=str(error))
+            return None
+        return MetricsCollector({"model_name": model, "engine_type": "trtllm"})
+
     @staticmethod
     def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
         if args.role == "encode":

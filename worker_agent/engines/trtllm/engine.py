@@ -36,6 +36,7 @@ from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
+from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -123,6 +124,7 @@ class TensorRTLLMEngine:
             vocab_size=self._settings.vocab_size or 0,
             conversations=self._settings.conversation_affinity,
         )
+        self.own_metrics: OwnMetrics | None = None
         self._bindings: Bindings | None = None
         self._llm: Any = None
         self._description: EngineDescription | None = None
@@ -181,6 +183,9 @@ class TensorRTLLMEngine:
             await self._shut_down()
             raise
         self._bindings, self.load_s = loaded.bindings, self._clock.now() - began_s
+        if self._args.value("return_perf_metrics") and self._args.role != "encode":
+            collector = self._bindings.metrics_collector(self._model)
+            self.own_metrics = None if collector is None else OwnMetrics(collector)
         self._is_accepting = True
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
 
@@ -226,6 +231,8 @@ class TensorRTLLMEngine:
                     yield output
         finally:
             del self._streams[request.request_id]
+            if self.own_metrics is not None and stream.result.finished:
+                self.own_metrics.finished(stream.result)
             self._let_go(stream)
             self._note_idle()
 
@@ -274,6 +281,8 @@ class TensorRTLLMEngine:
             if isinstance(statistics, dict) and isinstance(rank := statistics.get("attentionDpRank") or 0, int):
                 counts = (statistics.get("numActiveRequests"), statistics.get("numQueuedRequests"))
                 self._busy[rank] = sum(each for each in counts if isinstance(each, int))
+                if self.own_metrics is not None:
+                    self.own_metrics.iterated(statistics)
         return rows
 
     # --------------------------------------------------------------------------------------------- requests

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,14 +11,10 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.open_files import open_files
 from router.http.credentials import CredentialFiles, Credentials
 from router.http.plane import REFUSED_MAX
+from tests.support.certificates import self_signed
 from tests.system.integration.http.serving import answered, get, post, running, until
 
 KEY = b"authorization: Bearer kv-1\r\n"
-EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-
-
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 def accounts_file(tmp_path: Path, *keys: str) -> str:
@@ -28,14 +23,6 @@ def accounts_file(tmp_path: Path, *keys: str) -> str:
     new.write_text(f"accounts:\n  - name: team-a\n    keys: {[sha256(each.encode()).hexdigest() for each in keys]}\n")
     new.replace(file)
     return str(file)
-
-
-def self_signed(tmp_path: Path, name: str) -> tuple[str, str]:
-    """Return the files of a certificate for 127.0.0.1 and of its key."""
-    certificate, key = str(tmp_path / f"{name}.pem"), str(tmp_path / f"{name}.key")
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    openssl("req", "-x509", *EC, *subject, "-keyout", key, "-out", certificate)
-    return certificate, key
 
 
 def trusting(certificate: str, own: tuple[str, str] | None = None) -> ssl.SSLContext:

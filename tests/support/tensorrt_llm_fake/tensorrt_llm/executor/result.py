@@ -23,6 +23,7 @@ from typing import Any, Literal, Self
 from .._fake.control import control
 from .._fake.requests import Response
 from ..disaggregated_params import DisaggregatedParams
+from ..metrics.collector import MetricsCollector, _MetricNames
 from ._queues import WakingQueue
 from .utils import RequestError, has_event_loop
 
@@ -74,7 +75,8 @@ class GenerationResult:
         self.decoding_iter = 0
         self.cached_tokens = 0
         self.avg_decoded_tokens_per_iter: float | None = None
-        self.metrics_dict: dict[Any, float] = {}
+        self.metrics_dict: dict[Any, Any] = {}
+        self.candidate_metrics: list[dict[Any, Any]] = []
         self.tokenizer: Any = None
         self._prompt_token_ids = prompt
         self._done = False
@@ -239,6 +241,23 @@ class GenerationResult:
             output.finish_reason = FINISH_REASONS[response.finish]
         if response.finish == "stop_words":
             self._cut_stop_words(output)
+        self._measure(output)
+
+    def _measure(self, output: CompletionOutput) -> None:
+        measured: dict[Any, Any] = {MetricsCollector.labelname_finish_reason: output.finish_reason}
+        if output.request_perf_metrics is not None:
+            times = output.request_perf_metrics.timing_metrics
+            arrived, last = times.arrival_time, times.last_token_time
+            measured |= {
+                _MetricNames.E2E: (last - arrived).total_seconds(),
+                _MetricNames.TTFT: (times.first_token_time - arrived).total_seconds(),
+                _MetricNames.REQUEST_QUEUE_TIME: (times.first_scheduled_time - arrived).total_seconds(),
+            }
+            if output.length > 1 and self.sampling_params.n == 1:
+                measured[_MetricNames.TPOT] = (last - times.first_token_time).total_seconds() / (output.length - 1)
+        self.metrics_dict = measured
+        if control.version.startswith("1.4"):
+            self.candidate_metrics.append(measured)
 
     def _cut_stop_words(self, output: CompletionOutput) -> None:
         for reason, word in self.sampling_params._get_stop_reasons_and_words():

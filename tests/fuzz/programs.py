@@ -79,7 +79,7 @@ class Program:
 
     @staticmethod
     def _rank(choice: int) -> int:
-        return 319 if choice == 0xFF else 64 if choice % 8 == 7 else choice % 8  # noqa: PLR2004  # as in C++
+        return 319 if choice == 0xFF else 64 if choice % 8 == 7 else choice % 8  # as in C++
 
     def _byte(self) -> int:
         self._at += 1

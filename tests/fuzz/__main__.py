@@ -1,18 +1,18 @@
-"""`python -m indexer.native.fuzz seeds DIRECTORY`: write the seed inputs, a directory for each fuzzer.
+"""`python -m tests.fuzz seeds DIRECTORY`: write the seed inputs, a directory for each fuzzer.
 
-`python -m indexer.native.fuzz compare DIRECTORY ...`: run the inputs in such directories on the index and the tests'
+`python -m tests.fuzz compare DIRECTORY ...`: run the inputs in such directories on the index and the tests'
 reference; exit status 1, and the names of the inputs, if they differ.
 """
 
 import sys
 from pathlib import Path
 
-from indexer.native.fuzz.seeds import FUZZERS, write
+from tests.fuzz.seeds import FUZZERS, write
 
 
 def _compare(fuzzer: str, paths: list[Path]) -> int:
-    from indexer.native.fuzz.agreement import differences
     from indexer.native.index import NativeIndex
+    from tests.fuzz.agreement import differences
     from tests.reference.index.index import ReferenceIndex
 
     bad = 0

@@ -8,20 +8,21 @@ encode                 none                           offered; a model that take
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any
 
 from kv_protocol.fleet import Role
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
+from worker_agent.config import AgentSettings
 from worker_agent.media.chats import ChatMedia
-from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
+from worker_agent.media.config import EncodeSection, TransferSection
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_workers import EncodeWorkers
@@ -30,31 +31,7 @@ from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts, load_image_rule
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
-from worker_agent.media.offers import OfferStatistics
-
-
-class MediaSettings(Protocol):
-    """The sections of a worker's settings that are read here."""
-
-    @property
-    def media(self) -> MediaSection:
-        """Accepted media of requests."""
-
-    @property
-    def images(self) -> ImageModelSection:
-        """The model's image token and placeholder."""
-
-    @property
-    def encode(self) -> EncodeSection:
-        """The encode workers that encode images."""
-
-    @property
-    def transfer(self) -> TransferSection:
-        """The transfer of embeddings."""
-
-    @property
-    def advertised_host(self) -> str:
-        """The host in this worker's registered address."""
+from worker_agent.media.offers import Offers
 
 
 class ServedMedia:
@@ -65,7 +42,7 @@ class ServedMedia:
     """
 
     def __init__(
-        self, settings: MediaSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
+        self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
     ) -> None:
         self._settings, self._role = settings, role
         self._facts = load_image_facts(model_path, text, settings.images)
@@ -124,7 +101,7 @@ class ServedMedia:
         if self._client is not None:
             yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
-            yield from encode_families(worker, self._api, self._cache, self._transfer.statistics())
+            yield from encode_families(worker, self._api, self._cache, self._transfer.offers)
 
     @property
     def _moves_embeddings(self) -> bool:
@@ -134,7 +111,7 @@ class ServedMedia:
         section = self._settings.encode
         if section.form == "none":
             return None
-        host = self._settings.advertised_host if section.form == "handles" else ""
+        host = self._settings.worker.advertised_host if section.form == "handles" else ""
         return EncodeClient(
             EncodeWorkers(model, host, clock),
             self._transfer,
@@ -163,34 +140,33 @@ def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> 
 
 def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
     """Yield the counts of requests' media."""
-    loaded = [((worker, kind), float(count)) for kind, count in dict(loader.loaded_total).items()]
-    yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), loaded)
+    kinds = by_name((worker,), loader.loaded_total)
+    yield counter("media_loaded", "Media loaded for requests, by kind", ("worker", "kind"), kinds)
     meaning = "Bytes of media loaded for requests"
-    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), float(loader.loaded_bytes_total))])
-    refused = [((worker, reason), float(count)) for reason, count in dict(loader.refused_total).items()]
+    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), loader.loaded_bytes_total)])
+    refused = by_name((worker,), loader.refused_total)
     yield counter("media_refused", "Requests refused because of their media, by reason", ("worker", "reason"), refused)
 
 
 def asking_families(worker: str, attempts_total: Mapping[str, int]) -> Iterator[Family]:
     """Yield how often encode workers were asked."""
-    attempts = [((worker, outcome), float(count)) for outcome, count in attempts_total.items()]
+    attempts = by_name((worker,), attempts_total)
     yield counter("encode_attempts", "Requests to encode workers, by outcome", ("worker", "outcome"), attempts)
 
 
-def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:
+def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: Offers[Any]) -> Iterator[Family]:
     """Yield an encode worker's requests, cache and offers."""
-    outcomes = [((worker, outcome), float(count)) for outcome, count in api.requests_total.items()]
-    yield counter("encode_requests", "Encoding requests, by outcome", ("worker", "outcome"), outcomes)
-    at, kept = (worker,), cache.statistics()
-    yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), [(at, float(api.running))])
+    lookups = {"hit": cache.hits_total, "miss": cache.misses_total}
+    ends = {end: getattr(offers, f"{end}_total") for end in ("taken", "released", "expired", "refused")}
+    for name, meaning, figures in (
+        ("encode_requests", "Encoding requests, by outcome", api.requests_total),
+        ("embedding_lookups", "Lookups in the cache of embeddings, by outcome", lookups),
+        ("embedding_offers", "Offered embeddings, by outcome", ends),
+    ):
+        yield counter(name, meaning, ("worker", "outcome"), by_name((worker,), figures))
     for name, meaning, value in (
-        ("embedding_cache_bytes", "Memory of cached embeddings", kept.size_bytes),
+        ("encode_inflight_requests", "Prompts being encoded", api.running),
+        ("embedding_cache_bytes", "Memory of cached embeddings", cache.size_bytes),
         ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
     ):
-        yield gauge(name, meaning, ("worker",), [(at, float(value))])
-    lookups = (("hit", kept.hits_total), ("miss", kept.misses_total))
-    samples = [((worker, outcome), float(count)) for outcome, count in lookups]
-    yield counter("embedding_lookups", "Lookups in the cache of embeddings, by outcome", ("worker", "outcome"), samples)
-    ends = ("taken", "released", "expired", "refused")
-    samples = [((worker, end), float(getattr(offers, f"{end}_total"))) for end in ends]
-    yield counter("embedding_offers", "Offered embeddings, by outcome", ("worker", "outcome"), samples)
+        yield gauge(name, meaning, ("worker",), [((worker,), value)])

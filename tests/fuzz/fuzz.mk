@@ -7,8 +7,8 @@ FUZZ_FLAGS   := -std=c++17 -g -O2 -fno-omit-frame-pointer -fsanitize=address,und
 FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
 FUZZ_BINDING := nanobind $(notdir $(shell grep -l nanobind indexer/native/*.hpp))
 FUZZ_CORE    := $(patsubst indexer/native/%.cpp,$(FUZZ_OUT)/%.o,$(shell grep -L $(FUZZ_BINDING:%=-e %) indexer/native/*.cpp))
-FUZZ_HEADERS := $(wildcard indexer/native/*.hpp) indexer/native/fuzz/harness.hpp indexer/native/fuzz/state.hpp \
-  indexer/native/fuzz/fuzz.mk
+FUZZ_HEADERS := $(wildcard indexer/native/*.hpp) tests/fuzz/harness.hpp tests/fuzz/state.hpp \
+  tests/fuzz/fuzz.mk
 FUZZERS      := $(FUZZ_OUT)/apply_batch $(FUZZ_OUT)/restore
 FUZZ_PLANTED := $(foreach bug,1 2,$(FUZZERS:%=%_planted_$(bug)))
 FUZZ_CHECK   := echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' \
@@ -19,11 +19,11 @@ FUZZ_CHECK   := echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigne
 
 fuzz: fuzz-clang $(READY)  ## search for inputs that break the native tree, for FUZZ_SECONDS (600)
 	@$(MAKE) --no-print-directory -j2 $(FUZZERS)
-	@indexer/native/fuzz/run $(FUZZ_SECONDS)
+	@tests/fuzz/run $(FUZZ_SECONDS)
 
 fuzz-smoke: $(READY)  # the same for 20 s, after a proof that planted bugs are found; where there is no clang, none of it
 	@if $(MAKE) --no-print-directory fuzz-clang; then \
-	  $(MAKE) --no-print-directory -j2 $(FUZZERS) $(FUZZ_PLANTED) && indexer/native/fuzz/run 20 planted; \
+	  $(MAKE) --no-print-directory -j2 $(FUZZERS) $(FUZZ_PLANTED) && tests/fuzz/run 20 planted; \
 	else echo "no clang with libFuzzer, and none could be installed: NOTHING WAS FUZZED"; fi
 
 fuzz-clang:
@@ -39,11 +39,11 @@ $(FUZZ_OUT)/%.o: indexer/native/%.cpp $(FUZZ_HEADERS)
 	@mkdir -p $(@D)
 	$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_COVERAGE) -c $< -o $@
 
-$(FUZZ_OUT)/%: indexer/native/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
+$(FUZZ_OUT)/%: tests/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
 	$(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer $< $(FUZZ_CORE) -o $@
 
-$(FUZZ_OUT)/%_planted_1: indexer/native/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
+$(FUZZ_OUT)/%_planted_1: tests/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
 	$(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -DKV_PLANTED_BUG=1 $< $(FUZZ_CORE) -o $@
 
-$(FUZZ_OUT)/%_planted_2: indexer/native/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
+$(FUZZ_OUT)/%_planted_2: tests/fuzz/fuzz_%.cpp $(FUZZ_CORE) $(FUZZ_HEADERS)
 	$(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer -DKV_PLANTED_BUG=2 $< $(FUZZ_CORE) -o $@

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../tree.hpp"
+#include "../../indexer/native/tree.hpp"
 #include "state.hpp"
 
 namespace fuzz {

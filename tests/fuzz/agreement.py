@@ -7,9 +7,9 @@ import msgspec
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import read_body, unseal
-from indexer.native.fuzz.programs import MakeIndex, Outcome, Program, restored
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock
+from tests.fuzz.programs import MakeIndex, Outcome, Program, restored
 
 _STRETCHES = 1_000
 

@@ -1,0 +1,5 @@
+"""Metrics of the engine for Prometheus."""
+
+from .collector import MetricsCollector
+
+__all__ = ["MetricsCollector"]
