@@ -13,7 +13,8 @@ tokenizer tells apart: its calls are not forced.
 
 Source: mlc-ai/xgrammar 0.1.32, `python/xgrammar/structural_tag.py`, `docs/tutorials/structural_tag.md`;
 NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_server.py` (`_build_tool_strict_guided_decoding_params`),
-`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (xgrammar only); formats: as the parsers.
+`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py` (xgrammar only), `guided_decoder.py` (a decode worker's first
+token); formats: as the parsers.
 """
 
 from collections.abc import Sequence
