@@ -85,7 +85,7 @@ export class DecisionView {
 }
 
 function unitText(decision) {
-  return decision.cost_unit === "ms" ? "Cost: milliseconds of all requests; less is better." : "Cost: blocks; less is better.";
+  return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: blocks; the lowest wins.";
 }
 
 function columnsOf(decision, terms, largest) {
@@ -94,13 +94,13 @@ function columnsOf(decision, terms, largest) {
     { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
     { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, kind), kind]), largest, shares(row, terms)) },
     ...terms.map(([text, field, kind]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, kind)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${kind.startsWith("first") ? ", times policy.ttft_weight" : ""}` : unit })),
-    { name: "times", width: "60px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "Factor for its constraints" },
+    ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
     { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(`${row.worker_id}/${row.dp_rank}`), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: (row) => `${row.worker_id}/${row.dp_rank}` },
     ...(isWeighed ? weighed : []),
-    { name: "Held", width: "64px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
-    { name: "Expected", width: "76px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
+    { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
+    { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
     { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there")], sort: (row) => row.trust },
   ];
 }
