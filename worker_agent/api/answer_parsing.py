@@ -14,6 +14,7 @@ from kv_protocol.openai.requests import ChatRequest, Request
 from kv_runtime.text.model import Text
 from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
 from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide
 
 _PROMPT_END_TOKENS = 16
@@ -50,15 +51,19 @@ class AnswerParsing:
         wishes, end = _wishes(request), self._prompt_end(prompt)
         return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
 
-    def forced_guide(self, request: Request, prompt: tuple[int, ...]) -> Guide | None:
-        """Return what makes the engine write the calls that `tool_choice` demands; None where nothing does."""
+    def forced_guide(self, request: Request, prompt: tuple[int, ...], handoff: Handoff | None = None) -> Guide | None:
+        """Return what makes the engine write the calls that `tool_choice` demands; None where nothing does.
+
+        `handoff` has the answer's first tokens, if a prefill worker generated them.
+        """
         if not isinstance(request, ChatRequest) or request.tool_choice in (None, "none", "auto"):
             return None
         functions, only_one = tuple(request.tools or ()), request.parallel_tool_calls is False
         if isinstance(request.tool_choice, NamedToolChoice):
             name, only_one = request.tool_choice.function.name, True
             functions = tuple(each for each in functions if each["function"]["name"] == name)
-        tag = self._format.forced(functions, only_one=only_one, prompt_end=self._prompt_end(prompt))
+        begun = self._decoded((handoff and handoff.first_gen_tokens) or ())
+        tag = self._format.forced(functions, only_one=only_one, prompt_end=self._prompt_end(prompt), begun=begun)
         return None if tag is None else Guide(kind="structural_tag", value=tag)
 
     def count(self, parsers: Sequence[AnswerParser]) -> None:
@@ -68,8 +73,11 @@ class AnswerParsing:
             self.tool_calls_total["complete"] += max(0, parser.calls - parser.has_open_call)
 
     def _prompt_end(self, prompt: tuple[int, ...]) -> str:
+        return self._decoded(prompt[-_PROMPT_END_TOKENS:])
+
+    def _decoded(self, tokens: tuple[int, ...]) -> str:
         detokenizer = self._text.detokenizer(self._format.special_tokens)
-        return detokenizer.push(prompt[-_PROMPT_END_TOKENS:]) + detokenizer.flush()
+        return detokenizer.push(tokens) + detokenizer.flush()
 
 
 def _wishes(request: ChatRequest) -> AnswerOptions:

@@ -134,7 +134,7 @@ class Completions:
                 prompt.tokens,
                 handoff=wishes.handoff or prompt.handoff,
                 media=prompt.media,
-                forced=self._parsing.forced_guide(request, prompt.tokens),
+                forced=self._parsing.forced_guide(request, prompt.tokens, wishes.handoff),
                 text=prompt.text,
                 request_id=self._new_id(),
                 dp_rank=None if rank is None else int(rank),

@@ -20,6 +20,7 @@ from worker_agent.api.parsers.events import Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import EngineOutput
 
 DESCRIPTION = described(
@@ -82,6 +83,18 @@ def test_tokens_that_end_answers_of_a_format_stop_requests(tmp_path: Path) -> No
     ignoring = decode_chat(json.dumps(CHAT | {"ignore_eos": True}).encode())
     assert rules.wishes(ignoring).stop_token_ids == ()
     assert parsing(text, "hermes").stop_tokens == frozenset()
+
+
+@pytest.mark.parametrize(("begun", "is_forced"), [("<tool_call>", True), ("<think>", True), ("hi", False)])
+def test_calls_are_forced_where_the_prefill_workers_token_may_begin_them(
+    tmp_path: Path, begun: str, *, is_forced: bool
+) -> None:
+    text = model_with(tmp_path, ("<think>", "<tool_call>"))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = decode_chat(json.dumps(CHAT | {"tools": tools, "tool_choice": "required"}).encode())
+    first = tuple(text.encode(begun, add_special_tokens=False))
+    guide = parsing(text, "hermes", "qwen3").forced_guide(request, (), Handoff(first_gen_tokens=first))
+    assert (guide is not None) == is_forced
 
 
 def test_completions_have_no_parser(tmp_path: Path) -> None:

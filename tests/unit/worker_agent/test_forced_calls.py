@@ -110,6 +110,23 @@ def test_the_prompts_end_says_whether_the_answer_begins_with_reasoning(reasoning
     assert not accepts(over, f"<think></think>{call}")
 
 
+@pytest.mark.parametrize(
+    ("prompt_end", "begun", "is_forced"),
+    [
+        *(("", begun, True) for begun in ("", "\n\n\n", "<", "<tool", "\n<tool_call>\n", "<th", "<think>\nI")),
+        *(("", begun, False) for begun in ("I", "\n\n\n\n", " <tool_call>", "<tool_call>I", "</think>")),
+        *(("<think>\n", begun, True) for begun in ("I", "<tool_call>", "</think>")),
+        ("<think>\n", "<tool_call>\n{", False),
+        *(("<think></think>", begun, begun == "<tool_") for begun in ("<tool_", "<think>", "I")),
+    ],
+)
+def test_calls_are_forced_behind_a_first_token_that_may_begin_them(
+    prompt_end: str, begun: str, *, is_forced: bool
+) -> None:
+    made = AnswerFormat("hermes", "qwen3").forced(TOOLS, only_one=False, prompt_end=prompt_end, begun=begun)
+    assert made == (tag("hermes", "qwen3", prompt_end) if is_forced else None)
+
+
 def test_prompts_of_gpt_oss_end_with_what_ends_its_reasoning() -> None:
     made = tag("gpt_oss", prompt_end="<|end|><|start|>assistant")
     assert accepts(made, f"<|channel|>analysis<|message|>Why?<|end|><|start|>assistant{ONE['gpt_oss'] % 'f'}")

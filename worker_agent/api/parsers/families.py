@@ -114,12 +114,17 @@ class AnswerFormat:
         reasoning = self._think_parser(prompt_end, tools)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
 
-    def forced(self, functions: Sequence[Tool], *, only_one: bool, prompt_end: str) -> Format | None:
-        """Return the structural tag of an answer that calls some of the functions; None where the format has none."""
+    def forced(
+        self, functions: Sequence[Tool], *, only_one: bool, prompt_end: str = "", begun: str = ""
+    ) -> Format | None:
+        """Return the structural tag of an answer that calls some of the functions, and goes on behind `begun`.
+
+        None: the format has none, or such an answer cannot begin so.
+        """
         if self._form is None or self._family is None:
             return None
         if self._reads_both:
-            return forced_calls(self._form, functions, only_one=only_one, thought=self._form.thought)
+            return forced_calls(self._form, functions, only_one=only_one, thought=self._form.thought, begun=begun)
         thought = THOUGHTS.get(self._reasoning)
         inside = thought and thought.begins(prompt_end)
         tools = self._family.make(call_id_of("", 0), AnswerOptions(finds_calls=True, tools=functions))
@@ -130,6 +135,7 @@ class AnswerFormat:
             thought=None if inside is None else thought,
             begins_inside=bool(inside),
             openings=tools.openings or tools.markers,
+            begun=begun,
         )
 
     def _think_parser(self, prompt_end: str, tools: ToolParser | None) -> Parser | None:

@@ -27,7 +27,8 @@ from worker_agent.api.parsers.values import Tool, quoted
 
 Format = dict[str, Any]
 
-_LINE_ENDS: Format = {"type": "regex", "pattern": "\\n{0,3}"}
+_LINE_ENDS_MAX = 3
+_LINE_ENDS: Format = {"type": "regex", "pattern": f"\\n{{0,{_LINE_ENDS_MAX}}}"}
 _ANY_TEXT: Format = {"type": "any_text"}
 _NOTHING: Format = {"type": "const_string", "value": ""}
 
@@ -117,12 +118,22 @@ def forced_calls(
     thought: Thought | None = None,
     begins_inside: bool = False,
     openings: Sequence[str] = (),
-) -> Format:
-    """Return the structural tag of an answer that calls some of the functions.
+    begun: str = "",
+) -> Format | None:
+    """Return the structural tag of an answer that calls some of the functions; None where `begun` cannot begin it.
 
     `thought`: how the answer may reason before, without one of `openings`; None: not at all. `begins_inside`: it is
-    reasoning already.
+    reasoning already. `begun` is what a prefill worker has generated: an engine fails where a tag forbids it.
     """
+    if thought is not None and begins_inside:
+        may_begin = not any(each in begun for each in openings)
+    else:
+        text = begun.lstrip("\n")
+        may_think = thought is not None and (text.startswith(thought.opening) or thought.opening.startswith(text))
+        call = form.section[0] or form.around[0] or form.begin
+        may_begin = len(begun) - len(text) <= _LINE_ENDS_MAX and (may_think or call.startswith(text))
+    if not may_begin:
+        return None
     calls: Format = {
         "type": "tags_with_separator",
         "tags": [_call(form, each["function"]) for each in functions],
