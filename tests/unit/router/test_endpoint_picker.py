@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from pydantic import ValidationError
 
-from router.config.picker import PickerSection
 from router.endpoint_picker.addresses import addresses_of, endpoint_of
 from router.endpoint_picker.messages import (
     AnswerBody,
@@ -276,9 +274,3 @@ def test_workers_without_an_address_are_not_eligible() -> None:
     assert some.allowed(None) == frozenset({"a", "b"})
     assert some.allowed(("10.0.0.2:1", "10.9.9.9:1")) == frozenset({"b"})
     assert some.allowed(()) == frozenset()
-
-
-@pytest.mark.parametrize("name", ["tls_certificate", "tls_key"])
-def test_a_certificate_without_its_key_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"found {name} alone, allowed tls_certificate with tls_key"):
-        PickerSection.model_validate({name: "file.pem"})
