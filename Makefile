@@ -185,7 +185,7 @@ $(READY): pyproject.toml bench/pyproject.toml constraints.txt indexer/native/CMa
 	@echo "setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[tools,dev]' -e ./bench
+	@$(PIP) install --no-compile -c constraints.txt -e '.[tools,dev]' -e ./bench  # of the modules a seventh is imported
 	@touch $@
 
 # A source distribution, and from it a wheel, of the router and of its tools, as pip makes them: isolated, in an environment that has
