@@ -24,7 +24,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 observe: $(READY) prometheus  ## the demo, kept up under requests, with Prometheus and Alertmanager on loopback
 	@$(BIN)/router demo --observe
 
-test: native lint imports  ## lint, types, import contracts, tests (5 minutes on 2 cores)
+test: native lint imports  ## lint, types, import contracts, tests (4 minutes on 2 cores)
 	@$(MAKE) --no-print-directory --keep-going --output-sync -j4 types unit
 
 ci: test system wheel main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
