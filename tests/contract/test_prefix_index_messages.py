@@ -93,9 +93,9 @@ def test_what_cannot_be_cut_into_batches_changes_nothing(index: PrefixIndex, mes
     refuses(index, message)
 
 
-@pytest.mark.parametrize("length", range(len(VALID)))
-def test_a_truncated_message_changes_nothing(index: PrefixIndex, length: int) -> None:
-    refuses(index, VALID[:length])
+def test_a_truncated_message_changes_nothing(index: PrefixIndex) -> None:
+    for length in range(len(VALID)):
+        refuses(index, VALID[:length])
 
 
 def refuses(index: PrefixIndex, message: bytes) -> None:

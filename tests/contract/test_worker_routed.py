@@ -77,16 +77,3 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another(router:
             answered = await router.ask(decode, COMPLETIONS, asked)
             assert answered.usage["prompt_tokens_details"]["cached_tokens"] == cached
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", kinds_with("aggregated"))
-async def test_when_an_engine_dies_the_other_worker_serves(router: Router, kind: str) -> None:
-    if not KINDS[kind].can_be_killed:
-        pytest.skip("the test did not start the engine, and may not end it")
-    async with several(router.ground, kind) as (one, two):
-        await router.until_fit(one, two)
-        await one.kill()
-        await router.until_gone(one)
-        answered = await router.ask(two, COMPLETIONS, {"prompt": two.fresh_prompt(), "max_tokens": TOKENS})
-        assert (answered.status, answered.headers["x-worker-instance-id"]) == (200, two.worker_id), answered.data

@@ -35,14 +35,6 @@ class Router(NamedTuple):
 
         await until(are_fit, f"{names} fit")
 
-    async def until_gone(self, worker: Worker) -> None:
-        """Return once the router knows the worker no more."""
-
-        async def is_gone() -> bool:
-            return worker.worker_id not in await self._known()
-
-        await until(is_gone, f"{worker.worker_id} gone")
-
     async def until_overlap(self, worker: Worker, prompt: list[int]) -> None:
         """Return once the prompt would be found at the worker."""
 

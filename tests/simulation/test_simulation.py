@@ -93,6 +93,7 @@ def test_the_same_seed_gives_the_same_world() -> None:
     assert fingerprint(lived("faulty", 1)) == fingerprint(lived("faulty", 1))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_world_to_another_process() -> None:
     printed = {
         subprocess.run(

@@ -18,7 +18,6 @@ from tests.support.paths import ROOT
 from tests.system.dashboards.registry import every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
-    Shown,
     annotation_queries,
     board,
     panel_queries,
@@ -116,21 +115,16 @@ def test_a_data_link_leads_to_the_router_another_dashboard_or_the_provisioned_te
         assert re.fullmatch(r"\{ .* \}", pane["queries"][0]["query"])
 
 
-@pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
-def test_every_query_is_promql_over_metrics_and_labels_that_a_process_shows(shown: Shown) -> None:
+def test_every_query_is_promql_over_metrics_and_labels_that_a_process_shows() -> None:
     samples = every_sample()
-    for selector in selectors(shown.expr):
-        assert selector.name in samples, f"{shown}: no metric {selector.name}"
-        wanted = {matcher.name for matcher in selector.matchers.matchers}
-        assert wanted <= samples[str(selector.name)], f"{shown}: {selector.name} has no such labels"
-
-
-@pytest.mark.parametrize("shown", ALL_QUERIES, ids=str)
-def test_series_are_told_apart_by_labels_that_there_are(shown: Shown) -> None:
-    samples = every_sample()
-    labels = set().union(*(samples[name] for name in metric_names(shown.expr))) | OF_EVERY_SCRAPE
-    by = {label for names in re.findall(r"\bby \(([^)]*)\)", shown.expr) for label in names.split(", ")}
-    assert by <= labels
+    for shown in ALL_QUERIES:
+        for selector in selectors(shown.expr):
+            assert selector.name in samples, f"{shown}: no metric {selector.name}"
+            wanted = {matcher.name for matcher in selector.matchers.matchers}
+            assert wanted <= samples[str(selector.name)], f"{shown}: {selector.name} has no such labels"
+        labels = set().union(*(samples[name] for name in metric_names(shown.expr))) | OF_EVERY_SCRAPE
+        by = {label for names in re.findall(r"\bby \(([^)]*)\)", shown.expr) for label in names.split(", ")}
+        assert by <= labels, shown
 
 
 def test_variables_ask_for_labels_that_there_are() -> None:

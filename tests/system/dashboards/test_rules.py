@@ -24,23 +24,21 @@ def name_of(rule: Record | Alert) -> str:
     return rule.name if isinstance(rule, Record) else f"{rule.name}, {rule.severity}"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=name_of)
-def test_a_rule_names_only_metrics_and_labels_that_there_are(rule: Record | Alert) -> None:
+def check_names(rule: Record | Alert) -> None:
     samples = every_sample() | OF_PROMETHEUS
     found = [each for each in selectors(rule.expr) if each.name not in RECORDED]
     for selector in found:
-        assert selector.name in samples
+        assert selector.name in samples, rule.name
         wanted = {matcher.name for matcher in selector.matchers.matchers}
-        assert wanted <= samples[str(selector.name)] | OF_EVERY_SCRAPE, selector.name
-
-
-@pytest.mark.parametrize("rule", RULES, ids=name_of)
-def test_series_are_told_apart_by_labels_that_there_are(rule: Record | Alert) -> None:
-    samples = every_sample() | OF_PROMETHEUS
-    names = {str(each.name) for each in selectors(rule.expr)} - RECORDED
-    labels = set().union(*(samples[name] for name in names)) | OF_EVERY_SCRAPE
+        assert wanted <= samples[str(selector.name)] | OF_EVERY_SCRAPE, (rule.name, selector.name)
+    labels = set().union(*(samples[str(each.name)] for each in found)) | OF_EVERY_SCRAPE
     by = {label for listed in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule.expr) for label in listed.split(", ")}
-    assert by <= labels
+    assert by <= labels, rule.name
+
+
+def test_a_rule_names_only_metrics_and_labels_that_there_are() -> None:
+    for rule in RULES:
+        check_names(rule)
 
 
 def test_a_record_stands_before_what_reads_it() -> None:
@@ -88,5 +86,5 @@ def test_objectives_of_time_are_bounds_of_their_histograms() -> None:
 def test_a_metric_that_is_not_there_is_found() -> None:
     planted = Record("kvrouter:planted", "sum(rate(kvrouter_no_such_total[5m]))")
     with pytest.raises(AssertionError):
-        test_a_rule_names_only_metrics_and_labels_that_there_are(planted)
+        check_names(planted)
     assert isinstance(promql_parser.parse(planted.expr), promql_parser.AggregateExpr)

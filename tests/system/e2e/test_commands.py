@@ -60,20 +60,3 @@ def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
     assert refused.code == 1
     assert "nats://127.0.0.1:1" in refused.err
     assert "Traceback" not in refused.err
-
-
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        (("at",), "found none of --seq and --time, allowed one of them"),
-        (("at", "--seq", "1", "--time", "1"), "found both of --seq and --time, allowed one of them"),
-        (("tail", "--all", "--since", "1"), "found several of --from-seq, --since and --all, allowed one of them"),
-        (("dump", "--set", "control.port=x"), "control.port: found 'x'"),
-        (("at", "--seq", "1", "--nats-url", "nats://127.0.0.1:1"), "nats://127.0.0.1:1"),
-    ],
-)
-def test_what_the_indexer_s_commands_cannot_do_is_named_and_ends_with_2(command: tuple[str, ...], problem: str) -> None:
-    refused = run("indexer", *command)
-    assert refused.code == 2
-    assert problem in refused.err
-    assert "Traceback" not in refused.err

@@ -158,22 +158,6 @@ async def test_a_worker_that_is_stopped_while_its_engine_loads_was_never_in_the_
         assert (told, trtllm.control.executors) == ([], [])
 
 
-async def test_an_engine_that_hangs_is_out_of_the_fleet_until_it_answers_again(
-    trtllm: Fake, broker: Broker, log: EventLog
-) -> None:
-    canary = ("worker.canary_wait_s=0.2",)
-    async with fleet_events(log) as told, serving_here(broker.url, *canary):
-        await eventually(lambda: told)
-        trtllm.control.hold()
-        await eventually(lambda: kinds(told) == [WorkerRegistered, WorkerLeft])
-        left = told[1]
-        assert isinstance(left, WorkerLeft)
-        assert left.reason == "canary at rank 0: no token within 0.2 s"
-        trtllm.control.release()
-        await eventually(lambda: kinds(told) == [WorkerRegistered, WorkerLeft, WorkerRegistered])
-        assert told[2] == told[0], "the same worker, which had not begun anew"
-
-
 async def test_a_worker_whose_log_is_not_there_waits_and_loads_no_engine(trtllm: Fake) -> None:
     async def stopped_while_it_waits() -> None:
         async with serving_here("nats://127.0.0.1:1") as stop:

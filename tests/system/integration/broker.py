@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -66,13 +66,16 @@ class Broker:
             await self.start()
             return
         self.thaw()
+        streams = self._store / "jetstream" / "$G" / "streams"
+        # An empty directory the server removes, now and then while it makes a stream there, which fails.
+        (streams / ".kept").mkdir(parents=True, exist_ok=True)
         client = await nats.connect(self.url)
         log = client.jetstream()
         for stream in await log.streams_info():
             await log.delete_stream(stream.config.name or "")
         await client.close()
         # The server removes files later; a stream of the same name that is made meanwhile may find the old messages.
-        await eventually(lambda: not _entries(self._store / "jetstream" / "$G" / "streams"))
+        await eventually(lambda: len(list(streams.iterdir())) == 1)
 
     def _signal(self, number: signal.Signals) -> int:
         assert self._server is not None
@@ -84,12 +87,6 @@ class Broker:
             await call
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
-
-
-def _entries(directory: Path) -> list[Path]:
-    with suppress(FileNotFoundError):
-        return list(directory.iterdir())
-    return []
 
 
 @contextmanager

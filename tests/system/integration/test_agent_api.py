@@ -19,7 +19,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.text.byte_model import ByteText
 from tests.support.engine_description import described
 from tests.support.manual_clock import ManualClock
-from tests.system.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
+from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api import app as agent_api
@@ -110,26 +110,6 @@ async def worker(
 
 
 # ---------------------------------------------------------------- answers
-
-
-@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hello"})])
-async def test_a_stream_and_a_whole_answer_say_the_same(path: str, asked: dict[str, Any]) -> None:
-    async with worker() as running:
-        whole = await running.ask(path, {**asked, "max_tokens": 20})
-        stream = await running.ask(
-            path, {**asked, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
-        )
-    (choice,) = whole.body["choices"]
-    text = choice["message"]["content"] if path == CHAT else choice["text"]
-    assert (whole.status, stream.status, len(text)) == (200, 200, 20)
-    assert stream.headers["Content-Type"] == "text/event-stream"
-    assert stream.shown == text
-    *_, closing, usage, done = stream.events
-    assert (closing["choices"][0]["finish_reason"], choice["finish_reason"], done) == ("length", "length", "[DONE]")
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == whole.body["usage"]["completion_tokens"] == 20
-    assert {event["id"] for event in stream.events[:-1]} == {("chatcmpl-" if path == CHAT else "cmpl-") + "id1"}
-    assert {event["created"] for event in stream.events[:-1]} == {CREATED}
 
 
 async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token() -> None:

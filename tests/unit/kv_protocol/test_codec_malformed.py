@@ -33,9 +33,9 @@ def refusal(data: bytes) -> MalformedMessage:
     return refused.value
 
 
-@pytest.mark.parametrize("length", range(len(VALID)))
-def test_every_truncation_is_refused(length: int) -> None:
-    refusal(VALID[:length])
+def test_every_truncation_is_refused() -> None:
+    for length in range(len(VALID)):
+        refusal(VALID[:length])
 
 
 @pytest.mark.parametrize(

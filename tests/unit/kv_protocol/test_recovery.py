@@ -143,14 +143,14 @@ def test_columns_have_room_for_a_block(chunk_blocks: int) -> None:
         block_columns(rows(1), chunk_blocks)
 
 
-@pytest.mark.parametrize("bits", range(256))
-def test_a_row_names_a_tier_and_no_unknown_bit(bits: int) -> None:
-    allowed = bool(bits & 0x0F) and not bits & 0x70
-    try:
-        made = len(BlockColumns(bytes(8), bytes(8), bytes([bits])))
-    except LimitExceeded:
-        made = 0
-    assert made == allowed
+def test_a_row_names_a_tier_and_no_unknown_bit() -> None:
+    for bits in range(256):
+        allowed = bool(bits & 0x0F) and not bits & 0x70
+        try:
+            made = len(BlockColumns(bytes(8), bytes(8), bytes([bits])))
+        except LimitExceeded:
+            made = 0
+        assert made == allowed, bits
 
 
 def test_a_request_beyond_its_size_is_refused_unread() -> None:

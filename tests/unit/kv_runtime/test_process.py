@@ -71,9 +71,12 @@ def test_a_process_collects_garbage_rarely(run: Any) -> None:
     async def looks(*_: object) -> None:
         seen.append(gc.get_threshold()[0])
 
+    before, seen = gc.get_threshold(), list[int]()
     gc.set_threshold(700)
-    seen = list[int]()
-    run(looks)
+    try:
+        run(looks)
+    finally:
+        gc.set_threshold(*before)
     assert seen == [20_000]
 
 

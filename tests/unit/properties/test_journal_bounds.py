@@ -47,7 +47,7 @@ BODY_BYTES = 64 << 20
 """`data.body_bytes_max` by default: so many tokens at most, where a token is a byte."""
 EVENT_BYTES = 1 << 20
 """As large a message as nats-server takes by default: what a fleet event may have of text."""
-WORST = settings(max_examples=examples(8))
+WORST = settings(max_examples=examples(8, least=3))
 
 
 def messages(told: Sequence[Recordable]) -> list[bytes]:

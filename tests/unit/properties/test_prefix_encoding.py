@@ -27,7 +27,7 @@ from tests.unit.kv_runtime.model_files import (
 )
 from tests.unit.properties.test_text_prefix import SPELLINGS, TEMPLATE, awkward_tokenizer
 
-CALM = settings(max_examples=examples(60))
+CALM = settings(max_examples=examples(60, least=10))
 HASHING = Hashing(4)
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "<|im_end|> \u00fc"}}]
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}

@@ -43,7 +43,7 @@ from tests.unit.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 
 SEEDS = range(6)
-LIVES = settings(max_examples=examples(12))
+LIVES = settings(max_examples=examples(12, least=4))
 
 
 def lived(seed: int, policy: str = "kv") -> tuple[Life, list[JournalRecord]]:

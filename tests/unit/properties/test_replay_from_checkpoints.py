@@ -25,7 +25,7 @@ from tests.unit.properties.router_life import POLICIES, Life, journal
 from tests.unit.properties.test_replay import count, statistics_of
 
 EVERY = 50
-LIVES = settings(max_examples=examples(10))
+LIVES = settings(max_examples=examples(10, least=4))
 
 LEARNT = {"forecasts", "ttft", "itl", "pending"}
 """Tables that only lives with forecasts fill."""

@@ -48,7 +48,7 @@ def test_a_second_after_the_last_news_all_ledgers_are_alike(seed: int, routers: 
 
 
 @given(SEEDS, st.integers(0, 2))
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(30, least=8))
 def test_a_router_that_begins_anew_has_none_of_its_former_leases(seed: int, number: int) -> None:
     network = agree(seed)
     network.is_troubled = True
@@ -59,7 +59,7 @@ def test_a_router_that_begins_anew_has_none_of_its_former_leases(seed: int, numb
 
 
 @given(SEEDS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(20, least=8))
 def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
     network = agree(seed)
     network.die(1)
@@ -70,7 +70,7 @@ def test_of_a_router_that_is_silent_nothing_is_left(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(20, least=8))
 def test_a_later_router_learns_all_open_leases(seed: int) -> None:
     network = Network(seed, 3)
     network.die(2)
@@ -94,7 +94,7 @@ def expire_one(network: Network) -> bool:
 
 
 @given(SEEDS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(20, least=8))
 def test_a_lease_that_ended_only_here_is_learnt_of_anew(seed: int) -> None:
     network = agree(seed)
     if expire_one(network):

@@ -36,7 +36,7 @@ def read(records: list[JournalRecord], since_ns: int | None = None, until_ns: in
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(10, least=4))
 def test_the_journal_says_what_the_router_summed_up(seed: int, policy: str) -> None:
     live, records = lived(seed, policy)
     assert read(records) == replace(live, since="", until="")

@@ -151,30 +151,3 @@ def test_one_living_instance_keeps_the_id_and_it_is_the_earliest(steps: Any) -> 
     for keeper in keepers:
         assert world.log.newest == NewestMessage(keeper.own, keeper.claim)
         assert keeper is earliest or not has_claim
-
-
-@given(st.permutations(range(AGENTS)))
-def test_of_agents_that_start_together_the_first_whose_registration_is_taken_keeps_the_id(order: list[int]) -> None:
-    world = World()
-    for agent in world.agents:
-        agent.state = "runs"
-        world.look(agent)
-    for at in order:
-        world.act(world.agents[at])
-    world.settle()
-    assert [agent.is_alive for agent in world.agents] == [at == order[0] for at in range(AGENTS)]
-
-
-@given(st.permutations(range(AGENTS)), st.sets(st.integers(0, AGENTS - 1), min_size=1))
-def test_of_instances_that_took_the_id_over_one_after_the_other_the_earliest_that_returns_keeps_it(
-    order: list[int], returning: set[int]
-) -> None:
-    world = World()
-    for at in order:
-        for what in ("start", "look", "act", "freeze"):
-            world.step(what, at)
-    for at in returning:
-        world.step("thaw", at)
-    world.settle()
-    earliest = next(at for at in order if at in returning)
-    assert [agent.is_alive for agent in world.agents] == [at == earliest for at in range(AGENTS)]

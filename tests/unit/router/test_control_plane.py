@@ -279,9 +279,7 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
             'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft',
         ),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed "),
-        (b'{"prefill_scale": "much"}', 'policy.prefill_scale: found "much", allowed '),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
-        (b'{"luck": 1}', "policy.luck: unknown; allowed: mode, temperature, "),
         (b'{"temprature": 1, "luck": 1}', "policy.temprature: unknown; allowed: mode, temperature, "),
         (b"[]", "body: Expected `object`"),
         (b"{", "body: "),
@@ -298,11 +296,7 @@ async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Co
 @pytest.mark.parametrize(
     "body",
     [
-        json.dumps({f"unknown{at}": at for at in range(3000)}),
-        json.dumps({"k" * 60_000: 1}),
-        json.dumps({"temperature": "t" * 60_000}),
         json.dumps({"mode": "m" * 60_000}),
-        json.dumps({"seed": "s" * 60_000}),
         json.dumps({"prefill": [{}] * 15_000}),
         json.dumps({"prefill": {f"unknown{at}": at for at in range(3000)}}),
         json.dumps({"prefill": {"k" * 60_000: 1}}),
@@ -337,12 +331,8 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
     ("field", "value", "refusal"),
     [
         ("instance", "i" * 100_000, "allowed 1..128 characters"),
-        ("model", "", "model: found '', allowed 1..256 characters"),
-        ("served_names", [], "served_names: found (), allowed at least one name"),
         ("served_names", [""], "served_names[0]: found '', allowed 1..256 characters"),
-        ("taints", ["a,b"], "taints[0]: found 'a,b', allowed no comma"),
         ("block_size", 0, "block_size: found 0, allowed 1..4096 tokens"),
-        ("total_kv_blocks", 1 << 60, "total_kv_blocks: found 1152921504606846976, allowed 0..134217728"),
     ],
 )
 async def test_a_registration_beyond_its_bounds_is_refused_by_field(

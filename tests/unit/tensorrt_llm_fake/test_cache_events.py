@@ -111,7 +111,7 @@ def test_a_reader_that_missed_an_event_does_not_hold_what_the_cache_holds(trtllm
     assert held(events(llm)) != {0: caches(llm)[0].hashes(0), 1: set()}
 
 
-@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25, least=8), suppress_health_check=list(HealthCheck))
 @given(
     prompts=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=14), min_size=1, max_size=12),
     blocks=st.integers(5, 12),

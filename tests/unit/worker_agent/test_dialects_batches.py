@@ -268,17 +268,6 @@ def test_the_others_stand_whatever_is_behind_an_array(slots: list[object], event
     check_the_others_stand(BatchDecoder(), [*event, *slots])
 
 
-@given(st.binary(max_size=40), st.integers(0, 40))
-def test_bytes_that_are_no_batch_are_malformed_and_nothing_else(strange: bytes, at: int) -> None:
-    whole = wire(GOOD_MAP)
-    for payload in (strange, whole[:at] + strange + whole[at + len(strange) :]):
-        try:
-            batch = BatchDecoder().decode(0, payload)
-        except MalformedMessage:
-            continue
-        assert isinstance(batch, EngineBatch)
-
-
 # -------------------------------------------------------------------- counts
 def test_each_outcome_is_counted_once() -> None:
     decoder = BatchDecoder()

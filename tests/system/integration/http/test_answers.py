@@ -51,18 +51,6 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
     assert http.watcher.tail == completion()
 
 
-async def test_a_stream_comes_as_the_worker_gave_it() -> None:
-    async with Upstream(streams(event("a"), event("b"), USAGE, DONE)) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        answer = await answered(reader)
-    assert (answer.status, answer.body) == (200, event("a") + event("b") + USAGE + DONE)
-    assert (answer.headers["content-type"], answer.headers["cache-control"]) == ("text/event-stream", "no-cache")
-    assert http.watcher.heard[:2] == ["head 200", "first byte"]
-    assert http.watcher.heard[-1] == "end"
-    assert http.watcher.tail == answer.body
-
-
 async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
     more = asyncio.Event()
 
@@ -146,16 +134,6 @@ async def test_an_answer_of_any_length_and_framing_comes_whole(framing: str, siz
     assert answer.body == body
     assert http.watcher.tail == body[-4096:]
     assert http.watcher.heard[-1] == "end"
-
-
-async def test_a_client_of_http_1_0_gets_a_stream_until_its_connection_ends() -> None:
-    async with Upstream(streams(event("a"), DONE)) as worker, running() as http:
-        http.worker = worker.base_url
-        said = await http.said(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
-    head, _, body = said.partition(b"\r\n\r\n")
-    assert body == event("a") + DONE
-    assert b"transfer-encoding" not in head.lower()
-    assert b"connection: close" in head.lower()
 
 
 async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
@@ -261,14 +239,6 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_the_connection_
         }
     }
     assert http.watchers[0].heard[-1] == f"failed body begun: {SHORT}"
-
-
-async def test_a_stream_that_is_cut_behind_its_mark_is_whole() -> None:
-    async with Upstream(says(STREAM_HEAD + chunked(event("a")) + chunked(DONE))) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        assert (await answered(reader)).body == event("a") + DONE
-    assert http.watcher.heard[-1] == "end"
 
 
 async def test_a_long_answer_that_is_cut_is_cut_for_the_client_too() -> None:
