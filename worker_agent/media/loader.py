@@ -17,7 +17,7 @@ from typing import Any
 
 from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
-from worker_agent.media.fetch import MediaFetch, Resolve
+from worker_agent.media.fetch import FETCH_S, MediaFetch, Resolve
 from worker_agent.media.files import MediaFiles
 from worker_agent.media.parts import MediaChat, MediaPart, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused
@@ -31,10 +31,10 @@ FETCHES_MAX = 8
 class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
 
-    def __init__(self, section: MediaSection, *, resolve: Resolve | None = None) -> None:
+    def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:
         self.rules = section.rules
         self._files = MediaFiles(section.directories)
-        self._fetch = MediaFetch(section.fetch_rules, fetch_s=section.fetch_s, resolve=resolve)
+        self._fetch = MediaFetch(section.fetch_rules, fetch_s=fetch_s, resolve=resolve)
         self._slots = asyncio.Semaphore(FETCHES_MAX)
         self.loaded_total: Counter[str] = Counter()
         self.loaded_bytes_total = 0
