@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kv_runtime.clock import SystemClock
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -15,7 +16,7 @@ ENGINE = described()
 CONTEXT_S = H200_8B.context_floor_s
 
 
-class LeapingClock:
+class LeapingClock(SystemClock):
     """Moves on to a sleeper's time when all others have come to rest; `lag_s` is how late the next one wakes."""
 
     def __init__(self) -> None:
@@ -23,8 +24,7 @@ class LeapingClock:
         self.lag_s = 0.0
         self.slept_s: list[float] = []
 
-    def now(self) -> float:
-        return self.now_s
+        self.now = lambda: self.now_s
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)

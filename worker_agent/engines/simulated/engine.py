@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_protocol.events import Tier
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from worker_agent.engines.simulated.events import render as render_event
-from worker_agent.engines.simulated.live_transfer import Carrier, Clock, TransferFailed, Transfers
+from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.statistics import render as render_statistics
@@ -64,7 +65,7 @@ class SimulatedEngine:
         *,
         speed: float = 1.0,
         statistics_max: int = STATISTICS_MAX,
-        carrier: Carrier | None = None,
+        carrier: HttpCarrier | None = None,
     ) -> None:
         self._simulator = simulator
         self._clock = clock
