@@ -18,8 +18,7 @@ from indexer.follow.status import is_blind
 from indexer.index.outline import OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView
-from indexer.native.block_hashes import hash_blocks
-from indexer.native.index import make_index
+from indexer.native.index import hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress

@@ -17,11 +17,10 @@ from indexer.commands.options import (
 )
 from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
-from indexer.service.expected_ranks import FleetRoll
 from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
 from indexer.service.mirrors import Mirrors
-from indexer.service.verification import Verification
+from indexer.service.verification import FleetRoll, Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines
