@@ -125,12 +125,9 @@ def at(
 
     async def work() -> Moment:
         fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             there = seq if seq is not None else await seq_at(log, time_ns or 0)
             return await moment_at(log, there, fold)
-        finally:
-            await log.close()
 
     report = _report(run_to_end(work), query)
     if as_json:
@@ -144,11 +141,8 @@ def _serve(settings: IndexerSettings, time_ns: int | None, socket: Path) -> None
         raise click.UsageError("found --serve with --seq, allowed with --time")
 
     async def work() -> None:
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             await serve_moment(settings, log, time_ns, socket)
-        finally:
-            await log.close()
 
     run_to_end(work)
 

@@ -65,8 +65,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
     async def work() -> list[RankVerdict]:
         verdicts = []
         clock, token = SystemClock(), settings.control.token.get_secret_value()
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             mirrors = Mirrors(log, timeout_s)
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
@@ -76,8 +75,6 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
                 async for verdict in looking.verdicts(slugs):
                     show(verdict)
                     verdicts.append(verdict)
-        finally:
-            await log.close()
         return verdicts
 
     verdicts = run_to_end(work)
