@@ -1,9 +1,10 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
-from worker_agent.engines.simulated.events import RankEventLog, render
+from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
 from worker_agent.port.types import PRIORITY_DEFAULT
 
@@ -29,7 +30,7 @@ class Cache:
         return len(self.pool.match(prompt, namespace))
 
     def told(self) -> list[dict[str, Any]]:
-        return [render(event) for event in self.log.take()]
+        return [msgspec.to_builtins(event) for event in self.log.take()]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.port.types import EngineOutput, EngineRequest
@@ -47,7 +46,8 @@ def text(outputs: list[EngineOutput]) -> list[int]:
 
 
 def row(step: Step) -> dict[str, Any]:
-    return render_statistics(step.statistics[0])
+    row: dict[str, Any] = msgspec.to_builtins(step.statistics[0])
+    return row
 
 
 def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:

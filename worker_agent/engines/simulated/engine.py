@@ -20,11 +20,9 @@ import msgspec
 from kv_protocol.events import Tier
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.engines.simulated.events import render as render_event
 from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
-from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
 from worker_agent.media.inputs import digest_words, of_kind
@@ -81,7 +79,7 @@ class SimulatedEngine:
         self._stop_at_s: float | None = None
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
-        self._statistics: deque[IterationStats] = deque(maxlen=statistics_max)
+        self._statistics = deque[IterationStats](maxlen=statistics_max)
         self._statistics_dropped = 0
 
     def describe(self) -> EngineDescription:
@@ -182,7 +180,7 @@ class SimulatedEngine:
         with self._changed:
             self._changed.wait_for(lambda: self._simulator.has_events, timeout_s)
             events = self._simulator.drain_events()
-        return [render_event(event) for event in events]
+        return [msgspec.to_builtins(event) for event in events]
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
@@ -190,7 +188,7 @@ class SimulatedEngine:
             self._changed.wait_for(lambda: bool(self._statistics), timeout_s)
             statistics = list(self._statistics)
             self._statistics.clear()
-        return [render_statistics(row) for row in statistics]
+        return [msgspec.to_builtins(row) for row in statistics]
 
     def held_hashes(self, dp_rank: int = 0, tier: Tier = Tier.GPU) -> frozenset[int]:
         """Return the engine hashes of the widest window's full blocks on `tier` at the end of the current iteration."""

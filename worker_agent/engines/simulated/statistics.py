@@ -7,8 +7,6 @@ widest pool's. `requestStats`, which TensorRT-LLM reports only on request, is le
 Source: `docs/SOURCES.md` E1.7.
 """
 
-from typing import Any
-
 import msgspec
 
 from worker_agent.engines.simulated.blocks import PoolStatistics
@@ -109,12 +107,6 @@ class RankIteration(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: int
     waiting_tokens: int
     pool: PoolStatistics
-
-
-def render(statistics: IterationStats) -> dict[str, Any]:
-    """Return the row as the engine's JSON shape."""
-    rendered: dict[str, Any] = msgspec.to_builtins(statistics)
-    return rendered
 
 
 def iteration_stats(
