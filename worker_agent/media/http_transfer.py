@@ -54,10 +54,8 @@ class HttpEmbeddingTransfer:
         app = web.Application(middlewares=[openai_errors, require_token("")])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
-
-    async def start(self) -> None:
-        """Bind the address; raise `PortUsed` if it is in use."""
-        await self._server.start()
+        self.start = self._server.start
+        """Binds the address; raises `PortUsed` if it is in use."""
 
     def parts(self, stage: int) -> tuple[Part, ...]:
         """Return the parts that serve offers; after `start`."""

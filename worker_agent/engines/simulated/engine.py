@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.events import Tier
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
-from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
+from worker_agent.engines.simulated.transfer import TransferBuffer
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
@@ -66,6 +65,7 @@ class SimulatedEngine:
         carrier: HttpCarrier | None = None,
     ) -> None:
         self._simulator = simulator
+        self.held_hashes, self.transfer_statistics = simulator.held_hashes, simulator.transfer_statistics
         self._clock = clock
         self.speed = speed
         """Seconds of virtual time in a second of the clock; a test may change it."""
@@ -189,14 +189,6 @@ class SimulatedEngine:
             statistics = list(self._statistics)
             self._statistics.clear()
         return [msgspec.to_builtins(row) for row in statistics]
-
-    def held_hashes(self, dp_rank: int = 0, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of the widest window's full blocks on `tier` at the end of the current iteration."""
-        return self._simulator.held_hashes(dp_rank, tier)
-
-    def transfer_statistics(self) -> TransferStatistics:
-        """Return the statistics of KV transfers."""
-        return self._simulator.transfer_statistics()
 
     @property
     def transfer_buffer(self) -> TransferBuffer:

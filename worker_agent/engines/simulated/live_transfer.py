@@ -89,14 +89,8 @@ class HttpCarrier:
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH, self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
-
-    async def start(self) -> None:
-        """Bind the address; raise `PortUsed` if it is in use."""
-        await self._server.start()
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; the address is free afterwards."""
-        await self._server.run(stop)
+        self.start, self.run = self._server.start, self._server.run
+        """Bind the address, or raise `PortUsed`; serve until a stop, after which the address is free."""
 
     @property
     def endpoint(self) -> str:
