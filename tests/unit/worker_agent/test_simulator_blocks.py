@@ -63,13 +63,6 @@ def test_removals_in_a_row_are_one_event(cache: Cache) -> None:
     assert (removed["type"], len(removed["block_hashes"]), stored["type"]) == ("removed", 2, "stored")
 
 
-def test_statistics_count_reused_and_missed_blocks(cache: Cache) -> None:
-    cache.hold(range(8))
-    cache.hold(range(9))
-    now = cache.pool.statistics()
-    assert (now.reused_blocks, now.missed_blocks, now.alloc_new_blocks, now.alloc_total_blocks) == (2, 3, 3, 5)
-
-
 def test_a_stored_block_says_its_request_s_priority(cache: Cache) -> None:
     cache.hold(range(4), priority=80)
     (stored,) = cache.told()

@@ -70,8 +70,6 @@ async def test_speed_divides_wall_time() -> None:
     clock = LeapingClock()
     async with running(clock, speed=10.0) as engine:
         assert await arrivals_s(engine, clock, request(max_tokens=1)) == pytest.approx([CONTEXT_S / 10])
-        (row,) = engine.iteration_stats(0)
-    assert row["timestamp"] == "1000.000000"
 
 
 async def test_a_late_wake_up_shortens_the_next_wait() -> None:
@@ -136,10 +134,8 @@ async def _error_of(engine: SimulatedEngine) -> Exception | None:
     return None
 
 
-async def test_of_statistics_the_newest_are_kept_and_say_how_many_gave_way() -> None:
+async def test_of_statistics_the_newest_are_kept() -> None:
     clock = LeapingClock()
     async with running(clock, statistics_max=3) as engine:
         await arrivals_s(engine, clock, request(max_tokens=8))
-        rows = engine.iteration_stats(0)
-        assert [(row["iter"], row["statsDroppedFrames"]) for row in rows] == [(5, 3), (6, 4), (7, 5)]
-        assert rows[1]["prevDeviceStepTimeMS"] == rows[0]["iterLatencyMS"]
+        assert [row["iter"] for row in engine.iteration_stats(0)] == [5, 6, 7]

@@ -53,11 +53,3 @@ def test_blocks_that_a_narrow_pool_cannot_promise_keep_a_request_waiting() -> No
 )
 def test_a_request_wants_its_prompt_s_blocks_or_a_window_s(prompt_tokens: int, tokens_max: int, blocks: int) -> None:
     assert narrow_blocks_max(prompt_tokens, tokens_max, 8, 4) == blocks
-
-
-def test_the_layers_memory_is_shared_out_among_the_windows() -> None:
-    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=16, host_blocks=8))
-    (row,) = simulator.step(0.0).statistics
-    found = msgspec.to_builtins(row)
-    block_bytes = 4 * 144 * 1024 // 2
-    assert (found["gpuMemUsage"], found["pinnedMemUsage"]) == (48 * block_bytes, 8 * block_bytes)

@@ -80,7 +80,6 @@ class SimulatedEngine:
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
         self._statistics = deque[IterationStats](maxlen=statistics_max)
-        self._statistics_dropped = 0
 
     def describe(self) -> EngineDescription:
         """Return the simulator's description."""
@@ -266,9 +265,7 @@ class SimulatedEngine:
     def _publish(self, step: Step) -> None:
         with self._changed:
             self._simulator.flush_events()
-            for row in step.statistics:
-                self._statistics_dropped += len(self._statistics) == self._statistics.maxlen
-                self._statistics.append(msgspec.structs.replace(row, stats_dropped_frames=self._statistics_dropped))
+            self._statistics.extend(step.statistics)
             self._changed.notify_all()
 
     def _cut(self) -> None:
