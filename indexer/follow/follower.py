@@ -55,13 +55,12 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.answer_parts import AnsweredState
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.epochs import EpochTracker
 from indexer.follow.heartbeats import HeartbeatClaim, HeartbeatTracker
 from indexer.follow.kept_batches import ReorderBuffer
 from indexer.follow.messages import BatchSpan
-from indexer.follow.question import OpenQuestion, RecoveryQuestion, Wants
+from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
