@@ -123,7 +123,7 @@ soak-smoke: $(WHEEL)/.ready  # a fiftieth of it
 	$(BIN)/router bench soak --requests 20000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@indexer/native/sanitize/run
+	@tests/sanitize/run
 
 mutants: native  ## small bugs in a copy of the product, one after the other: a test must see each (ONLY=a part of a name)
 	$(BIN)/python -m tests.mutants.run -j 2 $(if $(ONLY),'$(ONLY)')

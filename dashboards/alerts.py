@@ -33,7 +33,6 @@ KNOWLEDGE = Group(
             expr=f"(1 - {_true_predictions('15m')} / {increase(_ANSWERS, by='worker', over='15m')} > 0.2)"
             f" and {increase(_ANSWERS, by='worker', over='15m')} >= 20",
             lasting="10m",
-            severity="warning",
             summary="Caches of worker {{ $labels.worker }} are predicted wrongly",
             description="{{ $value | humanizePercentage }} of the predictions for worker {{ $labels.worker }} were off "
             f"by more than {_WRONG_TOKENS} tokens in the last 15 minutes.",
@@ -43,7 +42,6 @@ KNOWLEDGE = Group(
             expr=f"max by ({_RANK}, trust) ({selected('rank_trust', _NOT_EXACT)}) == 1"
             f" unless on (worker) {_WITHOUT_EVENTS}",
             lasting="10m",
-            severity="warning",
             summary="Rank {{ $labels.worker }}/{{ $labels.dp_rank }} is {{ $labels.trust }}",
             description="What is known of the caches of rank {{ $labels.worker }}/{{ $labels.dp_rank }} has not been "
             "trusted in full for 10 minutes.",
@@ -53,7 +51,6 @@ KNOWLEDGE = Group(
             expr=f"max by ({_RANK}) ({selected('freshness_seconds')}) > 2"
             f" and {increase('events_applied_total', by=_RANK, over='5m')} > 0",
             lasting="5m",
-            severity="warning",
             summary="Events of rank {{ $labels.worker }}/{{ $labels.dp_rank }} come late",
             description="The newest events of rank {{ $labels.worker }}/{{ $labels.dp_rank }} were "
             "{{ $value | humanizeDuration }} old when they were applied to the index; more than 2 s for 5 minutes.",
@@ -61,8 +58,6 @@ KNOWLEDGE = Group(
         Alert(
             name="KvRouterDigestMismatch",
             expr=f"{increase('stream_digest_mismatches_total', by=_RANK, over='15m')} > 0",
-            lasting="0s",
-            severity="warning",
             summary="The index differed from rank {{ $labels.worker }}/{{ $labels.dp_rank }}",
             description="At the same place of the stream, the digest of the index and that of rank "
             "{{ $labels.worker }}/{{ $labels.dp_rank }} differed within the last 15 minutes. It is repaired by itself.",
@@ -70,8 +65,6 @@ KNOWLEDGE = Group(
         Alert(
             name="KvRouterResyncsGoOn",
             expr=f"max by ({_RANK}) (increase({selected('stream_resyncs_total')}[30m])) > 3",
-            lasting="0s",
-            severity="warning",
             summary="Rank {{ $labels.worker }}/{{ $labels.dp_rank }} is read anew again and again",
             description="All blocks of rank {{ $labels.worker }}/{{ $labels.dp_rank }} were replaced by a dump "
             "{{ $value | humanize }} times in the last 30 minutes.",
@@ -82,7 +75,6 @@ KNOWLEDGE = Group(
             f" unless on (worker) {increase('events_applied_total', by='worker', over='10m')} > 0"
             f" unless on (worker) {_WITHOUT_EVENTS}",
             lasting="5m",
-            severity="warning",
             summary="Worker {{ $labels.worker }} answers, and reports no KV events",
             description="Worker {{ $labels.worker }} answered {{ $value | humanize }} requests in the last 10 minutes, "
             "and the index heard of no change of its cache.",
@@ -115,7 +107,6 @@ LOG = Group(
             expr=f"{increase('log_publish_failures_total', by='job, instance', over='5m')} > 0"
             f" and min by (job, instance) (min_over_time({selected('log_connected')}[5m])) == 1",
             lasting="5m",
-            severity="warning",
             summary="NATS does not store what {{ $labels.instance }} publishes",
             description="NATS is connected, and did not confirm {{ $value | humanize }} publications of "
             "{{ $labels.job }} {{ $labels.instance }} in the last 5 minutes. After its disk was full, a nats-server "
@@ -126,7 +117,6 @@ LOG = Group(
             expr=f"min({selected('snapshot_age_seconds')}) > 900"
             f" and {increase('events_applied_total', over='15m')} > 0",
             lasting="5m",
-            severity="warning",
             summary="The newest snapshot of the index is {{ $value | humanizeDuration }} old",
             description="The log grows, and no index has written a snapshot for {{ $value | humanizeDuration }}; "
             "nats.snapshot_period_s is 5 minutes, unless it is set. Until one is written the log cannot be purged.",
@@ -134,8 +124,6 @@ LOG = Group(
         Alert(
             name="KvRouterSnapshotsFail",
             expr=f"{increase('snapshot_failures_total', by='instance', over='15m')} > 30",
-            lasting="0s",
-            severity="warning",
             summary="{{ $labels.instance }} cannot keep snapshots",
             description="{{ $value | humanize }} of the checks of the last 15 minutes, one every 5 s, failed at "
             "{{ $labels.instance }}.",
@@ -143,8 +131,6 @@ LOG = Group(
         Alert(
             name="KvRouterJournalLosesRecords",
             expr=f"{increase('journal_lost_records_total', by='instance, reason', over='15m')} > 0",
-            lasting="0s",
-            severity="warning",
             summary="The journal of {{ $labels.instance }} lost records ({{ $labels.reason }})",
             description="{{ $value | humanize }} records of the last 15 minutes are not in the journal "
             "({{ $labels.reason }}). Their decisions cannot be replayed; routing is not affected.",
@@ -175,8 +161,6 @@ PROCESSES = Group(
         Alert(
             name="KvRouterRestarts",
             expr=f"max by (instance) (resets({selected('event_loop_lag_seconds_count', _ROUTERS)}[30m])) >= 3",
-            lasting="0s",
-            severity="warning",
             summary="Router {{ $labels.instance }} began anew {{ $value | humanize }} times",
             description="Router {{ $labels.instance }} began anew {{ $value | humanize }} times in the last 30 "
             "minutes. Each time its streams were cut.",
@@ -184,8 +168,6 @@ PROCESSES = Group(
         Alert(
             name="KvRouterProcessRestarts",
             expr=f"{increase('process_restarts_total', by='instance, process', over='15m')} > 0",
-            lasting="0s",
-            severity="warning",
             summary="Process {{ $labels.process }} of router {{ $labels.instance }} ended and was started again",
             description="Process {{ $labels.process }} of router {{ $labels.instance }} ended within the last 15 "
             "minutes. The streams that it served were cut.",
@@ -194,7 +176,6 @@ PROCESSES = Group(
             name="KvRouterAgentDown",
             expr='up{job="kv-router-agents"} == 0',
             lasting="1m",
-            severity="warning",
             summary="Agent {{ $labels.instance }} cannot be scraped",
             description="The worker agent {{ $labels.instance }} has not answered Prometheus for a minute.",
         ),
@@ -202,7 +183,6 @@ PROCESSES = Group(
             name="KvRouterEngineDown",
             expr=f"{selected('engine_attached')} == 0 or {selected('engine_dead')} == 1",
             lasting="2m",
-            severity="warning",
             summary="The engine of worker {{ $labels.worker }} does not serve",
             description="The agent of worker {{ $labels.worker }} runs; its engine is dead, or has not been healthy "
             "for 2 minutes.",

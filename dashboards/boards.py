@@ -30,10 +30,7 @@ BOARDS: dict[str, Board] = {
     "tenants": TENANTS_AND_COST,
 }
 """By the name of their file."""
-VARIABLES = (
-    Variable("model", "requests_total", "model"),
-    Variable("worker", "rank_trust", "worker"),
-)
+VARIABLES = (Variable("model", "requests_total", "model"), Variable("worker", "rank_trust", "worker"))
 _FIT = f"max by (worker) ({selected('rank_fit')})"
 _FIT_BEFORE = f"max by (worker) ({selected('rank_fit')} offset 1m)"
 _ROUTER_SINCE = f"count({selected('workers')} and {selected('workers')} offset 1m)"

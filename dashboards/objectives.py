@@ -71,12 +71,7 @@ class Objective(NamedTuple):
 
 
 ANSWERS = Objective(
-    "request_failures",
-    "KvRouterFailureBudgetBurns",
-    ANSWERED_OBJECTIVE,
-    "requests_total",
-    _failed,
-    "requests fail",
+    "request_failures", "KvRouterFailureBudgetBurns", ANSWERED_OBJECTIVE, "requests_total", _failed, "requests fail"
 )
 FIRST_TOKENS = Objective(
     "late_first_tokens",
@@ -143,8 +138,5 @@ def _records(windows: tuple[str, ...]) -> tuple[Record, ...]:
 OBJECTIVE_GROUPS = (
     Group("kv-router-objectives", _records(_SHORT_WINDOWS)),
     Group("kv-router-objectives-of-days", _records(_LONG_WINDOWS), interval="2m"),
-    Group(
-        "kv-router-budgets",
-        tuple(_alert(objective, severity) for objective in OBJECTIVES for severity in _BURNS),
-    ),
+    Group("kv-router-budgets", tuple(_alert(objective, severity) for objective in OBJECTIVES for severity in _BURNS)),
 )

@@ -35,16 +35,16 @@ class Link(msgspec.Struct, frozen=True):
     url: str
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
+class Panel(msgspec.Struct, frozen=True):
     """One answer. `bad_from`: the figure that is worth a look, drawn as a threshold."""
 
     title: str
     description: str
     queries: tuple[Query, ...]
-    kind: Kind = "lines"
-    unit: Unit = "short"
-    bad_from: float | None = None
-    links: tuple[Link, ...] = ()
+    kind: Kind
+    unit: Unit
+    bad_from: float | None
+    links: tuple[Link, ...]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -52,6 +52,24 @@ class Row(msgspec.Struct, frozen=True):
 
     question: str
     panels: tuple[Panel, ...]
+
+
+def panel(
+    title: str,
+    description: str,
+    *queries: Query,
+    kind: Kind = "lines",
+    unit: Unit = "short",
+    bad_from: float | None = None,
+    links: tuple[Link, ...] = (),
+) -> Panel:
+    """Return the panel of these queries."""
+    return Panel(title, description, queries, kind, unit, bad_from, links)
+
+
+def row(question: str, *panels: Panel) -> Row:
+    """Return the row of these panels."""
+    return Row(question, panels)
 
 
 class Variable(msgspec.Struct, frozen=True):

@@ -30,8 +30,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     expr: str
-    lasting: str
-    severity: Severity
+    lasting: str = "0s"
+    severity: Severity = "warning"
     summary: str
     description: str
 

@@ -1,6 +1,6 @@
 """The dashboard "Tenants and cost": what reused prompts saved, by tenant, prefix family, model and adapter."""
 
-from dashboards.panels import Board, Panel, Query, Row
+from dashboards.panels import Board, Query, panel, row
 from dashboards.promql import increase, rate, share
 
 _PROMPT, _REUSED, _BASELINE = (
@@ -17,70 +17,62 @@ def _by_name(counter: str, dimension: str) -> str:
     return rate(counter, dimension, by="name")
 
 
-SAVED = Row(
+SAVED = row(
     "What did the reuse of prompts save, and what of it is due to routing?",
-    (
-        Panel(
-            title="Prompt tokens computed and reused",
-            description="kvrouter_savings_prompt_tokens_total, kvrouter_savings_reused_tokens_total, "
-            "kvrouter_savings_baseline_tokens_total: computed; reused at any rank (a candidate drawn evenly); reused "
-            "because of routing. Little due to routing: every rank has the same prefixes, or none has any.",
-            queries=(
-                Query(f"{rate(_PROMPT, _ALL)} - {rate(_REUSED, _ALL)}", "computed"),
-                Query(rate(_BASELINE, _ALL), "reused anyway"),
-                Query(f"{rate(_REUSED, _ALL)} - {rate(_BASELINE, _ALL)}", "reused by routing"),
-            ),
-            kind="stacked",
-            unit="cps",
-        ),
+    panel(
+        "Prompt tokens computed and reused",
+        "kvrouter_savings_prompt_tokens_total, kvrouter_savings_reused_tokens_total, "
+        "kvrouter_savings_baseline_tokens_total: computed; reused at any rank (a candidate drawn evenly); reused "
+        "because of routing. Little due to routing: every rank has the same prefixes, or none has any.",
+        Query(f"{rate(_PROMPT, _ALL)} - {rate(_REUSED, _ALL)}", "computed"),
+        Query(rate(_BASELINE, _ALL), "reused anyway"),
+        Query(f"{rate(_REUSED, _ALL)} - {rate(_BASELINE, _ALL)}", "reused by routing"),
+        kind="stacked",
+        unit="cps",
     ),
 )
 
-TENANTS = Row(
+TENANTS = row(
     "Which tenants cost, and which save?",
-    (
-        Panel(
-            title="Prompt tokens computed, by tenant",
-            description="kvrouter_savings_prompt_tokens_total minus kvrouter_savings_reused_tokens_total: what the "
-            f"tenant's prompts cost. {_NAMELESS} The 20 most requested tenants have a series.",
-            queries=(Query(f"{_by_name(_PROMPT, _TENANT)} - {_by_name(_REUSED, _TENANT)}", "{{name}}"),),
-            kind="stacked",
-            unit="cps",
-        ),
-        Panel(
-            title="Hit rate, by tenant",
-            description="kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. Low for one "
-            "tenant: its prompts begin differently each time (a date, a name at the top), or it comes too rarely.",
-            queries=(Query(share(_by_name(_REUSED, _TENANT), _by_name(_PROMPT, _TENANT)), "{{name}}"),),
-            unit="percentunit",
-        ),
-        Panel(
-            title="Prefill seconds saved by routing, by tenant",
-            description="kvrouter_savings_prefill_seconds_total minus kvrouter_savings_baseline_prefill_seconds_total, "
-            "a second. Below 0: its requests go where less of their prompts is held than elsewhere, because of load.",
-            queries=(Query(f"{_by_name(_SECONDS, _TENANT)} - {_by_name(_BASELINE_S, _TENANT)}", "{{name}}"),),
-        ),
+    panel(
+        "Prompt tokens computed, by tenant",
+        "kvrouter_savings_prompt_tokens_total minus kvrouter_savings_reused_tokens_total: what the "
+        f"tenant's prompts cost. {_NAMELESS} The 20 most requested tenants have a series.",
+        Query(f"{_by_name(_PROMPT, _TENANT)} - {_by_name(_REUSED, _TENANT)}", "{{name}}"),
+        kind="stacked",
+        unit="cps",
+    ),
+    panel(
+        "Hit rate, by tenant",
+        "kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. Low for one "
+        "tenant: its prompts begin differently each time (a date, a name at the top), or it comes too rarely.",
+        Query(share(_by_name(_REUSED, _TENANT), _by_name(_PROMPT, _TENANT)), "{{name}}"),
+        unit="percentunit",
+    ),
+    panel(
+        "Prefill seconds saved by routing, by tenant",
+        "kvrouter_savings_prefill_seconds_total minus kvrouter_savings_baseline_prefill_seconds_total, "
+        "a second. Below 0: its requests go where less of their prompts is held than elsewhere, because of load.",
+        Query(f"{_by_name(_SECONDS, _TENANT)} - {_by_name(_BASELINE_S, _TENANT)}", "{{name}}"),
     ),
 )
 
-PREFIXES = Row(
+PREFIXES = row(
     "Which prefixes, models and adapters?",
-    (
-        Panel(
-            title="Hit rate, by prefix family",
-            description="kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. A large family "
-            "with a low rate: its prefix is evicted between requests, or its prompts differ soon after it.",
-            queries=(Query(share(_by_name(_REUSED, _PREFIX), _by_name(_PROMPT, _PREFIX)), "{{name}}"),),
-            unit="percentunit",
-        ),
-        Panel(
-            title="Requests not counted",
-            description="kvrouter_savings_not_counted_total by reason: not_answered (after some, another decision "
-            "answered the request), unseen (the prompt was not encoded: set tokens.always), dropped (too many requests "
-            "without an outcome).",
-            queries=(Query(increase("savings_not_counted_total", by="reason"), "{{reason}}"),),
-            unit="none",
-        ),
+    panel(
+        "Hit rate, by prefix family",
+        "kvrouter_savings_reused_tokens_total of kvrouter_savings_prompt_tokens_total. A large family "
+        "with a low rate: its prefix is evicted between requests, or its prompts differ soon after it.",
+        Query(share(_by_name(_REUSED, _PREFIX), _by_name(_PROMPT, _PREFIX)), "{{name}}"),
+        unit="percentunit",
+    ),
+    panel(
+        "Requests not counted",
+        "kvrouter_savings_not_counted_total by reason: not_answered (after some, another decision "
+        "answered the request), unseen (the prompt was not encoded: set tokens.always), dropped (too many requests "
+        "without an outcome).",
+        Query(increase("savings_not_counted_total", by="reason"), "{{reason}}"),
+        unit="none",
     ),
 )
 

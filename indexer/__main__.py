@@ -12,6 +12,7 @@ import indexer.required  # noqa: F401  before numpy is imported
 from indexer.commands.at import at
 from indexer.commands.dump import dump
 from indexer.commands.http import IndexApi
+from indexer.commands.options import connected
 from indexer.commands.tail import tail
 from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
@@ -20,7 +21,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
+from kv_runtime.event_log import BrokerUnavailable, StreamUnfit
 from kv_runtime.extras import InstalledCommands
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.http.hosts import url_of
@@ -72,9 +73,7 @@ for command in (verify, tail, at, dump):
 
 
 async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
-    token = settings.nats.credentials.get_secret_value()
-    log = await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
-    try:
+    async with connected(settings) as log:
         await ensure_streams(log, settings.nats)
         tracing = opened_event_tracing(settings.tracing, os.environ, uuid.uuid4().hex, service=SERVICE)
         index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats, tracing=events_of(tracing))
@@ -88,8 +87,6 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
         print(f"index on {url_of(settings.control.host, http.port)}", flush=True)
         spans = [] if tracing is None else [tracing.exporter.part(2)]
         await run_parts([Part("http", http.run, 0, dict), *index.parts(1), *spans], stop=stop, drain_s=10)
-    finally:
-        await log.close()
 
 
 if __name__ == "__main__":

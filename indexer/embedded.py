@@ -13,13 +13,11 @@ import structlog
 
 from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.rank_state import RankState
 from indexer.follow.status import is_blind
 from indexer.index.outline import OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixOrder
-from indexer.index.prefix_views import PrefixView, StretchView
-from indexer.native.block_hashes import hash_blocks
-from indexer.native.index import make_index
+from indexer.index.prefix_views import StretchView
+from indexer.native.index import hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.moment import MomentProgress
@@ -32,8 +30,6 @@ from indexer.service.tracing import ApplyTracer
 from indexer.service.tree_routes import BadParameter, tree_routes
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
-from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, LogStatistics, StreamSpec, log_families
@@ -115,7 +111,7 @@ class LogHealth(NamedTuple):
 
 
 class EmbeddedIndex:
-    """A prefix index that follows the log."""
+    """A prefix index that follows the log: what is asked of the index is asked of its `IndexFold`, as said there."""
 
     def __init__(
         self,
@@ -137,8 +133,11 @@ class EmbeddedIndex:
             limits,
             memory_bytes_max=settings.memory_bytes_max,
         )
-        self.columns, self.overlap = self._fold.columns, self._fold.overlap
-        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
+        fold = self._fold
+        self.columns, self.overlap, self.prefix = fold.columns, fold.overlap, fold.prefix
+        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank; who holds a block."""
+        self.ranks, self.refused_ranks, self.state, self.held = fold.ranks, fold.refused_ranks, fold.state, fold.held
+        self.statistics, self.block_counts, self.resyncs = fold.statistics, fold.block_counts, fold.resyncs
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
         gate = FleetGate(nats.fleet_secrets)
@@ -151,19 +150,13 @@ class EmbeddedIndex:
             logs_announced=logs_announced,
             tracer=None if tracing is None else ApplyTracer(tracing),
         )
+        self.start, self.catching_up, self.wait_for = self._feed.start, self._feed.catching_up, self._feed.wait_for
+        """Begin to read; how much of the log as of the start was read; return once a rank was applied up to a seq."""
         keeping = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,
         )
         self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, keeping)
-
-    async def start(self) -> None:
-        """Restore the best snapshot and begin to read the log behind it; without a snapshot, all of the log.
-
-        Raises:
-            BrokerUnavailable: the streams are not there, or NATS is away.
-        """
-        await self._feed.start()
 
     def parts(self, stage: int) -> list[Part]:
         """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""
@@ -173,53 +166,17 @@ class EmbeddedIndex:
             Part("snapshots", self._keeper.run, stage),
         ]
 
-    def catching_up(self) -> str:
-        """Return how much of the log as of the start was read; empty once all of it was."""
-        return self._feed.catching_up()
-
     def log_seq(self) -> int:
         """Return the seq of the last applied message of `KV_EVENTS`."""
         return self._feed.log_position.stream_seq
-
-    async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
-        """Return once `rank` was applied up to `seq` of `epoch`; the caller bounds the wait."""
-        await self._feed.wait_for(rank, epoch, seq)
-
-    def held(self, rank: WorkerRank) -> list[HeldBlock]:
-        """Return the blocks of `rank`, parents first."""
-        return self._fold.held(rank)
-
-    def state(self, rank: WorkerRank) -> RankState | None:
-        """Return the present state of a rank; None if it has no slot in the index."""
-        return self._fold.state(rank)
-
-    def ranks(self) -> list[WorkerRank]:
-        """Return all ranks that have a slot in the index."""
-        return self._fold.ranks()
-
-    def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return the ranks that the index refused, as far as they are named, and why."""
-        return self._fold.refused_ranks()
 
     def prefixes(self, limit: int, order_by: PrefixOrder) -> list[StretchView]:
         """Return the first `limit` stretches of prefixes in descending order of `order_by`."""
         return self._fold.prefixes(limit, order_by, self._clock.now())
 
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
-        return self._fold.prefix(sequence_hash, limit)
-
     def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
         """Return pages of the prefix tree, with the heat of these requests, and how requests used its nodes."""
         return PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses)
-
-    def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
-        """Return how many blocks each rank holds, by tier."""
-        return self._fold.block_counts()
-
-    def resyncs(self) -> dict[WorkerRank, int]:
-        """Return how many complete dumps each rank's stream took."""
-        return self._fold.resyncs()
 
     def event_lag_s(self) -> float | None:
         """Return the largest age that a rank's newest batch had when it was applied; None: none was applied yet."""
@@ -228,10 +185,6 @@ class EmbeddedIndex:
     def health(self) -> LogHealth:
         """Return how the log is read, and the state of its snapshots."""
         return LogHealth(self._event_log.statistics(), self.log_seq(), self._keeper.statistics())
-
-    def statistics(self) -> FoldStatistics:
-        """Return the figures for metrics and views."""
-        return self._fold.statistics()
 
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""

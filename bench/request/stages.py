@@ -30,7 +30,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.prompt",
         "kv_runtime.text",
         "kv_protocol.hashing",
-        "indexer.native.block_hashes",
+        "indexer.native.index",
         "router.prompt.recent_prompts",
     ),
     "queue": ("router.queue",),

@@ -78,11 +78,8 @@ def dump(
         return True
 
     async def from_snapshot(to: IO[bytes], name: str) -> bool:
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)))).fold
-        finally:
-            await log.close()
         for rank in _chosen(ranks, fold.ranks()):
             state = fold.state(rank)
             assert state is not None

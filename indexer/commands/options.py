@@ -9,7 +9,8 @@ import asyncio
 import math
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,10 +128,15 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return outcome[0]
 
 
-async def connected(settings: IndexerSettings) -> EventLog:
-    """Connect to the configured log; raise `BrokerUnavailable` if that fails."""
+@asynccontextmanager
+async def connected(settings: IndexerSettings) -> AsyncIterator[EventLog]:
+    """Connect to the configured log for the block; raise `BrokerUnavailable` if that fails."""
     token = settings.nats.credentials.get_secret_value()
-    return await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
+    log = await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
+    try:
+        yield log
+    finally:
+        await log.close()
 
 
 def read_rank(text: str) -> WorkerRank:

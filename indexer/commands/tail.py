@@ -77,12 +77,9 @@ def tail(
 
     async def main(stop: asyncio.Event) -> None:
         shown = _Shown(stop, limit, as_json=as_json)
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             await LogTail(log, clock, wanted, shown.show).begin(await start(log))
             await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
-        finally:
-            await log.close()
 
     run_process(main)
 

@@ -17,11 +17,10 @@ from indexer.commands.options import (
 )
 from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
-from indexer.service.expected_ranks import FleetRoll
 from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
 from indexer.service.mirrors import Mirrors
-from indexer.service.verification import Verification
+from indexer.service.verification import FleetRoll, Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines
@@ -66,8 +65,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
     async def work() -> list[RankVerdict]:
         verdicts = []
         clock, token = SystemClock(), settings.control.token.get_secret_value()
-        log = await connected(settings)
-        try:
+        async with connected(settings) as log:
             mirrors = Mirrors(log, timeout_s)
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
@@ -77,8 +75,6 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
                 async for verdict in looking.verdicts(slugs):
                     show(verdict)
                     verdicts.append(verdict)
-        finally:
-            await log.close()
         return verdicts
 
     verdicts = run_to_end(work)

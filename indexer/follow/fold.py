@@ -23,7 +23,6 @@ from math import inf
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from typing_extensions import Buffer
 
 from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.effects import Effect
@@ -48,7 +47,6 @@ from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
-from indexer.index.outline import Outline, PassedRequest
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
@@ -111,6 +109,9 @@ class IndexFold:
     ) -> None:
         self._index = index
         self._slots = RankSlots(index)
+        self.outline, self.chain, self.match = index.outline, index.chain, index.match
+        """From any thread, if the index is for several."""
+        self.rank_at, self.refused_ranks = self._slots.held_by, self._slots.refused
         self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
@@ -361,10 +362,6 @@ class IndexFold:
         """Return a rank's stream, to look at; None if it has no slot. A forgotten rank that comes back has another."""
         return self._ranks.get(rank)
 
-    def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return the ranks that are refused, and why; names are bounded (`slots.py`)."""
-        return self._slots.refused()
-
     def overfull_ranks(self) -> set[WorkerRank]:
         """Return the ranks that were overfull at the last check."""
         return {self._slots.rank_of(slot) for slot in self._overfull.known()}
@@ -392,22 +389,6 @@ class IndexFold:
     def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
         """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
         return prefix_view(self._index, self._slots, sequence_hash, limit)
-
-    def outline(self, requests: Sequence[PassedRequest]) -> Outline:
-        """Return the shape of the index; from any thread, if the index is for several."""
-        return self._index.outline(requests)
-
-    def chain(self, sequence_hash: int, limit: int) -> bytes:
-        """Return the blocks from this one on up to a fork, at most `limit`; from any thread, like `outline`."""
-        return self._index.chain(sequence_hash, limit)
-
-    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
-        """Write the depths of every slot to `out`, which has `RANKS_MAX` columns; from any thread, like `outline`."""
-        return self._index.match(sequence_hashes, out)
-
-    def rank_at(self, slot: int) -> WorkerRank | None:
-        """Return the rank that has the slot now."""
-        return self._slots.held_by(slot)
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""

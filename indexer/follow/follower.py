@@ -55,13 +55,12 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.answer_parts import AnsweredState
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.epochs import EpochTracker
 from indexer.follow.heartbeats import HeartbeatClaim, HeartbeatTracker
 from indexer.follow.kept_batches import ReorderBuffer
 from indexer.follow.messages import BatchSpan
-from indexer.follow.question import OpenQuestion, RecoveryQuestion, Wants
+from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
@@ -122,7 +121,8 @@ class StreamFollower:
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
         self._source_stale = ""
-        self._is_overfull = self._is_proven_complete = False
+        self._is_overfull = self.is_proven_complete = False
+        """Whether the index refused blocks of the rank; whether its digests equal those of its source all the same."""
         self._hole_end = 0
         self._is_repaired = False
         self._lost_at_s: float | None = None
@@ -166,7 +166,7 @@ class StreamFollower:
             return "never_heard"
         if self._phase is not StreamState.LIVE:
             return "resyncing"
-        if self._is_overfull and not self._is_proven_complete:
+        if self._is_overfull and not self.is_proven_complete:
             return "overfull"
         if self._source_stale:
             return "no_events" if self._source_stale.startswith(NO_EVENTS) else "source"
@@ -287,7 +287,7 @@ class StreamFollower:
             return
         reported = {digest.tier: digest for digest in claim.tiers}
         differs = any(digest_of(tier) != reported.get(tier, TierDigest(tier, 0, 0)) for tier in TIERS)
-        self._is_proven_complete = self._is_overfull and not differs
+        self.is_proven_complete = self._is_overfull and not differs
         if not differs:
             self._is_repaired = False
             self._question.on_proof()
@@ -299,16 +299,11 @@ class StreamFollower:
 
     def on_memory(self, *, is_overfull: bool) -> None:
         """Note whether the index lacks blocks of this rank for want of memory."""
-        self._is_overfull, self._is_proven_complete = is_overfull, is_overfull and self._is_proven_complete
-
-    @property
-    def is_proven_complete(self) -> bool:
-        """Whether the rank is overfull, but its digests equal those of its source."""
-        return self._is_proven_complete
+        self._is_overfull, self.is_proven_complete = is_overfull, is_overfull and self.is_proven_complete
 
     def on_no_memory(self) -> None:
         """The index has just refused blocks of this rank: earlier proofs do not cover them."""
-        self._is_overfull, self._is_proven_complete = True, False
+        self._is_overfull, self.is_proven_complete = True, False
 
     def on_refused(self, now_s: float) -> None:
         """Bytes of this stream could not be read or applied: the blocks may be wrong."""

@@ -145,16 +145,15 @@ def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockCo
     return rows
 
 
-def checked_depths(out: Buffer, queries: int, columns_min: int) -> memoryview:
-    """Return `out` as int32s, equally many for each of `queries`; raise `LimitExceeded` if it is too small."""
+def checked_depths(out: Buffer, columns_min: int) -> memoryview:
+    """Return `out` as int32s; raise `LimitExceeded` if it is too small."""
     view = _view(out)
     if view is not None and _is_int32s(view):
         numbers = view.nbytes // _INT32_BYTES
-        if numbers >= queries * DEPTH_ROWS * columns_min and not numbers % max(1, queries * DEPTH_ROWS):
+        if numbers >= DEPTH_ROWS * columns_min and not numbers % DEPTH_ROWS:
             return view.cast("B").cast("i")
     found = type(out).__name__ if view is None else _found(view)
-    allowed = f"writable int32s, {DEPTH_ROWS} rows of {columns_min} columns or more for each of {queries} queries"
-    raise LimitExceeded("out", found, allowed)
+    raise LimitExceeded("out", found, f"writable int32s, {DEPTH_ROWS} rows of {columns_min} columns or more")
 
 
 def _is_int32s(view: memoryview) -> bool:

@@ -1,7 +1,7 @@
 """The interface of a prefix index; the index and its reference in the tests pass one contract suite.
 
     changes       register, store, remove, clear, drop, load, apply_batch       time is an argument
-    queries       overlaps, match, match_many      ranks' overlap with a prefix
+    queries       overlaps, match                  ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
                   children, holders, prefixes      views for people
@@ -159,13 +159,6 @@ class PrefixIndex(Protocol):
 
         Raises:
             LimitExceeded: `out` has another form.
-        """
-
-    def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
-        """Write the result of `match` for each query to `out`, one after another.
-
-        Raises:
-            LimitExceeded: `out` has another form, or a query is invalid; `out` may have some of the results.
         """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:

@@ -2,9 +2,12 @@
 
 Thread-safe: each call holds a lock; `apply_batch`, `load`, `repair`, `dump`, `snapshot` and
 `restore` release the interpreter.
+
+Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's header.
 """
 
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
@@ -21,11 +24,15 @@ from indexer.index.buffers import (
 )
 from indexer.index.outline import OUTLINE_ORDERS, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
+from indexer.native import core
 from indexer.native._core import Outline as NativeNodes
 from indexer.native._core import Tree
+from kv_protocol.codec import pack_u64
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
+from kv_protocol.hashing import BASE_SEED, chain, local_block_hashes, pack_tokens, unpack_tokens
+from kv_protocol.ids import checked_block_size, checked_u64
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
 
@@ -133,3 +140,36 @@ class NativeOutline:
     def path(self, node: int, limit: int) -> list[OutlineNode]:
         """Return the node and those above it, the node first; at most `limit`."""
         return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001
+
+
+_TOKEN_BYTES = 4
+
+
+def hash_blocks(
+    tokens: Sequence[int] | Buffer, block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False
+) -> bytes:
+    """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
+
+    The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are numbers, or u32s in a
+    contiguous buffer (bytes: little-endian). Other threads run while a long buffer is hashed: it must not change.
+
+    Raises:
+        LimitExceeded: a token is no u32, a buffer does not consist of u32s, `block_size` or `seed` is out of range.
+    """
+    checked_block_size(block_size)
+    checked_u64("seed", seed)
+    data = _u32s(tokens)
+    if core.HAS_XXHASH:
+        return core.hash_blocks(data, block_size, seed, is_eagle)
+    return pack_u64(chain(local_block_hashes(unpack_tokens(bytes(data)), block_size, seed=seed, is_eagle=is_eagle)))
+
+
+def _u32s(tokens: Sequence[int] | Buffer) -> Buffer:
+    """Return the tokens as a buffer of bytes that holds u32s."""
+    try:
+        view = memoryview(tokens)  # type: ignore[arg-type]  # no buffer: a sequence
+    except TypeError:
+        return pack_tokens(tokens)  # type: ignore[arg-type]  # see above
+    if not view.c_contiguous or view.format not in {"B", "I", "<I"} or view.nbytes % _TOKEN_BYTES:
+        raise LimitExceeded("tokens", f"{view.nbytes} bytes of {view.format!r}", "contiguous u32s")
+    return pack_tokens(view.tolist()) if sys.byteorder == "big" and view.format == "I" else view

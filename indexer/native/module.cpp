@@ -57,7 +57,6 @@ NB_MODULE(_core, module) {
         .def("expire", &PyTree::expire, "now_s"_a)
         .def("_restore", &PyTree::restore_body, "body"_a, "now_s"_a)
         .def("match", &PyTree::match, "sequence_hashes"_a.none(), "out"_a.none())
-        .def("match_many", &PyTree::match_many, "queries"_a, "out"_a.none())
         .def("overlaps", &PyTree::overlaps, "sequence_hashes"_a.none())
         .def("_digest", &PyTree::digest_of, "rank"_a, "tier"_a)
         .def("bucket_digests", &PyTree::bucket_digests, "rank"_a, "tier"_a)

@@ -111,15 +111,14 @@ void HashesIn::refer_to(const void* data, std::size_t bytes) {
     data_ = copy_.data();
 }
 
-DepthsOut::DepthsOut(nb::handle out, std::size_t queries, std::size_t columns_min) {
+DepthsOut::DepthsOut(nb::handle out, std::size_t columns_min) {
     if (PyObject_GetBuffer(out.ptr(), &view_, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0) {
         const auto bytes = static_cast<std::size_t>(view_.len);
-        const std::size_t rows = queries * kTiers, numbers = bytes / sizeof(std::int32_t);
-        columns_ = rows == 0 ? 0 : numbers / rows;
+        const std::size_t numbers = bytes / sizeof(std::int32_t);
+        columns_ = numbers / kTiers;
         const bool is_int32s = view_.itemsize == sizeof(std::int32_t) && is_one_of(view_.format, {"i", "l"});
         const bool is_aligned = numbers == 0 || reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(std::int32_t) == 0;
-        if (is_int32s && is_aligned && columns_ * rows == (rows == 0 ? 0 : numbers) &&
-            (rows == 0 || columns_ >= columns_min)) {
+        if (is_int32s && is_aligned && columns_ * kTiers == numbers && columns_ >= columns_min) {
             data_ = static_cast<std::int32_t*>(view_.buf);
             return;
         }
@@ -128,7 +127,7 @@ DepthsOut::DepthsOut(nb::handle out, std::size_t queries, std::size_t columns_mi
         PyErr_Clear();
     }
     view_.obj = nullptr;
-    checks("checked_depths")(out, queries, columns_min);
+    checks("checked_depths")(out, columns_min);
     throw nb::type_error("out: not aligned to its numbers");
 }
 

@@ -51,12 +51,12 @@ private:
 // Writable int32s: 4 rows for each query, of `columns` each, which are at least as many as asked.
 class DepthsOut {
 public:
-    DepthsOut(nb::handle out, std::size_t queries, std::size_t columns_min);
+    DepthsOut(nb::handle out, std::size_t columns_min);
     DepthsOut(const DepthsOut&) = delete;
     DepthsOut& operator=(const DepthsOut&) = delete;
     ~DepthsOut() { PyBuffer_Release(&view_); }
 
-    std::int32_t* of_query(std::size_t query) const { return data_ + query * kTiers * columns_; }
+    std::int32_t* data() const { return data_; }
     std::size_t columns() const { return columns_; }
 
 private:

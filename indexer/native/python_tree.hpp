@@ -113,27 +113,13 @@ public:
 
     u32 match(nb::handle hashes, nb::handle out) {
         const HashesIn given(hashes);
-        const DepthsOut depths(out, 1, locked()->rank_numbers());
-        const Locked tree = locked_for(depths);
-        return tree->match(given.data(), given.size(), depths.of_query(0), depths.columns());
-    }
-
-    void match_many(const nb::sequence& queries, nb::handle out) {
-        std::vector<HashesIn> given;
-        for (const nb::handle query : queries) {
-            given.emplace_back(query);
+        const DepthsOut depths(out, locked()->rank_numbers());
+        // Nothing that may run Python happens while a tree is locked: it could ask the tree.
+        const Locked tree = locked();
+        if (tree->rank_numbers() > depths.columns()) {
+            throw nb::value_error("out: a rank was registered meanwhile that it has no column for");
         }
-        const DepthsOut depths(out, given.size(), locked()->rank_numbers());
-        if (given.empty()) {
-            return;
-        }
-        const Locked tree = locked_for(depths);
-        for (const HashesIn& query : given) {
-            tree->prefetch(query.data(), query.size() == 0 ? 0 : 1);
-        }
-        for (std::size_t at = 0; at < given.size(); ++at) {
-            tree->match(given[at].data(), given[at].size(), depths.of_query(at), depths.columns());
-        }
+        return tree->match(given.data(), given.size(), depths.data(), depths.columns());
     }
 
     nb::dict overlaps(nb::handle hashes) {
@@ -296,15 +282,6 @@ private:
         Tree* tree_ = nullptr;
     };
     Locked locked() { return Locked(*this); }
-
-    // Nothing that may run Python happens while a tree is locked: it could ask the tree.
-    Locked locked_for(const DepthsOut& depths) {
-        Locked tree = locked();
-        if (tree->rank_numbers() > depths.columns()) {
-            throw nb::value_error("out: a rank was registered meanwhile that it has no column for");
-        }
-        return tree;
-    }
 
     // The columns of chunks, which cannot change while this lives.
     struct Rows {

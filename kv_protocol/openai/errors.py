@@ -2,6 +2,11 @@
 
 The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
 key.
+
+Finds lone surrogates in JSON: `\ud83d\ude00` is one character, one half without the other is none.
+
+Decoders refuse them as JSON that is cut off or malformed; our error names the escape.
+Source: RFC 8259, section 8.2.
 """
 
 import json
@@ -13,7 +18,6 @@ import msgspec
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
 from kv_protocol.openai.allowed import allowed_at
-from kv_protocol.openai.surrogates import lone_surrogate
 
 ALLOWED = "the parameters of the OpenAI interface and no others"
 """What an agent allows where it found an unknown key."""
@@ -147,3 +151,25 @@ def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
     """Return the beginning of a value, one character more than is shown."""
     begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
     return begun[: FOUND_CHARACTERS_MAX + 1]
+
+
+_SLICE = 256 << 10
+_PAIR_BYTES = len(rb"\ud83d\ude00")
+_SOUND = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
+)
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def lone_surrogate(text: bytes | bytearray | memoryview) -> str:
+    """Return the first lone surrogate and its place; empty: there is none, or an escape before it is malformed."""
+    at, end = 0, len(text)
+    while at < end:
+        window = min(at + _SLICE, end)
+        found = _SOUND.match(text, at, window)
+        assert found is not None, "the pattern matches nothing at all, too"
+        if window == end or found.end() <= window - _PAIR_BYTES:
+            half = _HALF.match(text, found.end())
+            return f"{half[0].decode()} at byte {half.start()}" if half else ""
+        at = found.end()
+    return ""

@@ -58,7 +58,8 @@ class EventLog:
     def __init__(
         self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
     ) -> None:
-        self._url = url
+        self.url = url
+        """What `connect` was given; it may contain a password."""
         self._shown_url = without_user(url)
         self._on_lost, self._on_found = on_lost, on_found
         self._timeout_s = confirm_s
@@ -124,15 +125,10 @@ class EventLog:
                 async with asyncio.timeout(_AWAITED_S):
                     await awaited_until.wait()
 
-    @property
-    def url(self) -> str:
-        """What `connect` was given; it may contain a password."""
-        return self._url
-
     async def _connect(self, name: str, user: str, token: str) -> None:
         with mapped(f"nats.url {self._shown_url}"), self._credentials_named():
             await self._client.connect(
-                servers=self._url.split(","),
+                servers=self.url.split(","),
                 name=name,
                 user=user or None,
                 password=token if user else None,

@@ -21,7 +21,7 @@ from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.http_carrier import HttpCarrier
+from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine

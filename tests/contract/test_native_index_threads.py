@@ -45,7 +45,7 @@ class Visitor:
     def run(self) -> None:
         """Do them all; whatever is raised that may not be is a problem."""
         every: list[Callable[[], object]] = [
-            self._apply, self._apply, self._store, self._load, self._match, self._match_many, self._match_without_room,
+            self._apply, self._apply, self._store, self._load, self._match, self._match_without_room,
             self._match_no_hashes, self._overlaps, self._dump, self._keep, self._drop, self._look, self._outline,
             self._expire,
         ]  # fmt: skip
@@ -80,9 +80,6 @@ class Visitor:
         path, out = self._path(), array("i", [-1] * 4 * RANKS)
         assert 0 <= self._index.match(path, out) <= len(path)
         assert min(out) >= 0
-
-    def _match_many(self) -> None:
-        self._index.match_many([array("Q", self._path()) for _ in range(3)], array("i", [-1] * 12 * RANKS))
 
     def _match_without_room(self) -> None:
         with pytest.raises(LimitExceeded, match=r"^out: "):

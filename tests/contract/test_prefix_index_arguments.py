@@ -61,8 +61,6 @@ def test_hashes_come_as_numbers_or_in_a_buffer(index: PrefixIndex, form: Given) 
     out = array("i", [7] * 12)
     assert index.match(form(PATH), out) == 5
     assert list(out) == [5, 0, 0] * 4
-    index.match_many([form(PATH), form(PATH[:2])], many := array("i", [7] * 24))
-    assert list(many) == [5, 0, 0] * 4 + [2, 0, 0] * 4
     index.remove(0, form(PATH[1:]), GPU)
     assert index.overlaps(form(PATH)) == {0: both(1)}
 
@@ -79,19 +77,18 @@ def test_a_number_that_is_no_u64_is_refused(index: PrefixIndex, given: Any) -> N
 
 def refuses_hashes(index: PrefixIndex, given: Any, match: str) -> None:
     index.store(0, None, PATH, GPU, 0)
-    before, out = state(index), array("i", [7] * 24)
+    before, out = state(index), array("i", [7] * 12)
     for ask in (
         lambda: index.store(0, None, given, GPU, 0),
         lambda: index.store(0, 12345, given, GPU, 0),
         lambda: index.remove(0, given, GPU),
         lambda: index.overlaps(given),
         lambda: index.match(given, out),
-        lambda: index.match_many([PATH, given], out),
     ):
         with pytest.raises(LimitExceeded, match=match):
             ask()
     assert state(index) == before
-    assert list(out) == [7] * 24
+    assert list(out) == [7] * 12
 
 
 @pytest.mark.parametrize("parent", [-1, 2**64, 2**100])
@@ -195,15 +192,7 @@ def test_a_buffer_that_cannot_hold_the_depths_is_refused(index: PrefixIndex, out
     before = list(out)
     with pytest.raises(LimitExceeded, match=r"^out: found "):
         index.match(PATH, out)
-    with pytest.raises(LimitExceeded, match=r"^out: found "):
-        index.match_many([PATH], out)
     assert list(out) == before
-
-
-@pytest.mark.parametrize("numbers", [0, 12, 16, 23, 25, 28])
-def test_a_buffer_without_equal_rows_for_each_of_many_queries_is_refused(index: PrefixIndex, numbers: int) -> None:
-    with pytest.raises(LimitExceeded, match=r"^out: found "):
-        index.match_many([PATH, PATH], array("i", [7] * numbers))
 
 
 @pytest.mark.parametrize("limit", [-1, -(2**70)])

@@ -9,6 +9,8 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+import msgspec
+
 from kv_protocol import fleet, load
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -24,7 +26,7 @@ from tests.simulation.publishing import Publishing
 from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.traffic import Answers
-from worker_agent.engines.simulated.statistics import IterationStats, render
+from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.load.reports import load_report
@@ -168,7 +170,7 @@ class Agent:
 
     def _report(self, statistics: Sequence[IterationStats]) -> None:
         for row in statistics:
-            dp_rank, self._newest[dp_rank] = load_report(render(row), self.instance)
+            dp_rank, self._newest[dp_rank] = load_report(msgspec.to_builtins(row), self.instance)
 
     def _announce_load(self) -> None:
         for dp_rank, report in self._newest.items():

@@ -15,7 +15,6 @@ from kv_protocol.events import Tier
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
-from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
@@ -167,7 +166,7 @@ class TrueEngine:
 
     def drain(self) -> list[dict[str, Any]]:
         """Return what the engine says since the last call."""
-        return [render(event) for event in self._simulator.drain_events()]
+        return [msgspec.to_builtins(event) for event in self._simulator.drain_events()]
 
     def translate(self, said: list[dict[str, Any]]) -> Iterator[tuple[int, list[EngineEvent]]]:
         """Yield each rank's events, ready for hop A."""

@@ -51,7 +51,7 @@ class JumpsHoles(SourceCursor):
     """Reads on behind a hole."""
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
-        self._expected = max(self._expected, sequence)
+        self.expected = max(self.expected, sequence)
         return super().on_live(sequence, payload, now_s)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from indexer.native import core
-from indexer.native.block_hashes import hash_blocks
+from indexer.native.index import hash_blocks
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import hash_seed, pack_tokens, sequence_hashes

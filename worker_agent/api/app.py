@@ -27,14 +27,13 @@ from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.api.bodies import DEFAULT_LIMITS
 from worker_agent.api.completions import Completions
 from worker_agent.api.embeddings_endpoint import Embeddings
-from worker_agent.api.in_flight import InFlight, RequestOutcome
+from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.api.tracing import WorkerTracer
 from worker_agent.port.engine import Engine
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BARRIER_S = 5.0
 _OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
@@ -117,9 +116,9 @@ class AgentApi:
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completion),
-                *(web.post(PATHS[name], serve) for name, serve in self._stated().items()),
+                web.post("/v1/chat/completions", self._in_flight.serving(self._completions.chat)),
+                web.post("/v1/completions", self._in_flight.serving(self._completions.completion)),
+                *(web.post(PATHS[name], self._in_flight.serving(answer)) for name, answer in self._stated().items()),
                 web.get("/v1/models", self._models),
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
@@ -136,24 +135,12 @@ class AgentApi:
         """The OpenAI endpoints of the worker's registration."""
         return (*DEFAULT_ENDPOINTS, *self._stated())
 
-    def _stated(self) -> dict[ApiEndpoint, Handler]:
+    def _stated(self) -> dict[ApiEndpoint, Answer]:
         """Return the endpoints beyond the default ones: none on a worker that serves only one phase."""
         if self._role != "aggregated":
             return {}
-        return {"responses": self._response, **({} if self._embeddings is None else {"embeddings": self._embed})}
-
-    async def _response(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._completions.response)
-
-    async def _embed(self, http: web.Request) -> web.StreamResponse:
-        assert self._embeddings is not None
-        return await self._in_flight.serve(http, self._embeddings.embed)
-
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._completions.chat)
-
-    async def _completion(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._completions.completion)
+        stated: dict[ApiEndpoint, Answer] = {"responses": self._completions.response}
+        return stated if self._embeddings is None else {**stated, "embeddings": self._embeddings.embed}
 
     async def _models(self, _: web.Request) -> web.Response:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self._names]

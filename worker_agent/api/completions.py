@@ -37,14 +37,13 @@ from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
-from worker_agent.api.generation import Generation
+from worker_agent.api.generation import Generation, SeveralPrompts
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.response_answers import ResponseAnswer
 from worker_agent.api.response_requests import ResponseChat, decode_response
-from worker_agent.api.several_prompts import SeveralPrompts
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 

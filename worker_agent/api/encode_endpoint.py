@@ -74,10 +74,7 @@ class EncodeApi:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoint, for the worker's application, whose token and body limit apply."""
-        return [web.post(PATH, self._post)]
-
-    async def _post(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._answered)
+        return [web.post(PATH, self._in_flight.serving(self._answered))]
 
     async def _answered(self, http: web.Request) -> HandledRequest:
         try:

@@ -91,16 +91,9 @@ class Forwarder:
     def app(self, *, token: str, body_bytes_max: int) -> web.Application:
         """Return the application that serves the paths."""
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
-        app.add_routes(
-            [
-                web.post("/{path:.*}", self._forward),
-                web.get("/{path:.*}", self._forward, allow_head=False),
-            ]
-        )
+        serve = self._in_flight.serving(self._handle)
+        app.add_routes([web.post("/{path:.*}", serve), web.get("/{path:.*}", serve, allow_head=False)])
         return app
-
-    async def _forward(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._handle)
 
     async def _handle(self, http: web.Request) -> HandledRequest:
         rank = http.headers.get(ROUTER_RANK_HEADER)

@@ -14,6 +14,7 @@ traces, and its `request_id`, if the router named one.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from worker_agent.api.tracing import WorkerTracer, log_names
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]
 """An answer, and the request's outcome."""
+Answer = Callable[[web.Request], Awaitable[HandledRequest]]
 
 
 class InFlight:
@@ -36,9 +38,11 @@ class InFlight:
         self.running = 0
         self.ended: Counter[RequestOutcome] = Counter()
 
-    async def serve(
-        self, http: web.Request, answer: Callable[[web.Request], Awaitable[HandledRequest]]
-    ) -> web.StreamResponse:
+    def serving(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Return the handler of requests that `answer` answers."""
+        return partial(self._serve, answer)
+
+    async def _serve(self, answer: Answer, http: web.Request) -> web.StreamResponse:
         """Return the response of `answer` to the request, and count the outcome."""
         if self.running >= self._requests_max:
             self.ended["refused"] += 1

@@ -4,16 +4,24 @@ GET /health, /live, /status    whether the log is connected, every rank's positi
 GET /version, /metrics
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
+from kv_runtime.config.sections import ControlSection
+from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
+from kv_runtime.http.server import HttpServer
+from kv_runtime.telemetry import Family, Projection, new_registry
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import Tracing
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.metrics import ConsolidatorMetrics
 
 
 def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
@@ -39,35 +47,33 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
     }
 
 
-class StatusApi:
-    """The endpoints. The process is healthy while it answers; stale ranks do not make it unhealthy."""
+def status_server(
+    control: ControlSection,
+    log: EventLog,
+    tracing: Tracing | None,
+    consolidators: Callable[[], Sequence[Consolidator]],
+    *,
+    families: Callable[[], Iterable[Family]] = list,
+    sources: Callable[[], list[dict[str, Any]]] = list,
+) -> HttpServer:
+    """Return the server, not started. The process is healthy while it answers; stale ranks do not make it unhealthy.
 
-    def __init__(
-        self,
-        consolidators: Callable[[], Sequence[Consolidator]],
-        version: str,
-        *,
-        sources: Callable[[], list[dict[str, Any]]] = list,
-    ) -> None:
-        """`sources` returns the status of the sources that this process polls."""
-        self._consolidators, self._version, self._sources = consolidators, version, sources
+    `families` are further metrics; `sources` returns the status of the sources that this process polls.
+    """
+    registry = new_registry()
+    Projection(registry, lambda: ConsolidatorMetrics(consolidators()).families())
+    Projection(registry, families)
+    Projection(registry, lambda: log_families(log.statistics()))
+    Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
 
-    def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
-        """Return the application that serves the endpoints."""
-        app = web.Application(middlewares=[openai_errors, require_token(token)])
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/live", self._health),
-                web.get("/status", self._health),
-                web.get("/version", self._show_version),
-                web.get("/metrics", metrics_handler(registry)),
-            ]
-        )
-        return app
+    async def health(_: web.Request) -> web.Response:
+        return json_response({"status": "ok", **streams_status(consolidators()), "sources": sources()})
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok", **streams_status(self._consolidators()), "sources": self._sources()})
+    async def shown_version(_: web.Request) -> web.Response:
+        return json_response({"version": version("kv-router")})
 
-    async def _show_version(self, _: web.Request) -> web.Response:
-        return json_response({"version": self._version})
+    app = web.Application(middlewares=[openai_errors, require_token(control.token.get_secret_value())])
+    app.add_routes([web.get(path, health) for path in ("/health", "/live", "/status")])
+    app.add_routes([web.get("/version", shown_version), web.get("/metrics", metrics_handler(registry))])
+    hosts = control.host_names()
+    return HttpServer(app, control.host, control.port, hosts=hosts, connections_max=CONTROL_CONNECTIONS_MAX)

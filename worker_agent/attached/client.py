@@ -38,15 +38,12 @@ class EngineClient:
     """A client of one engine, between entering and leaving the block. `api_key` goes with every request."""
 
     def __init__(self, base_url: str, *, api_key: str = "", answer_s: float = ANSWER_S) -> None:
-        self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
+        self.base_url = base_url.rstrip("/")
+        """The engine's address, without a slash at its end."""
+        self._answer_s = answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
         self.requests_total: Counter[tuple[Question, FetchOutcome]] = Counter()
-
-    @property
-    def base_url(self) -> str:
-        """The engine's address, without a slash at its end."""
-        return self._base_url
 
     async def __aenter__(self) -> Self:
         """Open the session."""
@@ -94,7 +91,7 @@ class EngineClient:
 
     async def _answer(self, path: str, bytes_max: int, answer_s: float, posted: bytes | None) -> bytes:
         assert self._session is not None
-        url, timeout = f"{self._base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
+        url, timeout = f"{self.base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
         try:
             method, headers = ("GET", {}) if posted is None else ("POST", {"Content-Type": "application/json"})
             sent = self._session.request(

@@ -1,6 +1,5 @@
 """Metrics of `worker-agent attach`, beside those of its streams."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
@@ -58,11 +57,7 @@ class AttachMetrics:
             yield thread_family(self._worker, event_threads(self._streams.path))
 
     def _request_families(self) -> Iterator[Family]:
-        requests = Counter[tuple[str, str]]()
-        if self._client is not None:
-            requests.update(self._client.requests_total)
-        if self._streams.polled is not None:
-            requests |= {("events", how): count for how, count in self._streams.polled.requests_total.items()}
+        requests = {} if self._client is None else self._client.requests_total
         samples = [((self._worker, *question), count) for question, count in requests.items()]
         meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
         yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)

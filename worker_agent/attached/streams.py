@@ -4,23 +4,73 @@ published   the engine publishes frames (vLLM, SGLang, TensorRT-LLM when it stre
 polled      as with an engine in this process, a thread polls the engine; the same rules read TensorRT-LLM's events
 """
 
+import asyncio
 import secrets
+import time
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import zmq.asyncio
 
+from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import NO_EVENTS
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
+from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.attached.config import EventsSection, WorkerHeadSection, WorkerStreamsSection
-from worker_agent.attached.polled_events import PolledEvents
 from worker_agent.config import StreamsSection
+from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, new_epoch, origins_of
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
+from worker_agent.port.types import EngineError
+
+PATH = "/kv_cache_events"
+ANSWER_BYTES_MAX = 64 << 20
+_decoder = msgspec.json.Decoder(list[Any])
+
+
+class PolledEvents:
+    """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
+
+    The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. It
+    removes its events from the engine: there must be one client, and the ids of later events show which ones a lost
+    answer had (`dialects/trtllm.py`), after which the rank is learnt again. Older versions answer an empty list after
+    2 s, newer ones at once; so there is a pause after an empty list.
+
+    Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
+    """
+
+    def __init__(
+        self, client: EngineClient, *, answer_s: float = WAITED_ANSWER_S, bytes_max: int = ANSWER_BYTES_MAX
+    ) -> None:
+        """The requests run in the event loop of the caller, which is that of `client`."""
+        self._client, self._answer_s, self._bytes_max = client, answer_s, bytes_max
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, timeout_s: float) -> list[Any]:
+        """Return the events since the last call; after a pause of `timeout_s` if there are none.
+
+        It belongs to the one thread that polls (`source_poller.py`), and blocks it for `answer_s` and the pause.
+
+        Raises:
+            EngineError: the engine gave no valid answer.
+        """
+        question = self._client.get("events", PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b"")
+        try:
+            events = _decoder.decode(asyncio.run_coroutine_threadsafe(question, self._loop).result())
+        except EngineUnanswered as error:
+            raise EngineError(f"POST {PATH}: {error}") from error
+        except UNDECODABLE as error:
+            self._loop.call_soon_threadsafe(self._client.unreadable, "events")
+            raise EngineError(f"POST {PATH}: {error}") from error
+        if not events and timeout_s:
+            time.sleep(timeout_s)
+        return events
 
 
 def event_path(
@@ -63,7 +113,7 @@ def event_path(
 
 
 class EventStreams:
-    """One attached worker's streams, with the parts of `path`. `polled` and `rules`: None unless it is polled."""
+    """One attached worker's streams, with the parts of `path`. `rules`: None unless it is polled."""
 
     def __init__(
         self,
@@ -76,7 +126,6 @@ class EventStreams:
         polled: PolledEvents | None = None,
         tracing: EventTracing | None = None,
     ) -> None:
-        self.polled = polled
         self.rules: TrtllmRules | None = None
         sources = {}
         if polled is not None:

@@ -44,9 +44,8 @@ from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import AttachMetrics
-from worker_agent.attached.polled_events import PolledEvents
 from worker_agent.attached.registration import attached_facts, attached_registration
-from worker_agent.attached.streams import EventStreams
+from worker_agent.attached.streams import EventStreams, PolledEvents
 from worker_agent.attached.survey import EngineSurvey
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
@@ -233,7 +232,7 @@ class AttachedWorker:
             host.log,
             host.context,
             host.clock,
-            polled=_polled(settings),
+            polled=PolledEvents(engine.client) if engine is not None and settings.engine.is_polled else None,
             tracing=events_of(host.tracing),
         )
         parts = streams.path.parts(first_stage=2)
@@ -353,11 +352,6 @@ class _Description:
             _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None
         return registration
-
-
-def _polled(settings: AttachSettings) -> PolledEvents | None:
-    engine = settings.engine
-    return PolledEvents(engine.base_url, api_key=engine.api_key.get_secret_value()) if engine.is_polled else None
 
 
 def _forwarder(

@@ -8,26 +8,20 @@ import os
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from importlib.metadata import version
 
 import zmq.asyncio
 
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog, log_families
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
+from kv_runtime.event_log import EventLog
 from kv_runtime.http.hosts import url_of
-from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts
-from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text.loading import load_text
-from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
-from worker_agent.api.status import StatusApi
+from worker_agent.api.status import status_server
 from worker_agent.api.tracing import SERVICE
 from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.worker import AttachedWorker, Host, check
-from worker_agent.events.metrics import ConsolidatorMetrics
 
 _MARGIN_S = 2.0
 
@@ -54,25 +48,16 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Ca
         tracing = opened(settings.tracing, os.environ, uuid.uuid4().hex[:16], service=SERVICE)
         host = Host(log, context, SystemClock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
         worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
-        http = _status_http(settings, worker, host)
+        http = status_server(
+            settings.control,
+            log,
+            tracing,
+            lambda: worker.consolidators,
+            families=worker.families,
+            sources=worker.polled_status,
+        )
         await http.start()
         at = url_of(settings.control.host, http.port)
         spans = [] if tracing is None else [tracing.exporter.part(1)]
         parts = [Part("worker", worker.run, 0), *spans, Part("http", http.run, 1, dict), Part("event-log", log.run, 2)]
         await run_parts(parts, stop=stop, drain_s=worker.drain_s + _MARGIN_S)
-
-
-def _status_http(settings: AttachSettings, worker: AttachedWorker, host: Host) -> HttpServer:
-    control, registry = settings.control, new_registry()
-    Projection(registry, lambda: ConsolidatorMetrics(worker.consolidators).families())
-    Projection(registry, worker.families)
-    Projection(registry, lambda: log_families(host.log.statistics()))
-    Projection(registry, lambda: span_families(None if host.tracing is None else host.tracing.exporter))
-    status = StatusApi(lambda: worker.consolidators, version("kv-router"), sources=worker.polled_status)
-    return HttpServer(
-        status.app(registry, token=control.token.get_secret_value()),
-        control.host,
-        control.port,
-        hosts=control.host_names(),
-        connections_max=CONTROL_CONNECTIONS_MAX,
-    )

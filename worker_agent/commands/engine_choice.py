@@ -35,8 +35,8 @@ from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.http_carrier import HttpCarrier
 from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine

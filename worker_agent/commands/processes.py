@@ -68,18 +68,11 @@ def serve(
 
 @click.command()
 @config_options
-@click.option("--nats-url", help="the event log: nats://host:port")
-@click.option("--port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
-def consolidate(
-    file: Path | None,
-    assignments: tuple[str, ...],
-    print_config: bool,
-    nats_url: str | None,
-    port: int | None,
-) -> None:
+@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
+@click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+def consolidate(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
     """Publish the streams of a host's workers. Their engines publish their KV events over ZMQ themselves."""
-    flags = {"nats.url": nats_url, "control.port": port}
-    _run(ConsolidateSettings, file, assignments, flags, _consolidate, print_config=print_config)
+    _run(ConsolidateSettings, file, assignments, _flag_settings(flags), _consolidate, print_config=print_config)
 
 
 @click.command()

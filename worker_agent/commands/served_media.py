@@ -118,7 +118,7 @@ class ServedMedia:
             self._settings.media.rules.embeddings,
             model=model,
             form=section.form,
-            token=section.token.get_secret_value(),
+            token=self._settings.worker.token.get_secret_value(),
         )
 
 
@@ -126,7 +126,7 @@ def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingT
     """Return the transport of embeddings that the settings and the installed packages allow, not started."""
     has_nixl = section.over == "auto" and find_spec("nixl") is not None
     if section.over == "nixl" or has_nixl:
-        return NixlEmbeddingTransfer(section, clock)
+        return NixlEmbeddingTransfer(clock)
     return HttpEmbeddingTransfer(section, clock)
 
 

@@ -45,8 +45,9 @@ class Consolidator:
         source_stale: Callable[[int], str] | None = None,
         tracing: EventTracing | None = None,
     ) -> None:
-        self._core, self._readers, self._event_log, self._clock = core, tuple(readers), log, clock
-        self._model, self._worker_id = model, worker_id
+        self.worker_id, self.core, self.readers = worker_id, core, tuple(readers)
+        """The id, the pure state, and the subscribers, for their counts."""
+        self._model, self._event_log, self._clock = model, log, clock
         self._source_stale = source_stale
         self._logged_stale: dict[int, str] = {}
         ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
@@ -57,34 +58,19 @@ class Consolidator:
         self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
 
     @property
-    def worker_id(self) -> str:
-        """The worker id."""
-        return self._worker_id
-
-    @property
-    def core(self) -> Consolidation:
-        """The pure state, for its statistics."""
-        return self._core
-
-    @property
-    def readers(self) -> tuple[EngineEventSubscriber, ...]:
-        """The subscribers, for their counts."""
-        return self._readers
-
-    @property
     def is_log_away(self) -> bool:
         """Whether the log is disconnected, as far as is known."""
         return not self._event_log.is_connected
 
     def stale(self, dp_rank: int) -> str:
         """Return why the rank's set may be wrong; empty if no reason is known."""
-        return self._core.stale(dp_rank) or self._unread(dp_rank)
+        return self.core.stale(dp_rank) or self._unread(dp_rank)
 
     def parts(self, first_stage: int) -> list[Part]:
         """Return the parts, in four stages: live intake stops before the replays it requests, heartbeats last."""
-        prefix, streams, answers = f"{self._worker_id}-", self.streams.items(), self.answers.items()
+        prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [
-            *(part for reader in self._readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
+            *(part for reader in self.readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
             *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
             *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
             Part(f"{prefix}pulse", self._run_heartbeats, first_stage + 3),
@@ -98,23 +84,23 @@ class Consolidator:
 
     def positions(self) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq) now."""
-        return {rank: (self._core.outbox(rank).epoch, self._core.outbox(rank).last_seq) for rank in self._core.dp_ranks}
+        return {rank: (self.core.outbox(rank).epoch, self.core.outbox(rank).last_seq) for rank in self.core.dp_ranks}
 
     def on_batch(self, batch: EngineBatch, origin: Origin) -> None:
         """Apply a batch of a source that this process polls."""
-        self._wake(self._core.on_batch(batch, origin))
+        self._wake(self.core.on_batch(batch, origin))
 
     def on_loss(self, origin: Origin) -> None:
         """Remove the blocks of a source whose events are lost for good."""
-        self._wake(self._core.on_loss(origin))
+        self._wake(self.core.on_loss(origin))
 
     async def _fold(self, origin: Origin, delivery: Delivery) -> None:
         if delivery.lost:
-            self._wake(self._core.on_loss(origin, began_anew=delivery.began_anew))
+            self._wake(self.core.on_loss(origin, began_anew=delivery.began_anew))
         for at, (sequence, payload) in enumerate(delivery.payloads):
             if at:  # heartbeats go on while all that waited behind a hole is read
                 await self._clock.sleep(0)
-            self._wake(self._core.on_payload(sequence, payload, origin))
+            self._wake(self.core.on_payload(sequence, payload, origin))
 
     def _wake(self, changed: Iterable[int]) -> None:
         for dp_rank in changed:
@@ -127,9 +113,9 @@ class Consolidator:
 
     async def _publish_heartbeats(self) -> None:
         """Publish a heartbeat of each rank now."""
-        for dp_rank in self._core.dp_ranks:
-            heartbeat = self._core.heartbeat(dp_rank, self._unread(dp_rank))
-            rank = WorkerRank(self._worker_id, dp_rank)
+        for dp_rank in self.core.dp_ranks:
+            heartbeat = self.core.heartbeat(dp_rank, self._unread(dp_rank))
+            rank = WorkerRank(self.worker_id, dp_rank)
             self._log_stale(rank, heartbeat.stale)
             payload = fleet.encode(heartbeat)
             try:
@@ -139,7 +125,7 @@ class Consolidator:
 
     def _unread(self, dp_rank: int) -> str:
         """Return why events may not have reached the core."""
-        reasons = [reader.stale() for reader in self._readers if dp_rank in self._core.ranks_of(reader.origin)]
+        reasons = [reader.stale() for reader in self.readers if dp_rank in self.core.ranks_of(reader.origin)]
         if self._source_stale is not None:
             reasons.append(self._source_stale(dp_rank))
         return "; ".join(filter(None, reasons))

@@ -75,7 +75,9 @@ class EngineEventSubscriber:
         replay_endpoint: str = "",
         answer_s: float = 2.0,
     ) -> None:
-        self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
+        self.origin, self.cursor = origin, cursor
+        """The publisher's source and rank, and the position in its stream, for its counts."""
+        self._context, self._clock = context, clock
         self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
         self._disconnected_since_s: float | None = clock.now()
         self._was_connected = False
@@ -89,33 +91,23 @@ class EngineEventSubscriber:
         self._moved = asyncio.Condition()
         self.refused_messages_total = 0
 
-    @property
-    def origin(self) -> Origin:
-        """The publisher's source and rank."""
-        return self._origin
-
-    @property
-    def cursor(self) -> SourceCursor:
-        """The position in the stream, for its counts."""
-        return self._cursor
-
     def stale(self) -> str:
         """Return why messages may be missing; empty if no reason is known."""
-        if self._cursor.is_unanswered:
-            return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
+        if self.cursor.is_unanswered:
+            return f"{self.origin}: replay_endpoint {self._replay_endpoint} does not answer in time"
         if self._disconnected_since_s is not None:
             for_s = self._clock.now() - self._disconnected_since_s
             is_missing = for_s >= (NO_EVENTS_S if self._was_connected else _DISCONNECTED_S)
-            if is_missing and self._origin.source == ENGINE:
-                return f"{NO_EVENTS}: {self._origin}: publisher {self._publish_endpoint} cannot be reached"
+            if is_missing and self.origin.source == ENGINE:
+                return f"{NO_EVENTS}: {self.origin}: publisher {self._publish_endpoint} cannot be reached"
             if for_s >= _DISCONNECTED_S:
-                return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
-        is_read = self._cursor.is_settled and not self._moved.locked()
-        return "" if is_read else f"{self._origin}: messages are missing, until a replay brings them"
+                return f"{self.origin}: publisher {self._publish_endpoint} is not connected"
+        is_read = self.cursor.is_settled and not self._moved.locked()
+        return "" if is_read else f"{self.origin}: messages are missing, until a replay brings them"
 
     def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
         """Return the parts, in two stages: live intake stops before the replays that it requests."""
-        name = f"{prefix}hop-a-{self._origin}"
+        name = f"{prefix}hop-a-{self.origin}"
         parts = [Part(f"{name}-live", partial(self._read_live, deliver), first_stage)]
         if self._replay_endpoint:
             parts.append(Part(f"{name}-replay", partial(self._read_replays, deliver), first_stage + 1))
@@ -124,7 +116,7 @@ class EngineEventSubscriber:
     async def until_read(self, sequence: int) -> None:
         """Return once everything before `sequence` is delivered or given up."""
         async with self._moved:
-            await self._moved.wait_for(lambda: self._cursor.expected >= sequence)
+            await self._moved.wait_for(lambda: self.cursor.expected >= sequence)
 
     # -------------------------------------------------------------- live
     async def _read_live(self, deliver: Deliver, stop: asyncio.Event) -> None:
@@ -148,12 +140,12 @@ class EngineEventSubscriber:
         event = parse_monitor_message(await self._line.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._disconnected_since_s, self._was_connected = None, True
-            await self._deliver(self._cursor.on_connect(), deliver)
+            await self._deliver(self.cursor.on_connect(), deliver)
             return
-        self._log.info("publisher_disconnected", publisher=str(self._origin))
+        self._log.info("publisher_disconnected", publisher=str(self.origin))
         if self._disconnected_since_s is None:
             self._disconnected_since_s = self._clock.now()
-        self._cursor.on_disconnect()
+        self.cursor.on_disconnect()
         self._replay_due.set()
 
     async def _drain_live(self, deliver: Deliver) -> None:
@@ -182,8 +174,8 @@ class EngineEventSubscriber:
         except MalformedMessage as error:
             self._refuse(error)
             return
-        await self._deliver(self._cursor.on_live(sequence, payload, self._clock.now()), deliver)
-        if not self._cursor.is_settled:
+        await self._deliver(self.cursor.on_live(sequence, payload, self._clock.now()), deliver)
+        if not self.cursor.is_settled:
             self._replay_due.set()
 
     # -------------------------------------------------------------- replays
@@ -196,7 +188,7 @@ class EngineEventSubscriber:
                         await self._replay_due.wait()
                 self._replay_due.clear()
             end_s = self._clock.now() + _DRAIN_S
-            while not self._cursor.is_settled and self._clock.now() < end_s:
+            while not self.cursor.is_settled and self._clock.now() < end_s:
                 await self._replayed(deliver, stop)
         finally:
             if self._replay is not None:
@@ -204,7 +196,7 @@ class EngineEventSubscriber:
 
     async def _replayed(self, deliver: Deliver, stop: asyncio.Event) -> None:
         """Request a replay, if one is due, and read the answer."""
-        start = self._cursor.next_replay(self._clock.now())
+        start = self.cursor.next_replay(self._clock.now())
         if start is None:
             return
         if self._replay is None:
@@ -214,14 +206,14 @@ class EngineEventSubscriber:
         if not await self._receive_answer(self._replay, deliver, stop):
             self._replay.close()
             self._replay = None
-            await self._deliver(self._cursor.on_no_answer(self._clock.now()), deliver)
-        if not self._cursor.is_settled:
+            await self._deliver(self.cursor.on_no_answer(self._clock.now()), deliver)
+        if not self.cursor.is_settled:
             self._replay_due.set()
 
     async def _receive_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
         now_s = received_s = self._clock.now()
-        while now_s - received_s < self._answer_s and not self._cursor.is_overdue(now_s):
-            if stop.is_set() and self._cursor.is_settled:
+        while now_s - received_s < self._answer_s and not self.cursor.is_overdue(now_s):
+            if stop.is_set() and self.cursor.is_settled:
                 break
             if await socket.poll(timeout=_POLL_S * 1000):
                 if await self._is_answer_over(await socket.recv_multipart(), deliver):
@@ -239,7 +231,7 @@ class EngineEventSubscriber:
             return False
         is_over = sequence == REPLAY_END
         delivery = (
-            self._cursor.on_replay_end(self._clock.now()) if is_over else self._cursor.on_replayed(sequence, payload)
+            self.cursor.on_replay_end(self._clock.now()) if is_over else self.cursor.on_replayed(sequence, payload)
         )
         await self._deliver(delivery, deliver)
         return is_over
@@ -247,16 +239,16 @@ class EngineEventSubscriber:
     async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
         if delivery.lost:
             what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
-            self._log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
+            self._log.error(what, publisher=str(self.origin), next_sequence=self.cursor.expected)
         if delivery != Delivery():
             async with self._moved:  # one delivery at a time, in order: a long one lets other tasks run
-                await deliver(self._origin, delivery)
+                await deliver(self.origin, delivery)
                 self._moved.notify_all()
 
     def _refuse(self, error: MalformedMessage) -> None:
         self.refused_messages_total += 1
         total = self.refused_messages_total
-        self._log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
+        self._log.warning("hop_a_message_refused", publisher=str(self.origin), reason=str(error), total=total)
 
 
 def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:

@@ -65,17 +65,13 @@ class Outbox:
         self._in_flight: dict[int, OutMessage] = {}
         self._again: deque[OutMessage] = deque()
         self._ring: deque[bytes] = deque()
-        self._ring_bytes = 0
+        self.ring_bytes = 0
+        """Memory of the batches kept for replays."""
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes not acknowledged yet."""
         return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
-
-    @property
-    def ring_bytes(self) -> int:
-        """Memory of the batches kept for replays."""
-        return self._ring_bytes
 
     @property
     def published_seq(self) -> int:
@@ -101,7 +97,7 @@ class Outbox:
             self._waiting_bytes -= len(self._waiting.popleft())
             self.dropped_batches_total += 1
         self._ring.clear()
-        self._ring_bytes = 0
+        self.ring_bytes = 0
 
     def end_message_here(self) -> None:
         """Let a message end at the last seq, which a heartbeat carries, unless it is sent already or dropped."""
@@ -155,10 +151,10 @@ class Outbox:
         for encoded in batches:
             self._waiting.popleft()
             self._waiting_bytes -= len(encoded)
-            self._ring_bytes += len(encoded) + ENTRY_BYTES
+            self.ring_bytes += len(encoded) + ENTRY_BYTES
         self._ring += batches
-        while self._ring_bytes > self._ring_bytes_max:
-            self._ring_bytes -= len(self._ring.popleft()) + ENTRY_BYTES
+        while self.ring_bytes > self._ring_bytes_max:
+            self.ring_bytes -= len(self._ring.popleft()) + ENTRY_BYTES
         return OutMessage(first_seq, self._given_seq, pack_message(batches))
 
 

@@ -20,13 +20,9 @@ class Drain:
 
     def __init__(self, buffer_events: int = 0) -> None:
         self._buffer_events = buffer_events
-        self._is_pressed = self._is_dry = False
+        self.is_pressed = self._is_dry = False
+        """Whether the next poll must not wait; whether the last one had no events."""
         self._events_in_cycle = self._largest = self.pressed_cycles_total = self.polls_total = 0
-
-    @property
-    def is_pressed(self) -> bool:
-        """Whether the next poll must not wait."""
-        return self._is_pressed
 
     def on_poll(self, events: int) -> bool:
         """Note the number of events of a poll; return whether this cycle polls again, without waiting."""
@@ -34,8 +30,8 @@ class Drain:
         self._events_in_cycle += events
         self._largest = max(self._largest, events)
         self._is_dry = not events
-        self._is_pressed = self._is_pressed or 2 * events > self._buffer_events > 0
-        return self._is_pressed and not self._is_dry and self._events_in_cycle < (self._buffer_events or _BUFFER_EVENTS)
+        self.is_pressed = self.is_pressed or 2 * events > self._buffer_events > 0
+        return self.is_pressed and not self._is_dry and self._events_in_cycle < (self._buffer_events or _BUFFER_EVENTS)
 
     def on_failure(self) -> None:
         """Note a failed poll: the cycle did not run dry."""
@@ -44,8 +40,8 @@ class Drain:
     def on_cycle(self, *, is_lossy: bool) -> bool:
         """End a cycle, whose events are handed on; return whether they were all that the source had, without loss."""
         is_all = self._is_dry and not is_lossy
-        self.pressed_cycles_total += self._is_pressed
-        self._is_pressed = is_lossy or (self._is_pressed and not is_all)
+        self.pressed_cycles_total += self.is_pressed
+        self.is_pressed = is_lossy or (self.is_pressed and not is_all)
         self._events_in_cycle = 0
         return is_all
 

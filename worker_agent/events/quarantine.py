@@ -53,12 +53,8 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)
-        self._newest: tuple[QuarantinedEvent, ...] = ()
-
-    @property
-    def kept(self) -> tuple[QuarantinedEvent, ...]:
+        self.kept: tuple[QuarantinedEvent, ...] = ()
         """The newest events, oldest first."""
-        return self._newest
 
     def add(self, engine_event: object, error: Exception, dp_rank: int | None = None) -> str:
         """Keep an event that cannot be processed because of `error`; return the problem, cut short.
@@ -69,7 +65,7 @@ class Quarantine:
         self.counts[reason] += 1
         number = sum(self.counts.values())
         entry = QuarantinedEvent(number, reason, problem, dp_rank, _shown(engine_event))
-        self._newest = (*self._newest, entry)[-NEWEST_MAX:]  # replaced, not changed: other threads read it
+        self.kept = (*self.kept, entry)[-NEWEST_MAX:]  # replaced, not changed: other threads read it
         return problem
 
 

@@ -49,14 +49,10 @@ class RankStreamSender:
         self._failure: BaseException | None = None
         self._attempt = 0
         self._retry_s = _RETRY_S
-        self._is_refused = self._is_ahead = False
+        self.is_refused = self._is_ahead = False
+        """Whether the log has confirmed no message since the last failed publication; whether one was sent since."""
         self.failures_total = 0
         """Publications not confirmed by the log."""
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the log has confirmed no message since the last failed publication."""
-        return self._is_refused
 
     def wake(self) -> None:
         """Signal that the outbox has new batches."""
@@ -82,7 +78,7 @@ class RankStreamSender:
 
     async def _publish(self) -> None:
         while self._failure is None and not self._is_ahead and (message := self._outbox.next_message()) is not None:
-            self._is_ahead = self._is_refused
+            self._is_ahead = self.is_refused
             message_id = subjects.message_id(self._rank, self._outbox.epoch, message.first_seq)
             if self._tracer is not None:
                 self._tracer.sending(self._outbox.epoch, message)
@@ -108,15 +104,15 @@ class RankStreamSender:
         if self._failure is not None:  # of another message: everything is published again anyway
             return
         self._retry_s = _RETRY_S
-        if self._is_refused:
-            self._is_refused = self._is_ahead = False
+        if self.is_refused:
+            self.is_refused = self._is_ahead = False
             _log.info("published_again", rank=str(self._rank), seq=self._outbox.published_seq)
 
     def _fail(self, message: OutMessage, error: BaseException) -> None:
         self._failure = error
         self.failures_total += 1
-        log = _log.debug if self._is_refused else _log.warning
-        self._is_refused = True
+        log = _log.debug if self.is_refused else _log.warning
+        self.is_refused = True
         log("publish_failed", rank=str(self._rank), seq=message.first_seq, reason=str(error))
 
     async def _go_back(self, failure: BaseException, stop: asyncio.Event) -> None:

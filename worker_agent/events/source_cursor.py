@@ -88,17 +88,13 @@ class SourceCursor:
         self._begin()
 
     def _begin(self) -> None:
-        self._expected = 0
+        self.expected = 0
+        """The next sequence to deliver."""
         self._newest: bytes | None = None
         self._live_newest = -1
         self._buffered: dict[int, bytes] = {}
         self._buffered_bytes = 0
         self._in_doubt = False
-
-    @property
-    def expected(self) -> int:
-        """The next sequence to deliver."""
-        return self._expected
 
     @property
     def is_settled(self) -> bool:
@@ -124,15 +120,15 @@ class SourceCursor:
             return self._take_as_it_comes(sequence, payload, goes_back=goes_back)
         if goes_back:
             self.on_disconnect()
-        if sequence >= self._expected:
+        if sequence >= self.expected:
             self._received_at_s = now_s
-        if sequence > self._expected and not self._buffered:
+        if sequence > self.expected and not self._buffered:
             self.gaps_total += 1
         return self._accept(sequence, payload)
 
     def on_disconnect(self) -> None:
         """Note that the live connection was lost: the publisher may have restarted."""
-        self._in_doubt = self._has_replay and self._expected > 0
+        self._in_doubt = self._has_replay and self.expected > 0
         if not self._in_doubt:
             self._buffered.clear()
             self._buffered_bytes = 0
@@ -142,7 +138,7 @@ class SourceCursor:
 
     def on_connect(self) -> Delivery:
         """Note that the live connection is established; later messages come over it."""
-        if self._has_replay or not self._expected:
+        if self._has_replay or not self.expected:
             return Delivery()
         self._begin_anew()
         return Delivery(lost=True, began_anew=True)
@@ -152,9 +148,9 @@ class SourceCursor:
         if self._question is None or self._is_refused(sequence):
             return Delivery()
         self._replayed_max = max(self._replayed_max, sequence)
-        ours = self._newest if sequence == self._expected - 1 else self._buffered.get(sequence)
+        ours = self._newest if sequence == self.expected - 1 else self._buffered.get(sequence)
         if ours is None or ours == payload:
-            if sequence == self._expected - 1 and self._question.in_doubt:
+            if sequence == self.expected - 1 and self._question.in_doubt:
                 self._in_doubt = False
             return self._accept(sequence, payload)
         is_older = self._in_doubt and not self._question.in_doubt
@@ -184,7 +180,7 @@ class SourceCursor:
         if self._in_doubt:
             return Delivery()
         drained = self._drain()
-        is_lost = question.expected == self._expected <= replayed_max
+        is_lost = question.expected == self.expected <= replayed_max
         return self._lose(replayed_max) if is_lost else Delivery(drained)
 
     def on_no_answer(self, now_s: float) -> Delivery:
@@ -192,7 +188,7 @@ class SourceCursor:
         question, self._question = self._question, None
         if self.is_overdue(now_s):
             self._unanswered = UNANSWERED_MAX
-        elif question is None or question.expected == self._expected:
+        elif question is None or question.expected == self.expected:
             self._unanswered += 1
         delivery = self._give_up() if self.is_unanswered else Delivery()
         self._note_settled()
@@ -218,26 +214,26 @@ class SourceCursor:
             return None
         if self._asked_since_s is None:
             self._asked_since_s = now_s
-        self._question = _Question(max([self._expected - 1, *self._buffered]), self._expected, self._in_doubt)
+        self._question = _Question(max([self.expected - 1, *self._buffered]), self.expected, self._in_doubt)
         self._replayed_max = -1
         self.replays_total += 1
-        return max(0, self._expected - 1)
+        return max(0, self.expected - 1)
 
     def _is_refused(self, sequence: int) -> bool:
-        is_refused = sequence >= self._expected + AHEAD_MAX
+        is_refused = sequence >= self.expected + AHEAD_MAX
         self.refused_total += is_refused
         return is_refused
 
     def _take_as_it_comes(self, sequence: int, payload: bytes, *, goes_back: bool) -> Delivery:
-        is_lost = sequence > self._expected
+        is_lost = sequence > self.expected
         self.gaps_total += is_lost
         self.lost_total += is_lost
         self.restarts_total += goes_back
-        self._expected = sequence + 1
+        self.expected = sequence + 1
         return Delivery(((sequence, payload),), lost=is_lost or goes_back, began_anew=goes_back)
 
     def _accept(self, sequence: int, payload: bytes) -> Delivery:
-        if sequence < self._expected or sequence in self._buffered:
+        if sequence < self.expected or sequence in self._buffered:
             self.duplicates_total += 1
         else:
             self._buffered[sequence] = payload
@@ -258,16 +254,16 @@ class SourceCursor:
         self.lost_total += 1
         while last - 1 in self._buffered:
             last -= 1
-        self._expected = last
+        self.expected = last
         self._buffered = {sequence: payload for sequence, payload in self._buffered.items() if sequence >= last}
         self._buffered_bytes = sum(map(len, self._buffered.values()))
         return Delivery(self._drain(), lost=True)
 
     def _drain(self) -> tuple[tuple[int, bytes], ...]:
         drained = []
-        while self._expected in self._buffered:
-            self._newest = self._buffered.pop(self._expected)
+        while self.expected in self._buffered:
+            self._newest = self._buffered.pop(self.expected)
             self._buffered_bytes -= len(self._newest)
-            drained.append((self._expected, self._newest))
-            self._expected += 1
+            drained.append((self.expected, self._newest))
+            self.expected += 1
         return tuple(drained)

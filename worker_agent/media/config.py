@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
@@ -21,10 +21,11 @@ class MediaSection(Section):
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
         _RULES.kinds, description="what requests may bring; embeddings only as .safetensors"
     )
-    parts_max: int = Field(_RULES.parts_max, ge=1, le=256, description="media of a request")
-    part_bytes_max: int = Field(_RULES.part_bytes_max, ge=1, le=1 << 32, description="bytes of one; more costs memory")
-    request_bytes_max: int = Field(
-        _RULES.request_bytes_max, ge=1, le=1 << 34, description="bytes of a request's media together"
+    part_bytes_max: int = Field(
+        _RULES.part_bytes_max,
+        ge=1,
+        le=1 << 32,
+        description="bytes of one; of all of a request as many, or 128 MiB; more costs memory",
     )
     directories: tuple[str, ...] = Field(
         (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
@@ -36,7 +37,6 @@ class MediaSection(Section):
     networks: tuple[str, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
-    fetch_s: float = Field(10.0, gt=0, le=600, description="for one of a request's media, redirects included")
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
 
     @field_validator("networks")
@@ -56,12 +56,8 @@ class MediaSection(Section):
     @property
     def rules(self) -> MediaRules:
         """The rules for accepted media."""
-        return MediaRules(
-            kinds=self.kinds,
-            parts_max=self.parts_max,
-            part_bytes_max=self.part_bytes_max,
-            request_bytes_max=self.request_bytes_max,
-        )
+        together = max(_RULES.request_bytes_max, self.part_bytes_max)
+        return MediaRules(kinds=self.kinds, part_bytes_max=self.part_bytes_max, request_bytes_max=together)
 
     @property
     def fetch_rules(self) -> FetchRules:
@@ -94,7 +90,6 @@ class EncodeSection(Section):
         description="none: this worker encodes its images. handles: of memory that the engine opens, so only from "
         "encode workers at this worker's address. embeddings: from any encode worker, over `transfer`",
     )
-    token: SecretStr = Field(SecretStr(""), description="bearer token of the encode workers' HTTP")
 
 
 class TransferSection(Section):
@@ -109,9 +104,6 @@ class TransferSection(Section):
     )
     over: Literal["auto", "http", "nixl"] = Field(
         "auto", description="embeddings: auto: nixl where it is installed, else http; the same at both ends"
-    )
-    store_bytes_max: int = Field(
-        1 << 30, ge=1, le=1 << 40, description="bytes of embeddings that wait to be fetched, and of one that is"
     )
 
     @field_validator("host")

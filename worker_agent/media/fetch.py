@@ -28,6 +28,8 @@ from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
+FETCH_S = 10.0
+"""For one of a request's media, redirects included: clients wait for their first token meanwhile."""
 REDIRECTS_MAX = 3
 """As many as object stores and short links take; each is checked anew."""
 _OK = 200
@@ -48,7 +50,7 @@ class FetchedBody(NamedTuple):
 class MediaFetch:
     """Fetches media for requests. `resolve` returns all addresses of a name; it raises OSError if it finds none."""
 
-    def __init__(self, rules: FetchRules, *, fetch_s: float, resolve: Resolve | None = None) -> None:
+    def __init__(self, rules: FetchRules, *, fetch_s: float = FETCH_S, resolve: Resolve | None = None) -> None:
         self._rules, self._fetch_s = rules, fetch_s
         self._resolve = resolve or system_addresses
 
@@ -63,8 +65,9 @@ class MediaFetch:
                         return answer
                     target = answer
         except TimeoutError as error:
-            found = f"{shown_url(target.url)} after {self._fetch_s} s"
-            raise MediaRefused("timeout", field, found, "a whole answer within media.fetch_s") from error
+            raise MediaRefused(
+                "timeout", field, shown_url(target.url), f"a whole answer within {self._fetch_s} s"
+            ) from error
         raise MediaRefused("redirect_count", field, shown_url(url), f"at most {REDIRECTS_MAX} redirects")
 
     async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> FetchedBody | HttpTarget:

@@ -27,7 +27,7 @@ from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import TransferSection
 from worker_agent.media.offers import TTL_S, Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
-from worker_agent.media.transfer import FETCH_S, EmbeddingDescriptor, HttpDescriptor
+from worker_agent.media.transfer import FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, HttpDescriptor
 
 PATH = "/v1/embeddings/offer"
 TOKEN_HEADER = "x-embedding-token"  # noqa: S105 - its name
@@ -40,17 +40,22 @@ _CHUNK_BYTES = 256 << 10
 class HttpEmbeddingTransfer:
     """An `EmbeddingTransfer`. It serves offers while its `parts` run; fetching needs only the other worker's."""
 
-    def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
-        self._section, self._clock, self._fetch_s = section, clock, fetch_s
+    def __init__(
+        self,
+        section: TransferSection,
+        clock: Clock,
+        *,
+        fetch_s: float = FETCH_S,
+        store_bytes_max: int = STORE_BYTES_MAX,
+    ) -> None:
+        self._section, self._clock, self._fetch_s, self._store_bytes_max = section, clock, fetch_s, store_bytes_max
         self._networks = parsed_networks(section.networks)
-        self.offers: Offers[bytes] = Offers(section.store_bytes_max)
+        self.offers: Offers[bytes] = Offers(store_bytes_max)
         app = web.Application(middlewares=[openai_errors, require_token("")])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
-
-    async def start(self) -> None:
-        """Bind the address; raise `PortUsed` if it is in use."""
-        await self._server.start()
+        self.start = self._server.start
+        """Binds the address; raises `PortUsed` if it is in use."""
 
     def parts(self, stage: int) -> tuple[Part, ...]:
         """Return the parts that serve offers; after `start`."""
@@ -99,8 +104,8 @@ class HttpEmbeddingTransfer:
         return data
 
     def _checked(self, descriptor: HttpDescriptor) -> Address:
-        if descriptor.size_bytes > self._section.store_bytes_max:
-            raise _refused("too_large", descriptor, f"at most {self._section.store_bytes_max} bytes")
+        if descriptor.size_bytes > self._store_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._store_bytes_max} bytes")
         try:
             address = ip_address(descriptor.host)
         except ValueError as error:

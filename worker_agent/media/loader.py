@@ -2,25 +2,36 @@
 
     scheme            read by
     data              `urls.py`
-    file, or a path   `files.py`
+    file, or a path   `MediaFiles`
     any other         `fetch.py`, which refuses what is not allowed
 
 A request's media are loaded concurrently; if one is refused, the others are given up. Decoding and hashing run on
 threads: the event loop streams tokens of other requests meanwhile.
+
+Reads files of the allowed directories; no file outside of them is opened, whatever the path is.
+
+    path        as parsed by `urls.py`: absolute, no `..`
+    resolved    links are followed; the result must be in one of the directories
+    opened      from that directory on, name by name, without following links: a link created meanwhile is refused
+    read        a regular file only, and at most one byte more than allowed
+
+The answer does not reveal whether a file outside exists.
 """
 
 import asyncio
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
-from worker_agent.media.fetch import MediaFetch, Resolve
-from worker_agent.media.files import MediaFiles
+from worker_agent.media.fetch import FETCH_S, MediaFetch, Resolve
 from worker_agent.media.parts import MediaChat, MediaPart, check_total, checked_media, split_chat
-from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import decoded_data, file_path, scheme_of
 from worker_agent.port.types import Media
 
@@ -31,10 +42,10 @@ FETCHES_MAX = 8
 class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
 
-    def __init__(self, section: MediaSection, *, resolve: Resolve | None = None) -> None:
+    def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:
         self.rules = section.rules
         self._files = MediaFiles(section.directories)
-        self._fetch = MediaFetch(section.fetch_rules, fetch_s=section.fetch_s, resolve=resolve)
+        self._fetch = MediaFetch(section.fetch_rules, fetch_s=fetch_s, resolve=resolve)
         self._slots = asyncio.Semaphore(FETCHES_MAX)
         self.loaded_total: Counter[str] = Counter()
         self.loaded_bytes_total = 0
@@ -98,3 +109,47 @@ class MediaLoader:
             path = file_path(part.url, part.field)
             return await asyncio.to_thread(self._files.read, path, part.field, bytes_max), None
         return await self._fetch.get(part.url, part.field, bytes_max)
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer does not block
+
+
+class MediaFiles:
+    """The directories, resolved once."""
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = tuple(Path(os.path.realpath(directory)) for directory in directories)
+
+    def read(self, path: str, field: str, bytes_max: int) -> bytes:
+        """Return the file's bytes, 1 to `bytes_max`; raise `MediaRefused`. Blocks the thread."""
+        try:
+            real = Path(os.path.realpath(path))
+        except (OSError, ValueError) as error:
+            raise MediaRefused("path_form", field, shown_url(path), "a path") from error
+        directory = next((each for each in self._directories if real != each and real.is_relative_to(each)), None)
+        if directory is None:
+            allowed = "files of media.directories" if self._directories else "none: media.directories is empty"
+            raise MediaRefused("path_outside", field, shown_url(path), allowed)
+        try:
+            data = _read(directory, real.relative_to(directory).parts, bytes_max)
+        except OSError as error:
+            allowed = f"a file that can be read ({error.strerror})"
+            raise MediaRefused("path_missing", field, shown_url(path), allowed) from error
+        if not 0 < len(data) <= bytes_max:
+            found = f"more than {bytes_max} bytes" if data else "0 bytes"
+            raise MediaRefused("too_large" if data else "content", field, found, f"1..{bytes_max} bytes")
+        return data
+
+
+def _read(directory: Path, names: tuple[str, ...], bytes_max: int) -> bytes:
+    with ExitStack() as opened:
+        at = os.open(directory, _DIRECTORY)
+        opened.callback(os.close, at)
+        for name in names[:-1]:
+            at = os.open(name, _DIRECTORY, dir_fd=at)
+            opened.callback(os.close, at)
+        with os.fdopen(os.open(names[-1], _FILE, dir_fd=at), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(None, "no regular file")
+            return file.read(bytes_max + 1)

@@ -9,7 +9,7 @@ between workers must be closed, and descriptors come only from encode workers of
 
 Only one thread calls NIXL's agent; the agent cannot wait, so its state is polled every `_POLL_S`. A read that is given
 up, and cannot be cancelled, keeps its memory until the process ends, because it may still be written to. Fetching stops
-once such memory fills `transfer.store_bytes_max`.
+once such memory fills `store_bytes_max`.
 
 Source: NVIDIA's guide to NIXL, "Quick Start" (`nixl.nixl_agent`); ai-dynamo/nixl, `src/api/python/_api.py`, methods of
 `nixl_agent`, and the forms of descriptors: (address, length, device) to transfer, with a fourth, a text, to register.
@@ -33,10 +33,9 @@ from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
-from worker_agent.media.config import TransferSection
 from worker_agent.media.offers import Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
-from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, EmbeddingDescriptor, NixlDescriptor
+from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
 
 _POLL_S = 0.002
@@ -68,9 +67,9 @@ class RegisteredMemory:
 class NixlEmbeddingTransfer:
     """An `EmbeddingTransfer`, from `start` until its `parts` have ended."""
 
-    def __init__(self, section: TransferSection, clock: Clock, *, fetch_s: float = FETCH_S) -> None:
-        self._section, self._clock, self._fetch_s = section, clock, fetch_s
-        self.offers: Offers[RegisteredMemory] = Offers(section.store_bytes_max)
+    def __init__(self, clock: Clock, *, fetch_s: float = FETCH_S, store_bytes_max: int = STORE_BYTES_MAX) -> None:
+        self._clock, self._fetch_s, self._store_bytes_max = clock, fetch_s, store_bytes_max
+        self.offers: Offers[RegisteredMemory] = Offers(store_bytes_max)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
@@ -132,9 +131,9 @@ class NixlEmbeddingTransfer:
     def _checked(self, descriptor: EmbeddingDescriptor) -> NixlDescriptor:
         if not isinstance(descriptor, NixlDescriptor):
             raise MediaRefused("unreachable", _FIELD, repr(descriptor), "embeddings over nixl: transfer.over")
-        if descriptor.size_bytes > self._section.store_bytes_max:
-            raise _refused("too_large", descriptor, f"at most {self._section.store_bytes_max} bytes")
-        if sum(map(len, self._stuck)) + descriptor.size_bytes > self._section.store_bytes_max:
+        if descriptor.size_bytes > self._store_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._store_bytes_max} bytes")
+        if sum(map(len, self._stuck)) + descriptor.size_bytes > self._store_bytes_max:
             raise _refused("unreachable", descriptor, "a process that has not given up so many reads")
         return descriptor
 

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Meta
 
 AGENT_BYTES_MAX = 64 << 10
+STORE_BYTES_MAX = 1 << 30
+"""Embeddings that wait to be fetched, and of one that is: those of a hundred large images."""
 FETCH_S = 10.0
 """How long a fetch may take: a GiB takes 1.1 s at 1 GB/s; the rest is for slower networks."""
 _DIGEST = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]

@@ -167,15 +167,7 @@ class ReferenceIndex(ReferenceTree):
     def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
         """Write the depths of every rank to `out`; return the largest depth of any rank."""
         hashes = checked_hashes(sequence_hashes)
-        return self._match_into(hashes, checked_depths(out, 1, self._columns_min()))
-
-    def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
-        """Write the result of `match` for each query to `out`, one after another."""
-        checked = [checked_hashes(hashes) for hashes in queries]
-        numbers = checked_depths(out, len(checked), self._columns_min())
-        each = len(numbers) // max(1, len(checked))
-        for at, hashes in enumerate(checked):
-            self._match_into(hashes, numbers[at * each : (at + 1) * each])
+        return self._match_into(hashes, checked_depths(out, self._columns_min()))
 
     def _columns_min(self) -> int:
         return max(self._ranks, default=-1) + 1

@@ -6,14 +6,13 @@ import sys
 import msgspec
 
 from kv_runtime.clock import SystemClock
-from worker_agent.media.config import TransferSection
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 
 EMBEDDINGS = bytes(range(256)) * 20_000
 
 
 async def main() -> None:
-    transfer = NixlEmbeddingTransfer(TransferSection(), SystemClock())
+    transfer = NixlEmbeddingTransfer(SystemClock())
     await transfer.start()
     for _ in range(2):
         sys.stdout.buffer.write(msgspec.json.encode(await transfer.offer(EMBEDDINGS)) + b"\n")

@@ -16,8 +16,7 @@ from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
-from worker_agent.engines.simulated.live_transfer import TransferFailed
+from worker_agent.engines.simulated.live_transfer import PATH, HttpCarrier, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics, state_of
 from worker_agent.media.config import TransferSection

@@ -122,8 +122,8 @@ async def load(port: int, *urls: str, names: Names | None = None, **fields: Any)
     return await MediaLoader(section(port, **fields), resolve=names or Names()).load([part(url) for url in urls])
 
 
-async def reason_of(port: int, url: str, *, names: Names | None = None, **fields: Any) -> str:
-    loader = MediaLoader(section(port, **fields), resolve=names or Names())
+async def reason_of(port: int, url: str, *, names: Names | None = None, fetch_s: float = 10.0, **fields: Any) -> str:
+    loader = MediaLoader(section(port, **fields), resolve=names or Names(), fetch_s=fetch_s)
     with pytest.raises(MediaRefused) as caught:
         await loader.load([part(url)])
     reason = refused(caught)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -31,9 +32,9 @@ async def running(
         stop.set()
 
 
-def another(section: TransferSection | None = None, **times: float) -> EmbeddingTransfer:
+def another(section: TransferSection | None = None, **bounds: Any) -> EmbeddingTransfer:
     """A worker that only fetches."""
-    return HttpEmbeddingTransfer(section or TransferSection(), ManualClock(), **times)
+    return HttpEmbeddingTransfer(section or TransferSection(), ManualClock(), **bounds)
 
 
 async def reason_of(transfer: EmbeddingTransfer, descriptor: HttpDescriptor) -> str:
@@ -107,7 +108,7 @@ async def test_a_forged_descriptor_is_refused(host: str, reason: str) -> None:
 async def test_more_than_one_may_have_is_not_asked_for() -> None:
     async with running() as offering:
         descriptor = await offering.offer(SAFETENSORS)
-        small = another(TransferSection(store_bytes_max=len(SAFETENSORS) - 1))
+        small = another(store_bytes_max=len(SAFETENSORS) - 1)
         assert await reason_of(small, descriptor) == "too_large"
         assert len(offering.offers) == 1
 

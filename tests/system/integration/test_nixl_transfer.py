@@ -50,7 +50,7 @@ def nixl() -> None:
 
 @asynccontextmanager
 async def running(store_bytes_max: int = 1 << 30, **times: float) -> AsyncIterator[NixlEmbeddingTransfer]:
-    transfer = NixlEmbeddingTransfer(TransferSection(store_bytes_max=store_bytes_max), SystemClock(), **times)
+    transfer = NixlEmbeddingTransfer(SystemClock(), store_bytes_max=store_bytes_max, **times)
     await transfer.start()
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -16,10 +16,9 @@ from kv_runtime.supervise import run_parts
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
-from worker_agent.attached.client import FetchOutcome
+from worker_agent.attached.client import EngineClient, FetchOutcome
 from worker_agent.attached.config import EventsSection, WorkerHeadSection
-from worker_agent.attached.polled_events import PATH, PolledEvents
-from worker_agent.attached.streams import EventStreams
+from worker_agent.attached.streams import PATH, EventStreams, PolledEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
 
 BLOCK = 32
@@ -32,7 +31,7 @@ class Polling:
 
     engine: TrtllmServeDouble
     streams: EventStreams
-    polled: PolledEvents
+    client: EngineClient
     index: EmbeddedIndex
 
     @property
@@ -50,13 +49,18 @@ class Polling:
 async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> AsyncIterator[Polling]:
     """Nothing but a planted fault may pass `answer_s`: the events of an answer that came too late are lost."""
     stop = asyncio.Event()
-    async with TrtllmServeDouble().serving() as engine, zmq_context() as context, running_index(broker.url) as index:
-        polled = PolledEvents(engine.url, answer_s=answer_s, bytes_max=1 << 20)
+    async with (
+        TrtllmServeDouble().serving() as engine,
+        EngineClient(engine.url) as client,
+        zmq_context() as context,
+        running_index(broker.url) as index,
+    ):
+        polled = PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
         streams = EventStreams(WORKER, EventsSection(), log, context, SystemClock(), polled=polled)
         await streams.path.consolidator.start()
         async with asyncio.TaskGroup() as group:
             group.create_task(run_parts(streams.path.parts(0), stop=stop, drain_s=5.0))
-            yield Polling(engine, streams, polled, index)
+            yield Polling(engine, streams, client, index)
             stop.set()
 
 
@@ -88,7 +92,7 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)
         at.engine.faults[PATH] = fault
-        await eventually(lambda: at.polled.requests_total[outcome])
+        await eventually(lambda: at.client.requests_total["events", outcome])
         await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.path.consolidator.stale(0))
         at.engine.released.set()
         del at.engine.faults[PATH]

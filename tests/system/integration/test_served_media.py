@@ -33,7 +33,7 @@ from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.test_encode_workers import encoder, fleet_log
 from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import AgentSettings
-from worker_agent.media.config import EncodeSection, ImageModelSection
+from worker_agent.media.config import ImageModelSection
 
 __all__ = ["model", "trtllm"]
 
@@ -84,8 +84,8 @@ async def encode_worker(model: Model) -> AsyncIterator[str]:
 async def test_a_worker_asks_an_encode_worker_of_the_fleet(model: Model, form: str) -> None:
     request = chat(words("see"), picture())
     async with encode_worker(model) as url, running(worker(model)) as engine:
-        section = EncodeSection.model_validate({"form": form, "token": TOKEN})
-        async with started(served(model, "aggregated", encode=section), encoders=(url,)) as media:
+        sections = {"encode": {"form": form}, "worker": {"token": TOKEN}}
+        async with started(served(model, "aggregated", **sections), encoders=(url,)) as media:
             prompt = (await media.prompts.prompts(request))[0]
             (asked_total,) = [each for each in media.families("w") if each.name == "kvrouter_encode_attempts"]
         assert [(sample.labels["outcome"], sample.value) for sample in asked_total.samples] == [("ok", 1)]

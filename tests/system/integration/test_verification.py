@@ -11,10 +11,9 @@ import pytest
 from indexer.commands.http import IndexApi
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
-from indexer.service.expected_ranks import LISTEN_S, FleetRoll
 from indexer.service.index_client import IndexClient
 from indexer.service.mirrors import Mirrors, MirrorSilent
-from indexer.service.verification import Verification
+from indexer.service.verification import LISTEN_S, FleetRoll, Verification
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank

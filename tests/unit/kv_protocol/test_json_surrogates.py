@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.openai.errors import lone_surrogate
 from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_chat, decode_inbound
-from kv_protocol.openai.surrogates import lone_surrogate
 
 READERS: dict[str, Callable[[bytes], Any]] = {"router": lambda body: decode_inbound(CHAT, body), "agent": decode_chat}
 CHATTED = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -42,17 +42,17 @@ def compare_everything(
     same({name: shown(index, blocks, some) for name, index in indexes.items()})
 
 
-def matches(index: PrefixIndex, queries: list[Hashes], columns: int) -> list[int]:
-    """Return the depths of all queries; asked one by one, they are the same."""
-    many, one = array("i", [9]) * (4 * columns * len(queries)), array("i", [8]) * (4 * columns)
-    index.match_many(queries, many)
-    for at, query in enumerate(queries):
+def matches(index: PrefixIndex, queries: list[Hashes], columns: int) -> list[list[int]]:
+    """Return the depths of all queries."""
+    found, out = list[list[int]](), array("i", [8]) * (4 * columns)
+    for query in queries:
         depths, expected = index.overlaps(query), array("i", bytes(16 * columns))
         for rank, each in depths.items():
             expected[rank::columns] = array("i", each)
-        assert index.match(query, one) == max((each[-1] for each in depths.values()), default=0)
-        assert one == expected == many[at * len(one) : (at + 1) * len(one)]
-    return many.tolist()
+        assert index.match(query, out) == max((each[-1] for each in depths.values()), default=0)
+        assert out == expected
+        found.append(out.tolist())
+    return found
 
 
 def shown(index: PrefixIndex, blocks: list[int], ranks: Sequence[int]) -> list[object]:

@@ -29,7 +29,7 @@ from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
 from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
-from worker_agent.engines.simulated.events import RankEventLog, WindowLog, render
+from worker_agent.engines.simulated.events import RankEventLog, WindowLog
 from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
@@ -199,7 +199,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_is_what_is_held(self) -> None:
-        for event in map(render, self.events.take()):
+        for event in map(msgspec.to_builtins, self.events.take()):
             assert event["event_id"] == self.next_id
             self.next_id += 1
             self.mirrors[event["window_size"]].apply(event["data"])

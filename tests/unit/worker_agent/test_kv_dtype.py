@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engines.trtllm.kv_dtype import kv_cache_dtype
+from worker_agent.engines.trtllm.loading import kv_cache_dtype
 
 BFLOAT16 = {"torch_dtype": "bfloat16"}
 

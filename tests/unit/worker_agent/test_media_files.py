@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker_agent.media_samples import PNG, refused
-from worker_agent.media.files import MediaFiles
+from worker_agent.media.loader import MediaFiles
 from worker_agent.media.refusals import MediaRefused
 
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_protocol.events import Tier
 from tests.support.engine_description import described
-from worker_agent.engines.simulated.events import render
 from worker_agent.engines.simulated.identity import trtllm_block_hash
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator, Step
@@ -39,7 +39,7 @@ class Engine:
         return output.cached_tokens, step
 
     def told(self) -> list[dict[str, Any]]:
-        return [render(event)["data"] for event in self.simulator.drain_events()]
+        return [msgspec.to_builtins(event)["data"] for event in self.simulator.drain_events()]
 
     def held(self) -> tuple[frozenset[int], frozenset[int]]:
         return self.simulator.held_hashes(0), self.simulator.held_hashes(0, Tier.HOST)

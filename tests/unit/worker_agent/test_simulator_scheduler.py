@@ -5,7 +5,6 @@ import pytest
 
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.statistics import render as render_statistics
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.port.types import EngineOutput, EngineRequest
@@ -47,7 +46,8 @@ def text(outputs: list[EngineOutput]) -> list[int]:
 
 
 def row(step: Step) -> dict[str, Any]:
-    return render_statistics(step.statistics[0])
+    row: dict[str, Any] = msgspec.to_builtins(step.statistics[0])
+    return row
 
 
 def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:
@@ -146,5 +146,5 @@ def test_the_last_row_before_idleness_shows_no_load() -> None:
     engine = simulator()
     engine.submit(request("a", max_tokens=1), 0.0)
     last = row(engine.step(0.0))
-    assert (last["numActiveRequests"], last["numCompletedRequests"], last["kvCacheStats"]["usedNumBlocks"]) == (0, 1, 0)
+    assert (last["numActiveRequests"], last["kvCacheStats"]["usedNumBlocks"]) == (0, 0)
     assert not engine.has_work

@@ -50,7 +50,7 @@ class Worker:
             yield url + PATH
 
     async def _serve(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._answer)
+        return await self._in_flight.serving(self._answer)(http)
 
     async def _answer(self, http: web.Request) -> HandledRequest:
         assert await http.read() == b"a body"

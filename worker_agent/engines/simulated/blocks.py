@@ -47,17 +47,13 @@ class BlockTable:
 
 
 class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks now, by state, and since the start: given to sequences, of these new, reused, and missed by prompts."""
+    """Blocks now, by state."""
 
     used_blocks: int
     cached_blocks: int
     free_blocks: int
     reserved_blocks: int
     host_blocks: int
-    alloc_total_blocks: int
-    alloc_new_blocks: int
-    reused_blocks: int
-    missed_blocks: int
 
 
 class BlockPool:
@@ -80,9 +76,6 @@ class BlockPool:
         self._free = total_blocks
         self._used = 0
         self._reserved = 0
-        self._alloc_new = 0
-        self._reused = 0
-        self._missed = 0
 
     @property
     def moved_blocks(self) -> int:
@@ -127,8 +120,6 @@ class BlockPool:
             self._claim()
         table = BlockTable(namespace, priority, path, reserved_blocks)
         self._reserved += reserved_blocks
-        self._reused += len(path)
-        self._missed += own_blocks
         for _ in range(own_blocks):
             self._allocate(table)
         return table
@@ -179,10 +170,6 @@ class BlockPool:
             free_blocks=self._free,
             reserved_blocks=self._reserved,
             host_blocks=self._host.used_blocks if self._host else 0,
-            alloc_total_blocks=self._alloc_new + self._reused,
-            alloc_new_blocks=self._alloc_new,
-            reused_blocks=self._reused,
-            missed_blocks=self._missed,
         )
 
     def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: EngineNamespace) -> BlockKey:
@@ -208,7 +195,6 @@ class BlockPool:
         assert table.reserved_blocks, "a sequence outgrew its reservation"
         self._claim()
         self._used += 1
-        self._alloc_new += 1
         self._reserved -= 1
         table.reserved_blocks -= 1
         table.own_blocks += 1

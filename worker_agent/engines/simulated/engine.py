@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.events import Tier
+from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.engines.simulated.events import render as render_event
-from worker_agent.engines.simulated.live_transfer import Carrier, Clock, TransferFailed, Transfers
+from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
-from worker_agent.engines.simulated.statistics import render as render_statistics
-from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
+from worker_agent.engines.simulated.transfer import TransferBuffer
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
@@ -64,9 +62,10 @@ class SimulatedEngine:
         *,
         speed: float = 1.0,
         statistics_max: int = STATISTICS_MAX,
-        carrier: Carrier | None = None,
+        carrier: HttpCarrier | None = None,
     ) -> None:
         self._simulator = simulator
+        self.held_hashes, self.transfer_statistics = simulator.held_hashes, simulator.transfer_statistics
         self._clock = clock
         self.speed = speed
         """Seconds of virtual time in a second of the clock; a test may change it."""
@@ -80,8 +79,7 @@ class SimulatedEngine:
         self._stop_at_s: float | None = None
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
-        self._statistics: deque[IterationStats] = deque(maxlen=statistics_max)
-        self._statistics_dropped = 0
+        self._statistics = deque[IterationStats](maxlen=statistics_max)
 
     def describe(self) -> EngineDescription:
         """Return the simulator's description."""
@@ -181,7 +179,7 @@ class SimulatedEngine:
         with self._changed:
             self._changed.wait_for(lambda: self._simulator.has_events, timeout_s)
             events = self._simulator.drain_events()
-        return [render_event(event) for event in events]
+        return [msgspec.to_builtins(event) for event in events]
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
@@ -189,15 +187,7 @@ class SimulatedEngine:
             self._changed.wait_for(lambda: bool(self._statistics), timeout_s)
             statistics = list(self._statistics)
             self._statistics.clear()
-        return [render_statistics(row) for row in statistics]
-
-    def held_hashes(self, dp_rank: int = 0, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of the widest window's full blocks on `tier` at the end of the current iteration."""
-        return self._simulator.held_hashes(dp_rank, tier)
-
-    def transfer_statistics(self) -> TransferStatistics:
-        """Return the statistics of KV transfers."""
-        return self._simulator.transfer_statistics()
+        return [msgspec.to_builtins(row) for row in statistics]
 
     @property
     def transfer_buffer(self) -> TransferBuffer:
@@ -275,9 +265,7 @@ class SimulatedEngine:
     def _publish(self, step: Step) -> None:
         with self._changed:
             self._simulator.flush_events()
-            for row in step.statistics:
-                self._statistics_dropped += len(self._statistics) == self._statistics.maxlen
-                self._statistics.append(msgspec.structs.replace(row, stats_dropped_frames=self._statistics_dropped))
+            self._statistics.extend(step.statistics)
             self._changed.notify_all()
 
     def _cut(self) -> None:

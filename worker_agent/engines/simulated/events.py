@@ -11,7 +11,7 @@ Source: `docs/SOURCES.md` E1.3 to E1.5.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -80,12 +80,6 @@ class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: EventData
     window_size: int
     attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET
-
-
-def render(event: EngineEvent) -> dict[str, Any]:
-    """Return the event as the engine's JSON shape."""
-    rendered: dict[str, Any] = msgspec.to_builtins(event)
-    return rendered
 
 
 def stored_block(block_hash: int, tokens: Iterable[int], cache_salt: str | None, priority: int) -> StoredBlock:

@@ -1,10 +1,8 @@
 """The layout of a rank's KV cache, and its construction.
 
-    pool            blocks                              window                  host tier
-    widest          `total_kv_blocks`                   `max_seq_len`           `host_blocks`
-    each narrow     `narrow_blocks`, 0: as the widest   of `narrow_windows`     none
-
-The layers are shared out equally among the windows.
+pool            blocks                              window                  host tier
+widest          `total_kv_blocks`                   `max_seq_len`           `host_blocks`
+each narrow     `narrow_blocks`, 0: as the widest   of `narrow_windows`     none
 """
 
 import msgspec
@@ -13,7 +11,6 @@ from worker_agent.engines.simulated.blocks import BlockPool
 from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import BlockHash
-from worker_agent.engines.simulated.statistics import PoolMemory
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
 from worker_agent.port.types import EngineDescription
 
@@ -27,12 +24,6 @@ class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     narrow_windows: tuple[int, ...] = ()
     narrow_blocks: int = 0
-
-    def memory(self, engine: EngineDescription) -> PoolMemory:
-        """Return the memory that the pools of one rank take."""
-        block_bytes = engine.block_size * KV_TOKEN_BYTES // (1 + len(self.narrow_windows))
-        narrow_blocks = (self.narrow_blocks or engine.total_kv_blocks) * len(self.narrow_windows)
-        return PoolMemory((engine.total_kv_blocks + narrow_blocks) * block_bytes, self.host_blocks * block_bytes)
 
 
 GPU_ONLY = CacheLayout()

@@ -39,7 +39,7 @@ from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
 from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
 from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
-from worker_agent.engines.simulated.statistics import RankIteration
+from worker_agent.engines.simulated.statistics import InflightBatchingStats, IterationStats, KvCacheStats
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import Fetch
@@ -55,7 +55,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     work: IterationWork
     outputs: tuple[tuple[str, EngineOutput], ...]
     fetches: tuple[Fetch, ...]
-    did: RankIteration
+    did: IterationStats
 
 
 class Rank:
@@ -73,7 +73,7 @@ class Rank:
         role: Role,
         contexts: HeldContexts,
     ) -> None:
-        self.attention_dp_rank = attention_dp_rank
+        self._attention_dp_rank = attention_dp_rank
         self._dp_rank = 0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank
         assert role == "aggregated" or scheduling.admits == "answer", "a transferred context cannot be computed anew"
         self._scheduling, self._role, self._contexts = scheduling, role, contexts
@@ -176,8 +176,7 @@ class Rank:
             self._moved_blocks += moved_blocks
             work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
         begun = self._fetching.take_begun()
-        new = [*(running for running, _ in begun), *(chunk.running for chunk in chunks if chunk.is_first)]
-        did = self._did(work, chunks, outputs, new)
+        did = self._did(work, chunks, len(begun) + sum(chunk.is_first for chunk in chunks))
         return RankStep(work=work, outputs=outputs, fetches=tuple(fetch for _, fetch in begun), did=did)
 
     def quiet_iterations(self, iterations_max: int) -> int:
@@ -372,7 +371,7 @@ class Rank:
             self._dp_rank, running.table, request.prompt, self._began_s, request.transfer_id
         )
         handoff = context_handoff(running, logprobs, name, state)
-        dp_rank = None if self.attention_dp_rank is msgspec.UNSET else self.attention_dp_rank
+        dp_rank = None if self._attention_dp_rank is msgspec.UNSET else self._attention_dp_rank
         return msgspec.structs.replace(handoff, ctx_dp_rank=dp_rank, ctx_info_endpoint=self._contexts.endpoint)
 
     def _release(self, running: RunningRequest) -> None:
@@ -386,24 +385,24 @@ class Rank:
         running.tokens.append(token)
         return token
 
-    def _did(
-        self,
-        work: IterationWork,
-        chunks: list[Chunk],
-        outputs: tuple[tuple[str, EngineOutput], ...],
-        new: list[RunningRequest],
-    ) -> RankIteration:
-        return RankIteration(
-            context_requests=len(chunks),
-            context_tokens=work.context_tokens,
-            context_kv_tokens=sum(chunk.past_tokens + chunk.new_tokens for chunk in chunks),
-            decode_requests=work.decode_sequences,
-            decode_kv_tokens=work.kv_tokens,
-            new_requests=len(new),
-            queue_latency_s=sum(self._began_s - running.arrived_s for running in new),
-            completed_requests=sum(output.finish_reason is not None for _, output in outputs),
-            active_requests=self._running_count + self._contexts.count_at(self._dp_rank),
-            waiting_requests=len(self._waiting),
-            waiting_tokens=self._waiting_tokens,
-            pool=self.pool.statistics(),
+    def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> IterationStats:
+        return IterationStats(
+            num_new_active_requests=new_requests,
+            num_active_requests=self._running_count + self._contexts.count_at(self._dp_rank),
+            num_queued_requests=len(self._waiting),
+            kv_cache_stats=KvCacheStats(
+                max_num_blocks=self._engine.total_kv_blocks,
+                used_num_blocks=self.pool.statistics().used_blocks,
+                tokens_per_block=self._engine.block_size,
+            ),
+            inflight_batching_stats=InflightBatchingStats(
+                num_context_requests=len(chunks),
+                num_gen_requests=work.decode_sequences,
+                num_ctx_tokens=work.context_tokens,
+                num_ctx_kv_tokens=sum(chunk.past_tokens + chunk.new_tokens for chunk in chunks),
+                num_gen_kv_tokens=work.kv_tokens,
+                num_queued_context_requests=len(self._waiting),
+                num_queued_ctx_tokens=self._waiting_tokens,
+            ),
+            attention_dp_rank=self._attention_dp_rank,
         )

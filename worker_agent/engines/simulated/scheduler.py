@@ -26,7 +26,7 @@ from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, 
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
-from worker_agent.engines.simulated.statistics import IterationStats, iteration_stats
+from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import (
@@ -82,7 +82,6 @@ class Simulator:
         self._timing = timing
         self._layout = layout
         self._preempts = scheduling.admits != "answer"
-        self._memory = layout.memory(description)
         several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
         self._ranks = {
@@ -103,7 +102,6 @@ class Simulator:
         self._has_unreported = False
         self._foreseen_s: list[float] = []
         self._durations_s: list[float] = []
-        self._before_s = 0.0
         self._counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
@@ -227,20 +225,10 @@ class Simulator:
             if output.finish_reason:
                 del self._rank_of[request_id]
         statistics = tuple(
-            iteration_stats(
-                step.did,
-                self.description,
-                self._memory,
-                now_s=now_s,
-                iteration=self._iteration,
-                duration_s=duration_s,
-                before_s=self._before_s,
-                attention_dp_rank=self._ranks[dp_rank].attention_dp_rank,
-            )
-            for dp_rank, step in steps.items()
+            msgspec.structs.replace(step.did, iter=self._iteration, iter_latency_ms=duration_s * 1e3)
+            for step in steps.values()
         )
         self._iteration += 1
-        self._before_s = duration_s
         fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
         return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)
 
@@ -253,8 +241,8 @@ class Simulator:
         ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._has_unreported else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
         durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
-        self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]
-        self._foreseen_s = list(accumulate(self._durations_s, initial=now_s))
+        ends_s = (max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True))
+        self._foreseen_s = list(accumulate(ends_s, initial=now_s))
         return self._foreseen_s[1:]
 
     def skip(self, iterations: int) -> None:
@@ -262,7 +250,6 @@ class Simulator:
         for rank in self._ranks.values():
             rank.skip(iterations, self._foreseen_s[iterations - 1])
         self._iteration += iterations
-        self._before_s = self._durations_s[iterations - 1]
 
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""

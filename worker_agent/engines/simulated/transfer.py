@@ -102,12 +102,8 @@ class TransferBuffer:
         self._tokens = tokens
         self._waiting: OrderedDict[Hashable, int] = OrderedDict()
         self._granted_tokens: dict[Hashable, int] = {}
-        self._used_tokens = 0
-
-    @property
-    def used_tokens(self) -> int:
+        self.used_tokens = 0
         """How many tokens are reserved."""
-        return self._used_tokens
 
     @property
     def waiting(self) -> int:
@@ -122,17 +118,17 @@ class TransferBuffer:
     def release(self, key: Hashable) -> list[Hashable]:
         """Remove a transfer, waiting or not; return the transfers that get their space now."""
         self._waiting.pop(key, None)
-        self._used_tokens -= self._granted_tokens.pop(key, 0)
+        self.used_tokens -= self._granted_tokens.pop(key, 0)
         return self._granted()
 
     def _granted(self) -> list[Hashable]:
         granted: list[Hashable] = []
         while self._waiting:
             key, tokens = next(iter(self._waiting.items()))
-            if self._tokens is not None and self._used_tokens + tokens > self._tokens:
+            if self._tokens is not None and self.used_tokens + tokens > self._tokens:
                 break
             del self._waiting[key]
             self._granted_tokens[key] = tokens
-            self._used_tokens += tokens
+            self.used_tokens += tokens
             granted.append(key)
         return granted

@@ -1,4 +1,16 @@
-"""Loads TensorRT-LLM's engine and describes it."""
+"""Loads TensorRT-LLM's engine and describes it.
+
+Finds the data type of a TensorRT-LLM engine's KV cache (PyTorch backend), which the engine does not report.
+
+    `kv_cache_config.dtype`      fp8, nvfp4: that one; `auto`: the checkpoint's
+    `hf_quant_config.json`       `quantization.kv_cache_quant_algo`: FP8, NVFP4, ..
+    `config.json`                a `quantization_config` with a key about the KV cache: unknown, because it depends on
+                                 the engine's version whether that is read; else the model's own dtype
+    argument `dtype`             the model's own, in place of `torch_dtype` (`dtype`) of `config.json`
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/pyexecutor/model_loader.py` (`validate_and_set_kv_cache_quant`),
+`tensorrt_llm/_torch/model_config.py` (`load_hf_quant_config`).
+"""
 
 import os
 import threading
@@ -8,8 +20,7 @@ from typing import Any, NamedTuple
 from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
-from worker_agent.engines.trtllm.kv_dtype import kv_cache_dtype
-from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len
+from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len, sections
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
 from worker_agent.media.models import model_config
@@ -156,3 +167,31 @@ def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # 
     tokens = args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0
     tokens *= args.value("context_parallel_size") or 1
     return tokens if tokens < max_seq_len - 1 else 0
+
+
+_NAMED_BY_CHECKPOINT = (None, "", "auto")
+
+
+def kv_cache_dtype(
+    requested: object, model_dtype: object, config: Mapping[str, Any], quantization: Mapping[str, Any]
+) -> str:
+    """Return the dtype in lower case; empty if it is unknown. `requested` and `model_dtype` are the two arguments.
+
+    `config` is the checkpoint's `config.json`, `quantization` its `hf_quant_config.json`; each is empty if absent.
+    """
+    if requested not in _NAMED_BY_CHECKPOINT:
+        return str(requested).lower()
+    quantized = quantization.get("quantization")
+    algorithm = quantized.get("kv_cache_quant_algo") if isinstance(quantized, Mapping) else None
+    if algorithm:
+        return str(algorithm).lower()
+    if any(_quantizes_kv(section.get("quantization_config")) for section in sections(config)):
+        return ""
+    own = [model_dtype, *(section.get(key) for section in sections(config) for key in ("torch_dtype", "dtype"))]
+    return next((str(each).lower().removeprefix("torch.") for each in own if each not in _NAMED_BY_CHECKPOINT), "")
+
+
+def _quantizes_kv(quantization: object) -> bool:
+    return isinstance(quantization, Mapping) and any(
+        key.startswith("kv_cache") and quantization[key] for key in quantization
+    )

@@ -58,28 +58,24 @@ class WidestWindow:
     """
 
     def __init__(self, configured: int | None) -> None:
-        self._widest = configured
-        self._is_seen = False
-
-    @property
-    def widest(self) -> int | None:
+        self.widest = configured
         """The window that counts; None if unknown."""
-        return self._widest
+        self._is_seen = False
 
     def on_created(self, window: int) -> None:
         """Note that a pool of this window exists."""
-        self._widest = max(window, self._widest or 0) if self._is_seen else window
+        self.widest = max(window, self.widest or 0) if self._is_seen else window
         self._is_seen = True
 
     def on_event(self, window: int) -> None:
         """Note an event of this window."""
-        if window == UNBOUNDED or (self._widest is not None and window >= self._widest):
-            self._widest = window
+        if window == UNBOUNDED or (self.widest is not None and window >= self.widest):
+            self.widest = window
             self._is_seen = True
 
     def assume(self, windows: Iterable[int]) -> None:
         """Assume the widest of these windows."""
-        self._widest = max(windows)
+        self.widest = max(windows)
         self._is_seen = True
 
 
