@@ -60,16 +60,24 @@ def asked(*pictures: bytes) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [words, *parts]}], "max_tokens": 8}
 
 
+@pytest.fixture(params=["http", "nixl"])
+def over(request: pytest.FixtureRequest) -> str:
+    if request.param == "nixl":
+        pytest.importorskip("nixl", reason="nixl is not installed: pip install -e '.[nixl]'")
+    return f"transfer.over={request.param}"
+
+
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_worker_says(
-    ground: Ground, tmp_path: Path
+    ground: Ground, tmp_path: Path, form: str, over: str
 ) -> None:
-    sees = Illustrated(ground, tmp_path)
+    sees, model = Illustrated(ground, tmp_path), ground.name(MODEL)
     async with (
         sees.worker("aggregated", "alone") as alone,
-        sees.worker("encode") as encode,
-        sees.worker("prefill", MODEL, "encode.form=handles") as prefill,
-        sees.worker("decode") as decode,
+        sees.worker("encode", model, over) as encode,
+        sees.worker("prefill", model, over, f"encode.form={form}") as prefill,
+        sees.worker("decode", model, over) as decode,
         routing(ground, sees.path) as router,
     ):
         await router.until_fit(prefill, decode)
@@ -84,19 +92,15 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
 
 
-@pytest.mark.parametrize("over", ["http", "nixl"])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_embeddings_that_an_encode_worker_made_are_as_good_as_images(
     ground: Ground, tmp_path: Path, over: str
 ) -> None:
-    if over == "nixl":
-        pytest.importorskip("nixl", reason="nixl is not installed: pip install -e '.[nixl]'")
-    sees, transfer = Illustrated(ground, tmp_path), f"transfer.over={over}"
-    model = f"{MODEL}-{over}"
+    sees, model = Illustrated(ground, tmp_path), ground.name(MODEL)
     async with (
         sees.worker("aggregated", "alone") as alone,
-        sees.worker("encode", model, transfer) as encode,
-        sees.worker("aggregated", model, transfer, "encode.form=embeddings") as served,
+        sees.worker("encode", model, over) as encode,
+        sees.worker("aggregated", model, over, "encode.form=embeddings") as served,
     ):
         for pictures in ((PNG,), (PNG, GIF)):
             expected = (await alone.ask(CHAT, asked(*pictures))).said()["text"]
