@@ -25,7 +25,7 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 	@$(BIN)/router demo --observe
 
 test: native lint imports  ## lint, types, import contracts, tests (4 minutes on 2 cores)
-	@$(MAKE) --no-print-directory --keep-going --output-sync -j4 types unit
+	@$(MAKE) --no-print-directory --keep-going --output-sync -j4 unit types
 
 ci: test system wheel main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
 
@@ -43,14 +43,14 @@ imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 EVERY_DAY := -m 'not slow and not planted' --dist loadfile
-# Parts that take about as long, each in a process: each of xdist's would collect all tests. `make -j3 unit` runs three at a time.
-UNIT := unit-properties unit-router unit-contract unit-processes unit-rest
+# Parts that take about as long, each in a process: each of xdist's would collect all tests. Those that wait most come first.
+UNIT := unit-processes unit-contract unit-properties unit-router unit-rest
 .PHONY: $(UNIT)
 unit: $(UNIT)
+unit-processes: TESTS := tests/unit/kv_runtime tests/unit/worker_agent
+unit-contract: TESTS := tests/contract tests/simulation
 unit-properties: TESTS := tests/unit/properties
 unit-router: TESTS := tests/unit/router
-unit-contract: TESTS := tests/contract tests/simulation
-unit-processes: TESTS := tests/unit/kv_runtime tests/unit/worker_agent
 unit-rest: TESTS := tests/unit tests/system/dashboards $(patsubst %,--ignore=tests/unit/%,bench properties router kv_runtime worker_agent)
 $(UNIT): $(READY)
 	$(BIN)/python -m pytest -q $(EVERY_DAY) $(TESTS)
