@@ -101,7 +101,7 @@ clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and 
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus browser deploy-tools  ## 100 more seeds; dashboards on a real Prometheus; the web page in a real browser
+simulation: $(READY) prometheus browser deploy-tools  ## 120 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
