@@ -25,7 +25,7 @@ observe: $(READY) prometheus  ## the demo, kept up under requests, with Promethe
 	@$(BIN)/router demo --observe
 
 test: native lint imports  ## lint, types, import contracts, tests (4 minutes on 2 cores)
-	@$(MAKE) --no-print-directory --keep-going --output-sync -j4 types unit
+	@$(MAKE) --no-print-directory --keep-going --output-sync -j4 unit types
 
 ci: test system wheel main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
 
@@ -43,14 +43,14 @@ imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 EVERY_DAY := -m 'not slow and not planted' --dist loadfile
-# Parts that take about as long, each in a process: each of xdist's would collect all tests. `make -j3 unit` runs three at a time.
-UNIT := unit-properties unit-router unit-contract unit-processes unit-rest
+# Parts that take about as long, each in a process: each of xdist's would collect all tests. Those that wait most come first.
+UNIT := unit-processes unit-contract unit-properties unit-router unit-rest
 .PHONY: $(UNIT)
 unit: $(UNIT)
+unit-processes: TESTS := tests/unit/kv_runtime tests/unit/worker_agent
+unit-contract: TESTS := tests/contract tests/simulation
 unit-properties: TESTS := tests/unit/properties
 unit-router: TESTS := tests/unit/router
-unit-contract: TESTS := tests/contract tests/simulation
-unit-processes: TESTS := tests/unit/kv_runtime tests/unit/worker_agent
 unit-rest: TESTS := tests/unit tests/system/dashboards $(patsubst %,--ignore=tests/unit/%,bench properties router kv_runtime worker_agent)
 $(UNIT): $(READY)
 	$(BIN)/python -m pytest -q $(EVERY_DAY) $(TESTS)
@@ -103,7 +103,7 @@ clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and 
 grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
 	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
-simulation: $(READY) prometheus browser deploy-tools  ## 100 more seeds; dashboards on a real Prometheus; the web page in a real browser
+simulation: $(READY) prometheus browser deploy-tools  ## 120 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails

@@ -1,6 +1,7 @@
 """What every whole worker does, whatever its kind: the same assertions for all, on a real event log.
 
-Role by role: `test_worker_roles.py`; with images: `test_worker_images.py`; behind a router: `test_worker_routed.py`.
+Role by role: `test_worker_roles.py`. In `tests/system/e2e/`, with images: `test_worker_images.py`; behind a router:
+`test_worker_routed.py`.
 """
 
 from collections.abc import AsyncIterator

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,6 +16,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import EmbeddedNats
 
 WAIT_S = 20.0
+_KEPT = ".kept"
 _LOOK_S = 0.005
 
 
@@ -68,14 +69,14 @@ class Broker:
         self.thaw()
         streams = self._store / "jetstream" / "$G" / "streams"
         # An empty directory the server removes, now and then while it makes a stream there, which fails.
-        (streams / ".kept").mkdir(parents=True, exist_ok=True)
+        (streams / _KEPT).mkdir(parents=True, exist_ok=True)
         client = await nats.connect(self.url)
         log = client.jetstream()
         for stream in await log.streams_info():
             await log.delete_stream(stream.config.name or "")
         await client.close()
         # The server removes files later; a stream of the same name that is made meanwhile may find the old messages.
-        await eventually(lambda: len(list(streams.iterdir())) == 1)
+        await eventually(lambda: not _entries(streams) - {_KEPT})
 
     def _signal(self, number: signal.Signals) -> int:
         assert self._server is not None
@@ -87,6 +88,12 @@ class Broker:
             await call
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+
+def _entries(directory: Path) -> set[str]:
+    with suppress(FileNotFoundError):
+        return {each.name for each in directory.iterdir()}
+    return set()
 
 
 @contextmanager
