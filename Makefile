@@ -93,7 +93,7 @@ engines: $(READY)  ## event classes of vLLM and SGLang before agent and index, N
 	$(BIN)/python -m tests.support.engine_wheels
 	$(BIN)/python -m pytest -s tests/system/engines
 	@$(BIN)/uv pip install --quiet --no-deps --target build/nixl nixl nixl-cu12
-	PYTHONPATH=build/nixl $(BIN)/python -m pytest tests/system/integration/test_nixl_transfer.py tests/contract/test_worker_images.py
+	PYTHONPATH=build/nixl $(BIN)/python -m pytest tests/system/integration/test_nixl_transfer.py tests/system/e2e/test_worker_images.py
 
 clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients
