@@ -32,7 +32,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
@@ -329,9 +329,10 @@ def journal_families(found: JournalStatistics) -> Iterator[Family]:
         ("journal_publish_failures", "Journal messages that the log did not confirm", found.failures_total),
         ("journal_checkpoints", "Complete checkpoints; a replay can start at each", found.checkpoints_total),
     ):
-        yield counter(name, meaning, (), [((), float(value))])
-    lost = [((reason,), float(count)) for reason, count in found.lost.items()]
-    yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
+        yield counter(name, meaning, rows=[((), value)])
+    yield counter(
+        "journal_lost_records", "Records that the journal lost, by reason", ("reason",), by_name((), found.lost)
+    )
     for name, meaning, size in (
         ("journal_unpublished_records", "Journal records that the log has not confirmed yet", float(found.waiting)),
         ("journal_checkpoint_bytes", "Size of the last complete checkpoint", float(found.checkpoint_bytes)),
@@ -341,4 +342,4 @@ def journal_families(found: JournalStatistics) -> Iterator[Family]:
             found.checkpoint_pause_s,
         ),
     ):
-        yield gauge(name, meaning, (), [((), size)])
+        yield gauge(name, meaning, rows=[((), size)])

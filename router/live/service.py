@@ -129,10 +129,10 @@ class Live:
 
 def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:
     """Yield the clients of live streams, and the memory of the fleet's past."""
-    yield gauge("live_clients", "Clients of the live stream", (), [((), float(len(clients)))])
-    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", (), [((), float(ring.bytes))])
+    yield gauge("live_clients", "Clients of the live stream", rows=[((), len(clients))])
+    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), ring.bytes)])
     for name, meaning, count in (
         ("live_dropped", "Live clients that were disconnected because they did not read", clients.dropped_total),
         ("live_refused", "Live clients that were refused: too many were connected", clients.refused_total),
     ):
-        yield counter(name, meaning, (), [((), float(count))])
+        yield counter(name, meaning, rows=[((), count)])
