@@ -53,12 +53,12 @@ from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.live.trends import Gauges, Trends
-from router.metrics import (
-    RequestMetrics,
+from router.metrics.prompts import prompt_families
+from router.metrics.request import RequestMetrics
+from router.metrics.sockets import http_families
+from router.metrics.state import (
     build_families,
-    http_families,
     policy_families,
-    prompt_families,
     queue_families,
     rate_families,
     state_families,
@@ -67,8 +67,8 @@ from router.metrics import (
 from router.names import Names
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
-from router.prompt import ModelPrompts
 from router.prompt.engine_parity import EngineParity
+from router.prompt.prompts import ModelPrompts
 from router.prompt.recent_prompts import RecentPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from router.prompt import PromptStatistics
+from router.prompt.prompts import PromptStatistics
 
 ENCODERS = ("byte", "hf", "fast", "none")
 

@@ -25,7 +25,8 @@ from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics import http_families, prompt_families
+from router.metrics.prompts import prompt_families
+from router.metrics.sockets import http_families
 from router.names import Names
 from router.pools.config import PoolsConfig
 from router.pools.control_plane import PoolControl
@@ -35,7 +36,7 @@ from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
 from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
-from router.prompt import ModelPrompts
+from router.prompt.prompts import ModelPrompts
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Setting without which a router refuses requests of one phase."""

@@ -33,8 +33,8 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import NO_USAGE
-from router.metrics import RequestMetrics
-from router.prompt import EncodedPrompt, ModelPrompts
+from router.metrics.request import RequestMetrics
+from router.prompt.prompts import EncodedPrompt, ModelPrompts
 from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames

@@ -26,19 +26,19 @@ from router.live.clients import LiveClients
 from router.live.moments import moment_families
 from router.live.ring import Ring
 from router.live.service import live_families
-from router.metrics import (
-    RequestMetrics,
+from router.metrics.decision import DecisionMetrics
+from router.metrics.prediction import WorkerMetrics
+from router.metrics.prompts import prompt_families
+from router.metrics.request import RequestMetrics
+from router.metrics.sockets import http_families
+from router.metrics.state import (
     build_families,
-    http_families,
     policy_families,
-    prompt_families,
     queue_families,
     rate_families,
     state_families,
     trust_families,
 )
-from router.metrics.decision import DecisionMetrics
-from router.metrics.prediction import WorkerMetrics
 from router.metrics.weighing import Weighing
 from router.native import built
 from router.planner.service import planner_families

@@ -22,10 +22,10 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics import RequestMetrics, policy_families, queue_families, state_families
 from router.metrics.decision import FALLBACKS, REASONS, STAGES
 from router.metrics.prediction import PHASES, WorkerMetrics
-from router.metrics.request import OUTCOMES, REJECTIONS
+from router.metrics.request import OUTCOMES, REJECTIONS, RequestMetrics
+from router.metrics.state import policy_families, queue_families, state_families
 from router.metrics.weighing import SAMPLES_MAX, TERMS
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue

@@ -37,8 +37,9 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.unread import UnreadText
-from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, with_prompt_ids
-from router.prompt.encoding_pool import EncodingPool
+from router.prompt.body import with_prompt_ids
+from router.prompt.encoding_pool import EncodersBusy, EncodingPool
+from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
