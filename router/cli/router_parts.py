@@ -251,7 +251,7 @@ class RouterParts:
             self._index,
             self._clock,
             TailOfDecisions(self._routing),
-            queued=None if self._place else lambda: self._admission.statistics().requests,
+            queued=None if self._place else lambda: len(self._admission.queue),
         )
 
     def _watched_routes(self) -> list[web.RouteDef]:
@@ -303,7 +303,7 @@ class RouterParts:
             lambda: trust_families(self._routing),
             lambda: policy_families(self._routing),
             lambda: rate_families(self._routing.state),
-            lambda: queue_families(self._admission.statistics()),
+            lambda: queue_families(self._admission.queue),
             lambda: http_families(self.data.statistics()),
             lambda: prompt_families(self._prompts.statistics()),
             self._parity.families,

@@ -10,7 +10,7 @@ from router.decision.state import RouterState
 from router.feeds.feeds import RouterFeeds
 from router.fleet.breakers import BREAKER_STATES
 from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
-from router.queue.waiting import QueueStatistics
+from router.queue.admission import RequestQueue
 
 _OF_RANKS = {
     "active_requests": "Requests that have a lease on the rank",
@@ -118,7 +118,7 @@ def rate_families(state: RouterState) -> Iterator[Family]:
     yield counter("rates_refused", meaning, rows=[((), state.core.rates_refused_total)])
 
 
-def queue_families(statistics: QueueStatistics) -> Iterator[Family]:
+def queue_families(queue: RequestQueue) -> Iterator[Family]:
     """Yield the waiting requests."""
-    yield gauge("queued_requests", "Requests that wait for room in the fleet", rows=[((), statistics.requests)])
-    yield gauge("queued_tokens", "Uncached tokens of the requests that wait", rows=[((), statistics.tokens)])
+    yield gauge("queued_requests", "Requests that wait for room in the fleet", rows=[((), len(queue))])
+    yield gauge("queued_tokens", "Uncached tokens of the requests that wait", rows=[((), queue.tokens)])

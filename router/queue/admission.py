@@ -35,13 +35,11 @@ from kv_protocol.decided import RouteRequest
 from router.queue.model_queue import ModelQueue
 from router.queue.waiting import (
     OTHERS,
-    REFUSAL_REASONS,
     Place,
     Placing,
     QueuedRequest,
     QueueLimits,
     QueueRefusal,
-    QueueStatistics,
     RefusalReason,
     placing_of,
 )
@@ -98,8 +96,6 @@ class RequestQueue:
         self._all, self._tenants = _Sum(), dict[str, _Sum]()
         self._kinds = Counter[tuple[str, Placing]]()
         self._rate = _Rate()
-        self._admitted = self._cancelled = 0
-        self._refused: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
 
     def __len__(self) -> int:
         return self._all.requests
@@ -177,7 +173,6 @@ class RequestQueue:
             return None
         place = firsts[tenant]
         self._remove(place)
-        self._admitted += 1
         self._rate.add(place.waiting.cost_tokens, now_s)
         return place
 
@@ -186,7 +181,6 @@ class RequestQueue:
         if place.arrival not in self._waiting:
             return False
         self._remove(place)
-        self._cancelled += 1
         return True
 
     def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
@@ -229,7 +223,6 @@ class RequestQueue:
     # ---------------------------------------------------------------- what is said
 
     def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> QueueRefusal:
-        self._refused[reason] += 1
         total = self._tenants[tenant] if reason == "tenant_full" else self._all
         return QueueRefusal(
             status=429 if reason == "tenant_full" else 503,
@@ -238,16 +231,14 @@ class RequestQueue:
             retry_after_s=self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s)),
         )
 
-    def statistics(self) -> QueueStatistics:
-        """Return current figures and totals."""
-        return QueueStatistics(
-            requests=self._all.requests,
-            tokens=self._all.tokens,
-            tenants={tenant: own.requests for tenant, own in self._tenants.items()},
-            admitted_total=self._admitted,
-            cancelled_total=self._cancelled,
-            refused_total=dict(self._refused),
-        )
+    @property
+    def tokens(self) -> int:
+        """Uncached tokens of the requests that wait."""
+        return self._all.tokens
+
+    def tenants(self) -> dict[str, int]:
+        """Return how many requests of each tenant wait."""
+        return {tenant: own.requests for tenant, own in self._tenants.items()}
 
 
 def _message(reason: RefusalReason, total: _Sum, tokens: int, limits: QueueLimits) -> str:

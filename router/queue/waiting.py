@@ -97,15 +97,3 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def arrival(self) -> int:
         """Its number among all requests that ever waited."""
         return self.order[2]
-
-
-class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting requests, also by tenant, and totals of the others."""
-
-    requests: int
-    tokens: int
-    tenants: dict[str, int]
-    admitted_total: int
-    """Requests admitted after a wait."""
-    cancelled_total: int
-    refused_total: dict[RefusalReason, int]

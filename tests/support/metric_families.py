@@ -81,6 +81,9 @@ class _Nothing(float):
     def __getitem__(self, _: object) -> Self:
         return self
 
+    def __len__(self) -> int:
+        return 0
+
     def __ror__(self, left: Any) -> Any:
         return left
 
