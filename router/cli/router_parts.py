@@ -158,7 +158,7 @@ class RouterParts:
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
-        self._recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies

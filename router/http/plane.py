@@ -23,7 +23,7 @@ from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
-from router.http.capacity import Capacity, capacity, lowered
+from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection, ClientStatistics
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
@@ -119,8 +119,6 @@ class HttpPlane:
         files = self._files()
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
-        if reason := lowered(self.limits, self.capacity, files):
-            _log.warning("connections_bound_lowered", reason=reason)
         await self._acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property
@@ -182,7 +180,7 @@ class HttpPlane:
     @property
     def full_reason(self) -> str:
         """The error message for clients beyond the bound."""
-        return f"data.connections_max: {self.capacity.clients} connections are open; try again"
+        return f"{self.capacity.clients} connections are open, as many as the open files allow; try again"
 
     def opened(self, connection: ClientConnection) -> set[Watched]:
         """Register a client's connection; return its slot in the timeout sweeper."""

@@ -104,7 +104,7 @@ class Serving(Destination[RankAttempt]):
         `tracer` is None if tracing is off.
         """
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
-        self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
+        self.bodies = BodyParser(settings.data.body_limits())
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max

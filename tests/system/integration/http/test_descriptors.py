@@ -18,19 +18,15 @@ FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
-    with capture_logs() as logs:
-        async with Upstream(GOOD) as worker, running(FEW_FILES, connections_max=1000) as http:
-            http.worker = worker.base_url
-            kept = [await http.dial() for _ in range(CLIENTS_MIN)]
-            refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
-            assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
-            for reader, writer in kept:
-                writer.write(post())
-                assert (await answered(reader)).status == 200
-            assert http.plane.statistics().capacity == (CLIENTS_MIN, CLIENTS_MIN)
-    (line,) = [each for each in logs if each["event"] == "connections_bound_lowered"]
-    assert "data.connections_max is 1000, in force is 16" in line["reason"]
-    assert "ulimit" in line["reason"]
+    async with Upstream(GOOD) as worker, running(FEW_FILES) as http:
+        http.worker = worker.base_url
+        kept = [await http.dial() for _ in range(CLIENTS_MIN)]
+        refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
+        assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
+        for reader, writer in kept:
+            writer.write(post())
+            assert (await answered(reader)).status == 200
+        assert http.plane.statistics().capacity == (CLIENTS_MIN, CLIENTS_MIN)
 
 
 async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
@@ -41,7 +37,7 @@ async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
         answer = await answered(reader)
         assert await reader.read() == b""
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert answer.error["message"].startswith("data.connections_max: 16 connections are open")
+        assert answer.error["message"].startswith("16 connections are open")
         assert http.plane.statistics().connections == len(kept)
 
 
