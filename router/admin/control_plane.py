@@ -47,7 +47,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.admin.rows import event_flag, evidence_row, explained, trusted, worker_row
+from router.admin.rows import event_flag, explained, trusted, worker_row
 from router.attribution.service import Savings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
@@ -232,7 +232,7 @@ class ControlPlane:
             ranks = [
                 {
                     **trusted(rank, trust[rank]),
-                    "evidence": evidence_row(evidence.get(rank)),
+                    "evidence": None if (move := evidence.get(rank)) is None else move.evidence(),
                     "unfit": breakers.unfit(rank, now_s),
                     "event_flag": event_flag(registration, trust[rank]),
                 }

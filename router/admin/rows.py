@@ -11,7 +11,6 @@ from router.decision.explain import explain
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
 from router.decision.report_text import sentence
 from router.decision.routing import DecisionRecord
-from router.fleet.calibration import Move
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import outcome_of
@@ -61,16 +60,3 @@ def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
 def event_flag(registration: WorkerRegistered, trust: Trust) -> str:
     """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
     return (registration.event_flag or "") if trust.reason.startswith(NO_EVENTS) else ""
-
-
-def evidence_row(move: Move | None) -> dict[str, object] | None:
-    """Return what requests showed when their rank's predictions were doubted; None: they were not."""
-    if move is None:
-        return None
-    return {
-        "doubt": move.doubt,
-        "requests": move.requests,
-        "overpredicted": move.overpredicted,
-        "underpredicted": move.underpredicted,
-        "newest_decision": move.newest,
-    }

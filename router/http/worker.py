@@ -54,7 +54,6 @@ class UpstreamStatistics(NamedTuple):
     idle: int
     dialing: int
     opened: int
-    lent: int
     stale: int
     origins: int
     """Workers' addresses that are remembered."""
@@ -106,7 +105,7 @@ class Upstreams:
         self._heads = HeadReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
-        self._opened = self._lent = self._stale = 0
+        self._opened = self._stale = 0
         self._log = RateLimitedLog(_log, SystemClock())
 
     @property
@@ -118,7 +117,6 @@ class Upstreams:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
         now_s = asyncio.get_running_loop().time()
         relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s)
-        self._lent += 1
         origin = self._origins.get(call.base_url)
         if origin is None:
             try:
@@ -163,7 +161,6 @@ class Upstreams:
             idle=sum(len(origin.idle) for origin in self._origins.values()),
             dialing=0 if self.dials is None else len(self.dials),
             opened=self._opened,
-            lent=self._lent,
             stale=self._stale,
             origins=len(self._origins),
         )

@@ -24,15 +24,9 @@ def prediction_routes(routing: Routing) -> Sequence[web.RouteDef]:
     """Return the route of predictions, for an application to add."""
 
     async def shown(_: web.Request) -> web.Response:
-        rows = routing.calibration.rows()
-        ranks = [{**row.rank._asdict(), **_without_rank(row._asdict())} for row in rows]
-        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": ranks})
+        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()})
 
     return [web.get("/v1/predictions", shown)]
-
-
-def _without_rank(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "rank"}
 
 
 def event_log_routes(

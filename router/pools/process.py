@@ -152,8 +152,8 @@ class PoolsProcess:
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self._watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
-            *self._service.bodies.parts(1),
-            *([] if self._prompts is None else self._prompts.parts(1)),
+            *self._service.bodies.pool.parts(1),
+            *([] if self._prompts is None else self._prompts.pool.parts(1)),
         ]
 
     @property

@@ -35,7 +35,6 @@ from kv_protocol.images import ImageRule
 from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 from kv_protocol.openai.responses import ResponsesInbound
-from kv_runtime.supervise import Part
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
 from kv_runtime.text.marks import KeptSegments
@@ -101,7 +100,6 @@ class PromptStatistics(NamedTuple):
     """Totals of encoding, and its present state."""
 
     encoder: str
-    encoder_reason: str
     encoder_failures: int
     kept: KeptSegments
     off_loop: int
@@ -133,18 +131,13 @@ class ModelPrompts:
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder_name]
-        self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
-        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
-        """Work of each thread, until an event is set and they are woken; and of those for large text."""
+        self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
         self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
         self._images_seen = self._images_unseen = 0
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the threads as parts of the process: long prompts are encoded only while they run."""
-        return self._pool.parts(stage)
 
     def prompt(
         self,
@@ -167,7 +160,7 @@ class ModelPrompts:
         finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
         if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
             work = partial(_of_token_data, inbound, finish)
-            return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
+            return work() if len(given) <= _READ_BYTES_MAX else self.pool.submit(work, len(given))
         is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
         if key := inbound.changed_by or (_PARITY if is_other else ""):
             size_bytes = sum(map(len, inbound.prompt_parts))
@@ -186,13 +179,12 @@ class ModelPrompts:
         encoder = self._encoder
         return PromptStatistics(
             encoder=self._encoder_name,
-            encoder_reason=encoder.reason if encoder else "built in",
             encoder_failures=encoder.failures if encoder else 0,
             kept=encoder.kept() if encoder else KeptSegments(),
-            off_loop=self._pool.submitted,
-            refused=self._pool.refused,
-            cancelled=self._pool.cancelled,
-            waiting_bytes=self._pool.waiting_bytes,
+            off_loop=self.pool.submitted,
+            refused=self.pool.refused,
+            cancelled=self.pool.cancelled,
+            waiting_bytes=self.pool.waiting_bytes,
             images_seen=self._images_seen,
             images_unseen=self._images_unseen,
             unrendered=dict(self._unrendered),
@@ -210,7 +202,7 @@ class ModelPrompts:
             except (RequestInvalid, TextError) as error:
                 return self._not_rendered(inbound, finish, error.field)
         work = partial(self._tried, partial(self._whole_chat, inbound, finish), inbound, finish)
-        return self._pool.submit(work, size_bytes)
+        return self.pool.submit(work, size_bytes)
 
     def _whole_chat(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
         messages, options = inbound.read_messages(), inbound.read_options()
@@ -272,7 +264,7 @@ class ModelPrompts:
     def _worked(
         self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        return work() if size_bytes <= limit_bytes else self._pool.submit(work, size_bytes)
+        return work() if size_bytes <= limit_bytes else self.pool.submit(work, size_bytes)
 
 
 def _of_token_data(inbound: Inbound, finish: "_Finish") -> EncodedPrompt:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.openai.requests import Inbound, decode_inbound
-from kv_runtime.supervise import Part
 from router.prompt.encoding_pool import EncodingPool
 
 if TYPE_CHECKING:
@@ -33,13 +32,8 @@ class BodyParser:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
-        """Work of the threads, until an event is set and they are woken."""
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the threads as parts of the process: large bodies are parsed only while they run."""
-        return self._pool.parts(stage)
+        self.pool = EncodingPool(1, sys.maxsize, name="body-reader")
+        """Large bodies are parsed only while its parts run."""
 
     def read(
         self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound
@@ -55,7 +49,7 @@ class BodyParser:
         def read_large() -> ReadBody:
             return self._decoded(path, read_body(data, self._limits, uuid.uuid4().hex), decode)
 
-        return self._pool.submit(read_large, len(data))
+        return self.pool.submit(read_large, len(data))
 
     def _decoded(self, path: str, body: Body, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
         return ReadBody(body, decode(path, body.text))

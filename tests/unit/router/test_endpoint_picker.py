@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from router.config.picker import PickerSection
+from router.config import DataSection
 from router.endpoint_picker.addresses import addresses_of, endpoint_of
 from router.endpoint_picker.messages import (
     AnswerBody,
@@ -280,5 +280,5 @@ def test_workers_without_an_address_are_not_eligible() -> None:
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key"])
 def test_a_certificate_without_its_key_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"found {name} alone, allowed tls_certificate with tls_key"):
-        PickerSection.model_validate({name: "file.pem"})
+    with pytest.raises(ValidationError, match=f"found {name}, allowed tls_certificate with tls_key"):
+        DataSection.model_validate({name: "file.pem"})

@@ -70,7 +70,7 @@ async def _made_by_a_thread(inbound: Inbound) -> EncodedPrompt:
     assert isinstance(made, asyncio.Future)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(prompts.parts(0), stop=stop, drain_s=5.0))
+        group.create_task(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0))
         await asyncio.wait([made])
         stop.set()
     return made.result()

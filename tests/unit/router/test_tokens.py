@@ -224,7 +224,7 @@ async def with_threads(prompts: ModelPrompts, inbound: Inbound) -> EncodedPrompt
         finally:
             stop.set()
 
-    _, prompt = await asyncio.gather(run_parts(prompts.parts(0), stop=stop, drain_s=5.0), asked())
+    _, prompt = await asyncio.gather(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0), asked())
     return prompt
 
 
