@@ -10,6 +10,7 @@ answers, or a router requires another token.
 """
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 import aiohttp
@@ -18,10 +19,10 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from router.doctor.facts import Bounds, FleetFacts, LogSeen, WorkerSeen
+from router.doctor.facts import AddressAnswer, Bounds, FleetFacts, LogSeen, WorkerSeen
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
-from router.doctor.router_probe import PlaneLook, RouterProbe
+from router.doctor.router_probe import RouterProbe, ready_answer
 from router.doctor.worker_probe import WorkerProbe
 
 
@@ -60,11 +61,12 @@ class _Look:
     def __init__(self, wanted: SurveyScope, clock: Clock, asker: HttpAsker, log: "_LogLook") -> None:
         self._wanted, self._clock, self._asker, self._log = wanted, clock, asker, log
         self._routers = [RouterProbe(asker, url, wanted.control_token) for url in wanted.control_urls]
-        self._planes = [PlaneLook(asker, url) for url in wanted.data_urls]
+        self._planes: dict[str, AddressAnswer] = {}
 
     async def facts(self) -> FleetFacts:
         began_s = self._clock.now()
-        await in_lanes([*(each.first for each in self._routers), *(each.ask for each in self._planes)])
+        planes = (partial(self._ask_plane, url) for url in self._wanted.data_urls)
+        await in_lanes([*(each.first for each in self._routers), *planes])
         self._require_something()
         await self._log.first()
         workers = [
@@ -75,6 +77,9 @@ class _Look:
         await in_lanes([*(each.last for each in self._routers), *(each.last for each in workers)])
         await self._log.last()
         return self._facts_of(tuple(each.seen() for each in workers), self._clock.now() - began_s)
+
+    async def _ask_plane(self, url: str) -> None:
+        self._planes[url] = await ready_answer(self._asker, url)
 
     def _require_something(self) -> None:
         if refused := [each.url for each in self._routers if each.is_token_refused]:
@@ -102,10 +107,10 @@ class _Look:
             draining=sum(isinstance(event, WorkerDraining) for event in events),
             left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
             heads=watch.heads() if watch else (),
-            loads=watch.loads() if watch else (),
+            used_blocks=watch.used_blocks if watch else {},
             refused=watch.refused if watch else "",
             routers=tuple(each.seen() for each in self._routers),
-            planes=tuple(each.answer for each in self._planes),
+            planes=tuple(self._planes[url] for url in self._wanted.data_urls),
             log=self._log.seen(),
             reads_overlap=self._wanted.reads_overlap,
         )
