@@ -3,32 +3,34 @@
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from router.prompt.prompts import PromptStatistics
+from kv_runtime.text.marks import KeptSegments
+from router.prompt.prompts import ModelPrompts
 
 ENCODERS = ("byte", "hf", "fast", "none")
 
 
-def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
+def prompt_families(prompts: ModelPrompts) -> Iterator[Family]:
     """Yield the figures of encoders, of the cache, and of the threads."""
-    kept = statistics.kept
+    encoder, pool = prompts.encoder, prompts.pool
+    kept = encoder.kept() if encoder else KeptSegments()
     told = "1 for the encoder in use: byte, hf (tokenizers), fast (fastokens), or none"
-    encoders = {name: name == statistics.encoder for name in ENCODERS}
+    encoders = {name: name == prompts.encoder_name for name in ENCODERS}
     yield gauge("encoder_info", told, ("encoder",), by_name((), encoders))
     meaning = "Bytes of text: encoded for an earlier prompt, or new"
     yield counter("encoder_bytes", meaning, ("part",), by_name((), {"known": kept.hit_bytes, "new": kept.miss_bytes}))
-    images = {"yes": statistics.images_seen, "no": statistics.images_unseen}
+    images = {"yes": prompts.images_seen, "no": prompts.images_unseen}
     meaning = "Images in prompts: hashed for routing (yes) or not (no)"
     yield counter("prompt_images", meaning, ("seen",), by_name((), images))
     meaning = "Prompts that only the worker knows, by the key of the request that is why"
-    yield counter("prompts_unrendered", meaning, ("key",), by_name((), statistics.unrendered))
+    yield counter("prompts_unrendered", meaning, ("key",), by_name((), prompts.unrendered))
     for kind, name, meaning, value in (
         (counter, "encoder_failures", "Texts that the fast encoder failed at; hf encoded them",
-         statistics.encoder_failures),
-        (counter, "prompts_off_loop", "Prompts encoded by threads", statistics.off_loop),
+         encoder.failures if encoder else 0),
+        (counter, "prompts_off_loop", "Prompts encoded by threads", pool.submitted),
         (counter, "prompts_cancelled", "Prompts dropped because their client left before they were encoded",
-         statistics.cancelled),
-        (counter, "prompts_refused", "Prompts refused because too much text waited to be encoded", statistics.refused),
-        (gauge, "prompts_waiting_bytes", "Text that waits for a thread or is being encoded", statistics.waiting_bytes),
+         pool.cancelled),
+        (counter, "prompts_refused", "Prompts refused because too much text waited to be encoded", pool.refused),
+        (gauge, "prompts_waiting_bytes", "Text that waits for a thread or is being encoded", pool.waiting_bytes),
         (gauge, "encoder_cache_bytes", "Memory of segments of chats that are kept with their ids", kept.bytes),
         (gauge, "encoder_cache_segments", "Segments that are kept", kept.entries),
     ):  # fmt: skip

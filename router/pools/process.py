@@ -131,9 +131,9 @@ class PoolsProcess:
             connections_max=CONTROL_CONNECTIONS_MAX,
         )
         Projection(self._registry, metrics.families)
-        Projection(self._registry, lambda: http_families(self.data.statistics()))
+        Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:
-            Projection(self._registry, lambda: prompt_families(prompts.statistics()))
+            Projection(self._registry, lambda: prompt_families(prompts))
 
     def _serve(self, exchange: Exchange) -> None:
         self._endpoints(exchange)

@@ -20,7 +20,7 @@ and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from time import perf_counter
@@ -37,7 +37,6 @@ from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound,
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
-from kv_runtime.text.marks import KeptSegments
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from kv_runtime.text.unread import UnreadText
@@ -96,22 +95,6 @@ class EncodedPrompt(NamedTuple):
     unrendered: str = ""
 
 
-class PromptStatistics(NamedTuple):
-    """Totals of encoding, and its present state."""
-
-    encoder: str
-    encoder_failures: int
-    kept: KeptSegments
-    off_loop: int
-    refused: int
-    cancelled: int
-    waiting_bytes: int
-    images_seen: int
-    images_unseen: int
-    unrendered: Mapping[str, int]
-    """By the key of the request for which they were not rendered."""
-
-
 class ModelPrompts:
     """Prompts of one model's requests."""
 
@@ -121,23 +104,24 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
-        self._encoder, self._encoder_name = None, "byte"
+        self.encoder, self.encoder_name = None, "byte"
         if isinstance(text, UnreadText):
-            self._encoder_name = "none"
+            self.encoder_name = "none"
             _log.warning("tokenizer_unread", directory=text.directory)
         if isinstance(text, TokenizerText):
             text.keep_segments(limits.cache_bytes_max)
-            self._encoder, self._encoder_name = text.encoder, text.encoder.name
+            self.encoder, self.encoder_name = text.encoder, text.encoder.name
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
-        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder_name]
+        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
         self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
-        self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
-        self._images_seen = self._images_unseen = 0
+        self.unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
+        """Prompts by the key of the request for which they were not rendered."""
+        self.images_seen = self.images_unseen = 0
 
     def prompt(
         self,
@@ -173,22 +157,6 @@ class ModelPrompts:
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
         return self._text.detokenizer()
-
-    def statistics(self) -> PromptStatistics:
-        """Return the figures."""
-        encoder = self._encoder
-        return PromptStatistics(
-            encoder=self._encoder_name,
-            encoder_failures=encoder.failures if encoder else 0,
-            kept=encoder.kept() if encoder else KeptSegments(),
-            off_loop=self.pool.submitted,
-            refused=self.pool.refused,
-            cancelled=self.pool.cancelled,
-            waiting_bytes=self.pool.waiting_bytes,
-            images_seen=self._images_seen,
-            images_unseen=self._images_unseen,
-            unrendered=dict(self._unrendered),
-        )
 
     def _chat(self, inbound: _Chat, finish: "_Finish") -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         size_bytes = inbound.rendered_bytes
@@ -251,15 +219,15 @@ class ModelPrompts:
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
         with self._lock:
-            self._images_seen += known.images_seen
-            self._images_unseen += len(chat.urls) - known.images_seen
+            self.images_seen += known.images_seen
+            self.images_unseen += len(chat.urls) - known.images_seen
         if chat.other_media:
             self._count_unrendered("messages")
         return finish.known(known)._replace(unrendered=chat.other_media)
 
     def _count_unrendered(self, key: str) -> None:
         with self._lock:
-            self._unrendered[key if key in self._unrendered else "other"] += 1
+            self.unrendered[key if key in self.unrendered else "other"] += 1
 
     def _worked(
         self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int

@@ -98,6 +98,7 @@ def test_a_known_segment_changes_no_id(kind: str, wanted: Wanted, cache_bytes_ma
             expected = tokenizer.encode(text.render_chat(chat, **turn.options), add_special_tokens=False).ids
             assert made.ids == pack_tokens(expected)
             assert made.sequence_hashes == pack_u64(sequence_hashes(expected, HASHING.block_size))
-        assert prompts.statistics().kept.bytes <= cache_bytes_max
+        assert prompts.encoder is not None
+        assert prompts.encoder.kept().bytes <= cache_bytes_max
 
     holds()

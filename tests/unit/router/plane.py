@@ -263,7 +263,7 @@ class Plane:
             assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0), each
         assert self.state.core.open_leases == 0
         assert self.metric("inflight_requests") == 0
-        assert self.serving.metrics.inflight == self.server.statistics().inflight == 0
+        assert self.serving.metrics.inflight == self.server.inflight == 0
         assert all(record.outcome for record in self.routing.decisions.newest(1000)), "every decision has an outcome"
 
 

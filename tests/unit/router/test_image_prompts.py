@@ -242,7 +242,8 @@ def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
     first = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     asked += [{"role": "assistant", "content": "a cat"}, *HELLO]
     second = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
-    assert prompts.statistics().kept.hit_bytes > 1000
+    assert prompts.encoder is not None
+    assert prompts.encoder.kept().hit_bytes > 1000
     fresh = worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule_of(text))
     assert second == fresh
     assert second.sequence_hashes[: 8 * 80] == first.sequence_hashes[: 8 * 80]
@@ -260,7 +261,7 @@ def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule
     made = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text) if states_rule else None)
     assert made.sequence_hashes == b""
     assert made.token_count > 9 * 4
-    assert prompts.statistics().images_unseen == 2
+    assert prompts.images_unseen == 2
 
 
 @pytest.mark.parametrize("padding", [0, 300_000])

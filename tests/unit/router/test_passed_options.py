@@ -76,7 +76,7 @@ async def test_a_prompt_that_is_not_rendered_goes_where_its_text_went_before() -
         assert {each.headers["x-kv-unrendered"] for each in answers_} == {"messages[0].role"}
         assert len({each.headers["x-worker-instance-id"] for each in answers_}) == 1
         assert int(answers_[-1].headers["x-overlap-blocks"]) > 0
-    assert plane.prompts.statistics().unrendered["messages"] == 9
+    assert plane.prompts.unrendered["messages"] == 9
 
 
 async def test_the_estimated_length_of_a_prompt_that_is_not_rendered_excludes_no_worker(plane: Plane) -> None:

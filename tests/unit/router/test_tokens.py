@@ -189,7 +189,7 @@ def test_what_is_not_rendered_is_counted_by_its_key() -> None:
     prompts = ModelPrompts(TEXT)
     for inbound in (chat(messages=[1]), chat(chat_template="x"), chat(), completion("")):
         prompts.prompt(inbound, Hashing(4))
-    counted = {key: count for key, count in prompts.statistics().unrendered.items() if count}
+    counted = {key: count for key, count in prompts.unrendered.items() if count}
     assert counted == {"messages": 1, "chat_template": 1, "prompt": 1}
 
 
@@ -201,8 +201,8 @@ def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() ->
     assert [(each.unrendered, each.hashing.scheme) for each in made if isinstance(each, EncodedPrompt)] == [
         ("tokenizer", TEXT_SCHEME), ("tokenizer", TEXT_SCHEME), ("", Hashing(4).scheme),
     ]  # fmt: skip
-    assert prompts.statistics().unrendered["tokenizer"] == 2
-    assert prompts.statistics().encoder == "none"
+    assert prompts.unrendered["tokenizer"] == 2
+    assert prompts.encoder_name == "none"
     assert told == [{"event": "tokenizer_unread", "directory": "/models/m", "log_level": "warning"}]
 
 
@@ -250,8 +250,8 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
     await asyncio.sleep(0)
     later = prompts.prompt(completion(LONG), Hashing(4))
     assert isinstance(later, asyncio.Future)
-    statistics = prompts.statistics()
-    assert (statistics.refused, statistics.cancelled, statistics.waiting_bytes) == (1, 1, 1002)
+    pool = prompts.pool
+    assert (pool.refused, pool.cancelled, pool.waiting_bytes) == (1, 1, 1002)
     later.cancel()
 
 

@@ -245,9 +245,13 @@ async def running(
     assert_nothing_is_left(http.plane)
 
 
+def dialing(plane: HttpPlane) -> int:
+    """Return how many connections to workers are being opened."""
+    return len(plane.upstreams.dials or ())
+
+
 def assert_nothing_is_left(plane: HttpPlane) -> None:
     """No connection, request, dial or watched time."""
-    now = plane.statistics()
-    assert (now.connections, now.inflight) == (0, 0)
-    assert (now.upstream.open, now.upstream.idle, now.upstream.dialing) == (0, 0, 0)
+    assert (len(plane.connections), plane.inflight) == (0, 0)
+    assert (len(plane.upstreams.connections), plane.upstreams.idle, dialing(plane)) == (0, 0, 0)
     assert len(plane.timeout_sweeper) == 0

@@ -26,19 +26,19 @@ async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> No
         for reader, writer in kept:
             writer.write(post())
             assert (await answered(reader)).status == 200
-        assert http.plane.statistics().capacity == (CLIENTS_MIN, CLIENTS_MIN)
+        assert http.plane.capacity == (CLIENTS_MIN, CLIENTS_MIN)
 
 
 async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
     async with running(FEW_FILES, linger_s=30.0) as http:
         kept = [await http.dial() for _ in range(CLIENTS_MIN + REFUSED_MAX)]
-        await until(lambda: http.plane.statistics().connections == CLIENTS_MIN + REFUSED_MAX)
+        await until(lambda: len(http.plane.connections) == CLIENTS_MIN + REFUSED_MAX)
         reader, _ = await http.dial()
         answer = await answered(reader)
         assert await reader.read() == b""
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert answer.error["message"].startswith("16 connections are open")
-        assert http.plane.statistics().connections == len(kept)
+        assert len(http.plane.connections) == len(kept)
 
 
 async def test_with_room_for_hardly_any_client_the_plane_does_not_start() -> None:
@@ -56,7 +56,7 @@ async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> No
         with capture_logs() as logs, no_descriptors_left():
             with pytest.raises(BlockingIOError):
                 late.connect(("127.0.0.1", http.plane.port))
-            await until(lambda: http.plane.statistics().accept_failures.get("EMFILE", 0) >= 2)
+            await until(lambda: http.plane.acceptor.failures.get("EMFILE", 0) >= 2)
         await asyncio.get_running_loop().sock_sendall(late, get())
         said = await asyncio.get_running_loop().sock_recv(late, 4096)
         late.close()
@@ -84,7 +84,7 @@ async def test_an_idle_connection_to_one_worker_makes_room_for_another_worker() 
             http.worker = worker.base_url
             reader, _ = await http.dial(post())
             assert (await answered(reader)).status == 200
-        await until(lambda: http.plane.statistics().upstream.open == 1)
+        await until(lambda: len(http.plane.upstreams.connections) == 1)
 
 
 async def test_beyond_the_bound_of_workers_connections_no_worker_is_to_blame() -> None:
