@@ -255,7 +255,7 @@ class RouterParts:
         )
 
     def _watched_routes(self) -> list[web.RouteDef]:
-        journal = None if self._journal is None or self._place else self._journal.statistics
+        journal = None if self._place else self._journal
         live = LiveRoutes(self._live, self._clock).routes()
         return [*live, *self._trends.routes(), *event_log_routes(self._index, journal)]
 
@@ -323,7 +323,7 @@ class RouterParts:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
         if (journal := self._journal) is not None:
-            families.append(lambda: journal_families(journal.statistics()))
+            families.append(lambda: journal_families(journal))
         if (replicas := self._replicas) is not None:
             families.append(lambda: replica_families(replicas))
         for each in families:

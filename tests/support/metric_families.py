@@ -21,7 +21,7 @@ from router.attribution.attribution import AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.journal.writer import JournalStatistics, journal_families
+from router.journal.writer import journal_families
 from router.live.clients import LiveClients
 from router.live.moments import moment_families
 from router.live.ring import Ring
@@ -158,8 +158,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
-    journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
-    yield from _families_of(journal_families, journal_families(journal))
+    yield from _of_function(journal_families)
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
