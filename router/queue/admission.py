@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kv_protocol.decided import RouteRequest
+from router.http.refusals import Refusal
 from router.queue.model_queue import ModelQueue
 from router.queue.waiting import (
     OTHERS,
@@ -39,7 +40,6 @@ from router.queue.waiting import (
     Placing,
     QueuedRequest,
     QueueLimits,
-    QueueRefusal,
     RefusalReason,
     placing_of,
 )
@@ -110,7 +110,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- in
 
-    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | QueueRefusal:
+    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | Refusal:
         """Queue the request; return its place, or why it is refused."""
         tenant = self._tenant_of(waiting)
         reason = self._full(tenant, waiting.cost_tokens)
@@ -183,7 +183,7 @@ class RequestQueue:
         self._remove(place)
         return True
 
-    def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+    def tick(self, now_s: float) -> list[tuple[Place, Refusal]]:
         """Remove and return the requests that have waited for `wait_s`, with their refusals."""
         overdue = []
         for place in self._waiting.values():
@@ -192,13 +192,11 @@ class RequestQueue:
             overdue.append(place)
         return self._dismiss(overdue, "timeout", now_s)
 
-    def stop(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+    def stop(self, now_s: float) -> list[tuple[Place, Refusal]]:
         """Remove and return all requests, with their refusals."""
         return self._dismiss(list(self._waiting.values()), "stopping", now_s)
 
-    def _dismiss(
-        self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float
-    ) -> list[tuple[Place, QueueRefusal]]:
+    def _dismiss(self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float) -> list[tuple[Place, Refusal]]:
         dismissed = [
             (place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in dismissals
         ]
@@ -222,14 +220,13 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- what is said
 
-    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> QueueRefusal:
+    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> Refusal:
         total = self._tenants[tenant] if reason == "tenant_full" else self._all
-        return QueueRefusal(
-            status=429 if reason == "tenant_full" else 503,
-            reason=reason,
-            message=_message(reason, total, tokens, self._limits),
-            retry_after_s=self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s)),
-        )
+        message = _message(reason, total, tokens, self._limits)
+        again_s = self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s))
+        if reason == "tenant_full":
+            return Refusal(429, message, "rate_limit_error", code=reason, retry_after_s=again_s)
+        return Refusal(503, message, "server_error", code=reason, retry_after_s=again_s, outcome="failed")
 
     @property
     def tokens(self) -> int:

@@ -32,13 +32,12 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueueRefusal
+from router.queue.waiting import Place, QueuedRequest, QueueLimits
 
 _log = structlog.get_logger("router")
 
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
-_TENANT_LIMIT = 429
 _SIGHTS_MAX = 64
 
 
@@ -207,8 +206,8 @@ class Admission:
         """Return the ticket of a waiting request; None if a callback was called already."""
         is_first = self._is_first(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
-        if isinstance(placed, QueueRefusal):
-            refused(_refusal(placed))
+        if isinstance(placed, Refusal):
+            refused(placed)
             return None
         ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
         self._has_waiting.set()
@@ -261,14 +260,8 @@ class Admission:
             self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
-    def _refuse(self, dismissed: list[tuple[Place, QueueRefusal]]) -> None:
+    def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
             ticket = self._tickets.pop(place.arrival, None)
             if ticket is not None:
-                ticket.refuse(_refusal(why))
-
-
-def _refusal(why: QueueRefusal) -> Refusal:
-    if why.status == _TENANT_LIMIT:
-        return Refusal(429, why.message, "rate_limit_error", code=why.reason, retry_after_s=why.retry_after_s)
-    return Refusal(503, why.message, "server_error", code=why.reason, retry_after_s=why.retry_after_s, outcome="failed")
+                ticket.refuse(why)

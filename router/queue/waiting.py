@@ -71,15 +71,6 @@ def placing_of(request: RouteRequest) -> Placing:
     )
 
 
-class QueueRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that may not wait, or no longer; a retry makes sense after `retry_after_s`, 1 or more."""
-
-    status: Literal[429, 503]
-    reason: RefusalReason
-    message: str
-    retry_after_s: float
-
-
 class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's place in the queue."""
 

@@ -134,10 +134,10 @@ class Lists:
         mine = [place for place in self.waits if place.tenant == step.tenant]
         if len(mine) >= LIMITS.tenant_requests_max:
             assert not isinstance(found, Place)
-            assert (found.status, found.reason) == (429, "tenant_full")
+            assert (found.status, found.code) == (429, "tenant_full")
         elif full(self.waits, waiting, LIMITS.requests_max, LIMITS.tokens_max):
             assert not isinstance(found, Place)
-            assert (found.status, found.reason) == (503, "queue_full")
+            assert (found.status, found.code) == (503, "queue_full")
         else:
             assert isinstance(found, Place)
             self.ever.append(found)

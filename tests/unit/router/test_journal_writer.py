@@ -296,9 +296,7 @@ async def test_its_figures_are_shown() -> None:
     bench = Bench()
     await bench.log.has(1)
     await bench.end()
-    shown = {
-        sample.name: sample.value for each in journal_families(bench.writer) for sample in each.samples
-    }
+    shown = {sample.name: sample.value for each in journal_families(bench.writer) for sample in each.samples}
     assert shown["kvrouter_journal_records_total"] == 1.0
     assert set(shown) == {
         "kvrouter_journal_records_total",
