@@ -216,13 +216,11 @@ class RouterParts:
             self._handover,
             gate,
             None if place and place.number else self._policies,
-            self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
-            savings=self._savings,
             moments=self._moments,
             watched=self._watched_routes(),
         )
@@ -257,7 +255,8 @@ class RouterParts:
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
         live = LiveRoutes(self._live, self._clock).routes()
-        return [*live, *self._trends.routes(), *event_log_routes(self._index, journal)]
+        shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
+        return [*live, *shown, *event_log_routes(self._index, journal)]
 
     def _gauges(self) -> Gauges:
         in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
