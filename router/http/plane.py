@@ -25,7 +25,7 @@ from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
 from router.http.capacity import Capacity, capacity
-from router.http.client import ClientConnection, ClientStatistics
+from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import HeadReader, RequestHead
@@ -132,10 +132,6 @@ class HttpPlane:
                 self.draining = self._is_over = True
                 self.acceptor.close()
                 await self._end()
-
-    def clients(self) -> list[ClientStatistics]:
-        """Return how every open connection of a client stands."""
-        return [connection.statistics() for connection in self.connections]
 
     def in_progress(self) -> dict[str, int]:
         """Return what is drained when the plane stops."""

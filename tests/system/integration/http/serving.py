@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_runtime.open_files import OpenFiles
-from router.http.client import ClientStatistics
+from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
 from router.http.heads import Headers
@@ -146,9 +146,9 @@ class Http:
         (watcher,) = self.watchers
         return watcher
 
-    def client(self) -> ClientStatistics:
-        """Return how the only connection stands."""
-        (client,) = self.plane.clients()
+    def client(self) -> ClientConnection:
+        """Return the only connection."""
+        (client,) = self.plane.connections
         return client
 
     async def dial(self, data: bytes = b"", **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -45,7 +45,7 @@ async def test_no_more_than_the_bound_is_read_ahead() -> None:
         big = post(b"x" * 3_000_000)
         writer.write(big)
         await until(lambda: http.client().reading_paused)
-        assert http.client().read_ahead_bytes <= 1024 + 256 * 1024
+        assert len(http.client().buffer) <= 1024 + 256 * 1024
         http.exchanges[0].answer(200, b"first")
         await until(lambda: len(http.exchanges) == 2)
         assert len(http.exchanges[1].body) == 3_000_000
@@ -268,10 +268,10 @@ async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", http.plane.port))
         sock.sendall(post())
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         most = 0
         while not worker.gone.is_set():
-            most = max(most, *(each.unsent_bytes for each in http.plane.clients()), 0)
+            most = max(most, *(each.unsent_bytes for each in http.plane.connections), 0)
             await asyncio.sleep(0)
         sock.close()
     assert 64 << 10 < most < 1 << 20
@@ -285,7 +285,7 @@ async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
         http.worker = worker.base_url
         reader, writer = await http.dial(post(), limit=4096)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         (connection,) = http.plane.upstreams.connections
         now_s = asyncio.get_running_loop().time()
         for later_s in (0.0, http.timeouts.between_bytes_s + 1.0):
@@ -301,10 +301,10 @@ async def test_a_client_that_reads_no_answers_is_served_no_more_requests() -> No
         request = get("/" + "x" * 10_000)
         for _ in range(3000):
             writer.write(request)
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         assert http.client().unsent_bytes < 1 << 20
         await until(lambda: http.client().reading_paused)
-        kept_bytes, served = http.client().read_ahead_bytes, len(http.exchanges)
+        kept_bytes, served = len(http.client().buffer), len(http.exchanges)
         writer.transport.abort()
     assert kept_bytes <= (64 << 10) + 2 * (256 << 10), "the bound, and two reads of the loop"
     assert served < 3000
@@ -378,7 +378,7 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: s
         http.worker = worker.base_url
         reader, writer = await http.dial(sent)
         writer.write_eof()
-        await until(lambda: any(each.half_closed for each in http.plane.clients()))
+        await until(lambda: any(each.half_closed for each in http.plane.connections))
         more.set()
         said = await reader.read()
         assert http.plane.gone == 0
@@ -401,7 +401,7 @@ async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest()
         reader, writer = await http.dial(post())
         await reader.readuntil(event("a"))
         writer.write_eof()
-        await until(lambda: any(each.half_closed for each in http.plane.clients()))
+        await until(lambda: any(each.half_closed for each in http.plane.connections))
         more.set()
         rest = (await reader.read()).removeprefix(b"\r\n")
     assert rest.startswith(chunked(b":\n\n") + chunked(event("b")))
@@ -518,6 +518,6 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
         http.worker = worker.base_url
         _, writer = await http.dial(post())
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         http.stop.set()
         await until(lambda: not http.plane.connections)
