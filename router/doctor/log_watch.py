@@ -30,6 +30,8 @@ class LogWatch:
         """The newest event of every worker, by its subject."""
         self.refused = ""
         """Why the newest refused fleet event was."""
+        self.fills: dict[str, tuple[int, int]] = {}
+        """As of `fills`, once it was read."""
 
     async def start(self) -> None:
         """Subscribe to heartbeats and loads."""
@@ -51,6 +53,10 @@ class LogWatch:
                     f"{subjects.FLEET_STREAM}: {reading.unread} messages not read in {timeout_s:g} s"
                 )
             await self._clock.sleep(_LOOK_S)
+
+    async def read_fills(self) -> None:
+        """Read how full the log is; raise `BrokerUnavailable`."""
+        self.fills = await fills(self._event_log)
 
     def heads(self) -> tuple[StreamHead, ...]:
         """Return every epoch of every rank with heartbeats."""
