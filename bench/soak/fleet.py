@@ -28,7 +28,6 @@ _DRAIN_WAIT_S = 30
 _QUIET = "telemetry.log_level=warning"
 _ROUTER = (
     _QUIET,
-    "handover.prompts_bytes_max=4194304",
     "journal.max_bytes=67108864",
     "nats.events_max_bytes=67108864",
     "nats.snapshots_bytes_max=67108864",

@@ -47,8 +47,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.admin.rows import event_flag, evidence_row, explained, trusted, worker_row
-from router.attribution.service import Savings
+from router.admin.rows import event_flag, explained, trusted
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
@@ -63,7 +62,6 @@ from router.live.evidence import prediction_routes
 from router.live.moments import Moments
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
-from router.planner.service import Planner
 from router.shadows.service import Shadows
 from router.web.page import WebPage
 from router.workers.service import AttachedWorkers
@@ -105,46 +103,31 @@ class ControlPlane:
         handover: Handover | None = None,
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
-        planner: Planner | None = None,
         *,
         trace_link: str = "",
         shadows: Shadows | None = None,
-        savings: Savings | None = None,
         moments: Moments | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """`gate` is that of this router's feeds.
+        """What is not given has no endpoints: `index`, `shadows`, `moments` (past ones of the index).
 
-        Without `handover` a drained worker's prefixes are not computed at other workers.
-
-        Without `index` there are no endpoints of it.
-
-        Without `planner`, `shadows`, `savings` there is no `/v1/planner`, `/v1/shadows`, `/v1/report`.
-
-
-        `moments` answers for past moments of the index; without it there are none.
-
-        `kept` has the prompts that are shown with decisions; without it none is.
-
-        `differs` returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`).
-
-        `attached` are the engines that this process attaches; without it, it attaches none.
-
-        `watched` are routes of what is watched (`router/live/`).
-
-        Without `policies` a policy that is changed lasts until the router ends.
-
-        `trace_link`: `tracing.link` of the settings.
+        handover      without it, a drained worker's prefixes are not computed at other workers
+        gate          that of this router's feeds
+        policies      without it, a policy that is changed lasts until the router ends
+        trace_link    `tracing.link` of the settings
+        kept          the prompts that are shown with decisions; without it none is
+        differs       returns in what the prompts of an instance of a worker differ (`router/prompt/engine_parity.py`)
+        attached      the engines that this process attaches; without it, it attaches none
+        watched       routes of what only answers: planner, report, what is watched (`router/live/`)
         """
         self._trace_link, self._differs = trace_link, differs
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
-        self._planner, self._shadows, self._savings = planner, shadows, savings
-        self._watched, self._moments, self._kept = watched, moments, kept
+        self._shadows, self._watched, self._moments, self._kept = shadows, watched, moments, kept
         self._attached = attached
         self._drains = DrainRoutes(routing, handover, self._publish)
 
@@ -166,9 +149,7 @@ class ControlPlane:
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
-            *([] if self._planner is None else self._planner.routes()),
             *([] if self._shadows is None else self._shadows.routes()),
-            *([] if self._savings is None else self._savings.routes()),
             *prediction_routes(self._routing),
             *self._watched,
             web.get("/health", self._health),
@@ -232,7 +213,7 @@ class ControlPlane:
             ranks = [
                 {
                     **trusted(rank, trust[rank]),
-                    "evidence": evidence_row(evidence.get(rank)),
+                    "evidence": None if (move := evidence.get(rank)) is None else move.evidence(),
                     "unfit": breakers.unfit(rank, now_s),
                     "event_flag": event_flag(registration, trust[rank]),
                 }
@@ -241,7 +222,13 @@ class ControlPlane:
             reasons = [str(rank["unfit"]) for rank in ranks]
             of_all = reasons[0] if all(reasons) else ""
             differs = *parity[registration.worker_id], *self._differs(registration.worker_id, registration.instance)
-            return worker_row(worker, unfit or of_all, differs, ranks)
+            return {
+                "unfit": unfit or of_all,
+                "draining": worker.draining,
+                "ranks": ranks,
+                "differs": [each._asdict() for each in differs],
+                "registration": registration,
+            }
 
         rows = []
         for number, worker in enumerate(list(known.workers()), 1):

@@ -1,6 +1,6 @@
-"""What the control plane shows of a worker, of trust in a rank, and of one decision, as values for JSON. Pure."""
+"""What the control plane shows of trust in a rank, and of one decision, as values for JSON. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -11,9 +11,7 @@ from router.decision.explain import explain
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
 from router.decision.report_text import sentence
 from router.decision.routing import DecisionRecord
-from router.fleet.calibration import Move
-from router.fleet.registry import Worker
-from router.fleet.trust import Disparity, Trust
+from router.fleet.trust import Trust
 from router.live.decision_rows import outcome_of
 
 
@@ -40,19 +38,6 @@ def trace_url(link: str, ids: Mapping[str, str]) -> str | None:
     return link or None
 
 
-def worker_row(
-    worker: Worker, unfit: str, disparities: Sequence[Disparity], ranks: list[dict[str, object]]
-) -> dict[str, object]:
-    """Return a worker. `unfit`: why it takes no work; empty: it does."""
-    return {
-        "unfit": unfit,
-        "draining": worker.draining,
-        "ranks": ranks,
-        "differs": [each._asdict() for each in disparities],
-        "registration": worker.registration,
-    }
-
-
 def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
     """Return the rank with the trust in it."""
     return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
@@ -61,16 +46,3 @@ def trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
 def event_flag(registration: WorkerRegistered, trust: Trust) -> str:
     """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
     return (registration.event_flag or "") if trust.reason.startswith(NO_EVENTS) else ""
-
-
-def evidence_row(move: Move | None) -> dict[str, object] | None:
-    """Return what requests showed when their rank's predictions were doubted; None: they were not."""
-    if move is None:
-        return None
-    return {
-        "doubt": move.doubt,
-        "requests": move.requests,
-        "overpredicted": move.overpredicted,
-        "underpredicted": move.underpredicted,
-        "newest_decision": move.newest,
-    }

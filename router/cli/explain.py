@@ -4,42 +4,24 @@ exit code   0 explained     2 not: bad arguments, no such decision, none that mi
 """
 
 import asyncio
-import sys
-from pathlib import Path
-from typing import Any
+from functools import partial
 from urllib.parse import quote
 
-import aiohttp
 import click
 import msgspec
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import print_json, print_lines, run_process
-from kv_runtime.supervise import until
-from kv_runtime.telemetry import configure_logs
-from router.cli.options import (
-    NOT_DONE,
-    NothingRead,
-    check_token,
-    checked_urls,
-    plane_url,
-    require_log,
-    run_on_log,
-)
+from kv_runtime.event_log import EventLog
+from kv_runtime.process import print_json, print_lines
+from router.cli.options import ControlPages, NothingRead, asked, require_log, run_on_log, with_source
 from router.config import RouterSettings
 from router.decision.report import Misses, MissKind, RequestReport
 from router.decision.report_text import report_lines
-from router.doctor.http_client import HttpAsker, Reply
-from router.doctor.pages import PageUnreadable, decoded
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.reports import Findings, JournalReports, Question
 
-_TIMEOUT_S = 10.0
 _NEWEST = 1000
 """Decisions of a running router among which the worst are looked for: the most that its list has."""
-_NOT_FOUND = 404
 
 
 class _Listed(msgspec.Struct):
@@ -57,23 +39,20 @@ class _List(msgspec.Struct):
 @click.option("--worst", type=click.IntRange(1, _NEWEST), help="the N with the largest miss", metavar="N")
 @click.option("--by", type=click.Choice(["cached", "ttft"]), default="cached", show_default=True,
               help="the miss: predicted minus actual cached tokens, or how late the first token was")  # fmt: skip
-@click.option("--router", "url", default="", help="the router's control plane, http://host:port")
-@click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
 @click.option("--journal", "from_journal", is_flag=True, help="read the journals on the event log, not a router")
-@click.option("--nats-url", help="with --journal, the event log: nats://host:port; its token is nats.credentials")
-@click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
-@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
 @click.option("--json", "as_json", is_flag=True, help="print the reports as one JSON list")
+@with_source
 def explain(
     *,
+    settings: RouterSettings,
     any_id: str,
     last: bool,
     worst: int | None,
     by: MissKind,
     from_journal: bool,
     url: str,
+    nats_url: str | None,
     as_json: bool,
-    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Explain a decision: why that worker, what every other would have cost, and whether the prediction held.
 
@@ -88,19 +67,10 @@ def explain(
     if bool(any_id) + last + bool(worst) != 1:
         given = [name for name, value in (("an ID", any_id), ("--last", last), ("--worst", worst)) if value]
         raise click.UsageError(f"found {' and '.join(given) or 'none'}, allowed one of an ID, --last and --worst N")
-    if (url and from_journal) or (flags["nats_url"] and not from_journal):
+    if (url and from_journal) or (nats_url and not from_journal):
         raise click.UsageError("found flags of both sources, allowed --router, or --journal and --nats-url")
     question = Question(any_id, worst or 0, by)
-    try:
-        given_flags = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
-        settings = load_settings(
-            RouterSettings, file=flags["file"], assignments=flags["assignments"], flags=given_flags
-        )
-        configure_logs("warning")
-        reports = _of_journal(settings, question) if from_journal else _of_router(settings, url, question)
-    except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-        print_lines(*f"router: {error}".split("\n"), err=True)
-        sys.exit(NOT_DONE)
+    reports = _of_journal(settings, question) if from_journal else asked(settings, url, partial(_of_router, question))
     if as_json:
         print_json(msgspec.json.encode(reports))
     else:
@@ -145,67 +115,24 @@ def _not_there(any_id: str, words: str) -> str:
 # -------------------------------------------------------------------------------------------------- a running router
 
 
-def _of_router(settings: RouterSettings, url: str, question: Question) -> list[RequestReport]:
-    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
-    token = settings.control.token.get_secret_value()
-    check_token("control.token", token)
-    reports: list[RequestReport] = []
-    problems: list[str] = []
-
-    async def asking() -> None:
-        async with aiohttp.ClientSession() as session:
-            asked = _RunningRouter(HttpAsker(session, _TIMEOUT_S), address, token)
-            try:
-                reports.extend(await asked.reports(question))
-            except NothingRead as error:
-                problems.append(str(error))
-            except PageUnreadable as error:
-                problems.append(f"--router: found no control plane of a router at {address}: {error}")
-
-    async def main(stop: asyncio.Event) -> None:
-        await until(stop, asking())
-
-    run_process(main)
-    if problems or not reports:
-        raise NothingRead(problems[0] if problems else "stopped")
-    return reports
+async def _of_router(question: Question, plane: ControlPages) -> list[RequestReport]:
+    ids = [question.any_id] if question.any_id else await _ids(question, plane)
+    words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
+    return [
+        await plane.page(f"/v1/decisions/{quote(each, safe='')}", RequestReport, _not_there(each, words))
+        for each in ids
+    ]
 
 
-class _RunningRouter:
-    """The control plane of a router."""
-
-    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
-        self._asker, self._url, self._token = asker, url, token
-
-    async def reports(self, question: Question) -> list[RequestReport]:
-        """Return the answer; raise `NothingRead` if there is none."""
-        ids = [question.any_id] if question.any_id else await self._ids(question)
-        return [await self._report(any_id) for any_id in ids]
-
-    async def _ids(self, question: Question) -> list[str]:
-        path = f"/v1/decisions?limit={_NEWEST if question.worst else 1}"
-        listed = decoded(await self._page(path), _List, path).decisions
-        if not listed:
-            raise NothingRead(f"{self._url} has taken no decision yet")
-        if not question.worst:
-            return [listed[0].decision_id]
-        missed = [(each.misses.of(question.by) or 0.0, each.decision_id) for each in listed]
-        worst = sorted((each for each in missed if each[0] > 0), reverse=True)[: question.worst]
-        if not worst:
-            newest = f"the newest {len(listed)} decisions of {self._url}"
-            raise NothingRead(f"--worst: found no decision with a miss by {question.by} among {newest}")
-        return [decision_id for _, decision_id in worst]
-
-    async def _report(self, any_id: str) -> RequestReport:
-        path = f"/v1/decisions/{quote(any_id, safe='')}"
-        return decoded(await self._page(path, any_id), RequestReport, path)
-
-    async def _page(self, path: str, any_id: str = "") -> bytes:
-        reply: Reply = await self._asker.get(f"{self._url}{path}", self._token)
-        if reply.is_ok:
-            return reply.body
-        if any_id and reply.status == _NOT_FOUND:
-            words = "allowed a decision among the newest of the router; --journal finds older and refused ones"
-            raise NothingRead(_not_there(any_id, words))
-        found = reply.problem or f"status {reply.status}"
-        raise NothingRead(f"--router: found {found} at {self._url}, allowed the control plane of a running router")
+async def _ids(question: Question, plane: ControlPages) -> list[str]:
+    listed = (await plane.page(f"/v1/decisions?limit={_NEWEST if question.worst else 1}", _List)).decisions
+    if not listed:
+        raise NothingRead(f"{plane.url} has taken no decision yet")
+    if not question.worst:
+        return [listed[0].decision_id]
+    missed = [(each.misses.of(question.by) or 0.0, each.decision_id) for each in listed]
+    worst = sorted((each for each in missed if each[0] > 0), reverse=True)[: question.worst]
+    if not worst:
+        newest = f"the newest {len(listed)} decisions of {plane.url}"
+        raise NothingRead(f"--worst: found no decision with a miss by {question.by} among {newest}")
+    return [decision_id for _, decision_id in worst]

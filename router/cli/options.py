@@ -7,12 +7,14 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import aiohttp
 import click
 import msgspec
 
@@ -22,19 +24,26 @@ from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.hosts import url_of
 from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
+from router.doctor.http_client import HttpAsker
+from router.doctor.pages import PageUnreadable, decoded
 from router.pools.targets import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
 _URLS_MAX = 64
+_TIMEOUT_S = 10.0
+_NOT_FOUND = 404
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
+_T = TypeVar("_T")
+
+
 class NothingRead(Exception):
-    """The log has no journal of the named router, or none from which a replay can start."""
+    """There is no journal of the named router, none from which a replay can start, or no answer of a router."""
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,7 +60,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object
     ) -> None:
         flags = {"nats.url": nats_url, "policy.mode": rest.get("mode")}
-        try:
+        with _expected_errors():
             settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
             if print_config:
                 click.echo(render(settings), nl=False)
@@ -59,11 +68,41 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             require_log(settings)
             configure_logs("warning")
             command(settings=settings, assignments=assignments, **rest)
-        except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-            print_lines(*f"router: {error}".split("\n"), err=True)
-            sys.exit(NOT_DONE)
 
     return run
+
+
+def with_source(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of a command that asks a running router, or reads journals; pass it `settings`, `url`, `nats_url`.
+
+    `url` is that of a control plane, empty where none is given. Expected errors end it as with `with_settings`.
+    """
+
+    @click.option("--router", "url", default="", help="the router's control plane, http://host:port")
+    @click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
+    @click.option("--nats-url", help="of journals, the event log: nats://host:port; its token is nats.credentials")
+    @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
+    @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
+    @wraps(command)
+    def run(
+        *, file: Path | None, assignments: tuple[str, ...], token: str | None, nats_url: str | None, **rest: object
+    ) -> None:
+        with _expected_errors():
+            flags = {"nats.url": nats_url, "control.token": token}
+            settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
+            configure_logs("warning")
+            command(settings=settings, nats_url=nats_url, **rest)
+
+    return run
+
+
+@contextmanager
+def _expected_errors() -> Iterator[None]:
+    try:
+        yield
+    except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
+        print_lines(*f"router: {error}".split("\n"), err=True)
+        sys.exit(NOT_DONE)
 
 
 def require_log(settings: RouterSettings) -> None:
@@ -142,3 +181,53 @@ def check_token(field: str, token: str) -> None:
     """Raise ConfigurationError if no header may have the token."""
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
+
+
+def plane_of(settings: RouterSettings, url: str) -> tuple[str, str]:
+    """Return address and token of the control plane at `url`, empty: that of the settings; raise ConfigurationError."""
+    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
+    token = settings.control.token.get_secret_value()
+    check_token("control.token", token)
+    return address, token
+
+
+class ControlPages:
+    """The pages of a running router's control plane at `url`."""
+
+    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
+        self._asker, self.url, self._token = asker, url, token
+
+    async def page(self, path: str, kind: type[_T], missing: str = "") -> _T:
+        """Return a page; raise `NothingRead`, with the words of `missing` where there is none (404)."""
+        reply = await self._asker.get(f"{self.url}{path}", self._token)
+        if missing and reply.status == _NOT_FOUND:
+            raise NothingRead(missing)
+        if not reply.is_ok:
+            found = reply.problem or f"status {reply.status}"
+            raise NothingRead(f"--router: found {found} at {self.url}, allowed the control plane of a running router")
+        try:
+            return decoded(reply.body, kind, path)
+        except PageUnreadable as error:
+            raise NothingRead(f"--router: found no control plane of a router at {self.url}: {error}") from error
+
+
+def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
+    """Return what `work` finds on a running router's pages; raise `NothingRead`, also where a signal comes first."""
+    address, token = plane_of(settings, url)
+    found: list[_T | NothingRead] = []
+
+    async def asking() -> None:
+        async with aiohttp.ClientSession() as session:
+            try:
+                found.append(await work(ControlPages(HttpAsker(session, _TIMEOUT_S), address, token)))
+            except NothingRead as error:
+                found.append(error)
+
+    async def main(stop: asyncio.Event) -> None:
+        await until(stop, asking())
+
+    run_process(main)
+    answer = found[0] if found else NothingRead("stopped")
+    if isinstance(answer, NothingRead):
+        raise answer
+    return answer

@@ -15,7 +15,7 @@ import click
 import msgspec
 import structlog
 
-from kv_runtime.config.loading import load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import without_user
 from kv_runtime.http.hosts import url_of
 from kv_runtime.process import print_lines, run_process
@@ -24,7 +24,6 @@ from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, read_config
-from router.pools.json_values import PoolsConfigInvalid
 from router.pools.process import OpenRouter, PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
@@ -37,7 +36,6 @@ _log = structlog.get_logger("pools")
 
 def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]) -> click.Command:
     """Return `router pools`. Exceptions in `expected` end it with `NOT_DONE`, and a line with the reason."""
-    refused: tuple[type[Exception], ...] = (PoolsConfigInvalid, *expected)
 
     @click.command("pools")
     @_options
@@ -56,7 +54,7 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
                 click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
             else:
                 run_process(lambda stop: _serve(wanted, open_router, stop))
-        except refused as error:
+        except expected as error:
             print_lines(*f"router: {error}".split("\n"), err=True)
             sys.exit(NOT_DONE)
 
@@ -135,18 +133,18 @@ def _warn(warning: str) -> None:
 
 
 def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
-    """Return the configuration of file and flags, and warn; raise `PoolsConfigInvalid`."""
+    """Return the configuration of file and flags, and warn; raise `ConfigurationError`."""
     try:
         data = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise PoolsConfigInvalid((f"{file}: {error}",)) from error
+        raise ConfigurationError([f"{file}: {error}"]) from error
     config = read_config(data, dict(_pool(each) for each in given_pools))
     for warning in config.warnings:
         _warn(warning)
     nowhere = [name for name, pool in config.pools.items() if not pool.routers and not pool.config]
     if nowhere:
         allowed = "routers or config, or a flag --pool"
-        raise PoolsConfigInvalid(tuple(f"pools.namespaces.{name}: found none, allowed {allowed}" for name in nowhere))
+        raise ConfigurationError([f"pools.namespaces.{name}: found none, allowed {allowed}" for name in nowhere])
     return config
 
 
@@ -157,7 +155,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
         return name, PoolSettings(config=where)
     if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - of its data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
-        raise PoolsConfigInvalid((f"--pool: found {without_user(repr(given))}, allowed {allowed}",))
+        raise ConfigurationError([f"--pool: found {without_user(repr(given))}, allowed {allowed}"])
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 

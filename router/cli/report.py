@@ -4,21 +4,14 @@ exit code   0 reported     2 not: bad arguments, no journal in the period, or no
 """
 
 import asyncio
-import sys
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import click
 import msgspec
 
 from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.process import print_json, print_lines, run_process
-from kv_runtime.supervise import until
-from kv_runtime.telemetry import configure_logs
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.process import print_json, print_lines
 from router.attribution.attribution import DIMENSIONS, Dimension
 from router.attribution.contents import SavingsReport, report_of
 from router.attribution.evictions import Removals, count_removals
@@ -26,23 +19,11 @@ from router.attribution.journal import JournalSavings
 from router.attribution.page import report_page
 from router.attribution.service import iso
 from router.attribution.text import report_text
-from router.cli.options import (
-    NOT_DONE,
-    NothingRead,
-    check_token,
-    checked_urls,
-    moment,
-    plane_url,
-    require_log,
-    run_on_log,
-)
+from router.cli.options import NothingRead, asked, moment, require_log, run_on_log, with_source
 from router.config import RouterSettings
-from router.doctor.http_client import HttpAsker
-from router.doctor.pages import PageUnreadable, decoded
 from router.journal.reader import JournalEntry, read_journal, read_to_end
 from router.journal.writer import CHECKPOINT_S
 
-_TIMEOUT_S = 10.0
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2
 """How far before `--since` the journal is read, in the intervals of checkpoints: a replay starts at a checkpoint."""
@@ -58,24 +39,21 @@ _CHECKPOINTS_BEFORE = 2
 @click.option("--evictions", "with_evictions", is_flag=True,
               help="also read what the ranks removed; needs a journal, reads all KV events of the period")  # fmt: skip
 @click.option("--by", type=click.Choice(DIMENSIONS), multiple=True, help="the tables to print; without it all")
-@click.option("--router", "url", default="", help="the router's control plane, http://host:port")
-@click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
-@click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
-@click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
-@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
 @click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
 @click.option("--html", "as_html", is_flag=True, help="print the report as one HTML page")
+@with_source
 def report(
     *,
+    settings: RouterSettings,
     since_ns: int | None,
     until_ns: int | None,
     from_journal: bool,
     with_evictions: bool,
     by: tuple[Dimension, ...],
     url: str,
+    nats_url: str | None,
     as_json: bool,
     as_html: bool,
-    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.
 
@@ -87,22 +65,17 @@ def report(
                router report --since 2026-11-21T22:00:00Z --nats-url nats://127.0.0.1:4222 --html > report.html
     """  # noqa: D301
     reads_journal = from_journal or with_evictions or since_ns is not None or until_ns is not None
-    if (url and reads_journal) or (flags["nats_url"] and not reads_journal):
+    if (url and reads_journal) or (nats_url and not reads_journal):
         words = "found flags of both sources, allowed --router, or --nats-url with --journal"
         raise click.UsageError(words)
     if as_json and as_html:
         raise click.UsageError("found --json and --html, allowed one of them")
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise click.UsageError(f"--until: found {iso(until_ns)}, allowed a time after --since, {iso(since_ns)}")
-    try:
-        given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
-        settings = load_settings(RouterSettings, file=flags["file"], assignments=flags["assignments"], flags=given)
-        configure_logs("warning")
-        period = since_ns, until_ns
-        found = _of_journal(settings, period, with_evictions) if reads_journal else _of_router(settings, url)
-    except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
-        print_lines(*f"router: {error}".split("\n"), err=True)
-        sys.exit(NOT_DONE)
+    if reads_journal:
+        found = _of_journal(settings, (since_ns, until_ns), with_evictions)
+    else:
+        found = asked(settings, url, lambda plane: plane.page("/v1/report", SavingsReport))
     if as_json:
         print_json(msgspec.json.encode(found))
     elif as_html:
@@ -152,30 +125,3 @@ def _of_journal(
         not_repeated=savings.not_repeated,
         removed_blocks=None if removals is None else removals.total,
     )
-
-
-def _of_router(settings: RouterSettings, url: str) -> SavingsReport:
-    (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
-    token = settings.control.token.get_secret_value()
-    check_token("control.token", token)
-    found: list[SavingsReport | str] = []
-
-    async def asking() -> None:
-        async with aiohttp.ClientSession() as session:
-            reply = await HttpAsker(session, _TIMEOUT_S).get(f"{address}/v1/report", token)
-        if not reply.is_ok:
-            found.append(f"found {reply.problem or f'status {reply.status}'} at {address}")
-            return
-        try:
-            found.append(decoded(reply.body, SavingsReport, "/v1/report"))
-        except PageUnreadable as error:
-            found.append(f"found another answer at {address}: {error}")
-
-    async def main(stop: asyncio.Event) -> None:
-        await until(stop, asking())
-
-    run_process(main)
-    answer = found[0] if found else "stopped"
-    if isinstance(answer, str):
-        raise NothingRead(f"--router: {answer}, allowed the control plane of a running router")
-    return answer

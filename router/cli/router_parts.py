@@ -53,12 +53,12 @@ from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.live.trends import Gauges, Trends
-from router.metrics import (
-    RequestMetrics,
+from router.metrics.prompts import prompt_families
+from router.metrics.request import RequestMetrics
+from router.metrics.sockets import http_families
+from router.metrics.state import (
     build_families,
-    http_families,
     policy_families,
-    prompt_families,
     queue_families,
     rate_families,
     state_families,
@@ -67,8 +67,8 @@ from router.metrics import (
 from router.names import Names
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
-from router.prompt import ModelPrompts
 from router.prompt.engine_parity import EngineParity
+from router.prompt.prompts import ModelPrompts
 from router.prompt.recent_prompts import RecentPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
@@ -158,7 +158,7 @@ class RouterParts:
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         headroom = FleetHeadroom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, headroom, settings.queue.limits())
-        self._recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
@@ -216,13 +216,11 @@ class RouterParts:
             self._handover,
             gate,
             None if place and place.number else self._policies,
-            self._planner,
             trace_link=settings.tracing.link,
             shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
-            savings=self._savings,
             moments=self._moments,
             watched=self._watched_routes(),
         )
@@ -251,13 +249,14 @@ class RouterParts:
             self._index,
             self._clock,
             TailOfDecisions(self._routing),
-            queued=None if self._place else lambda: self._admission.statistics().requests,
+            queued=None if self._place else lambda: len(self._admission.queue),
         )
 
     def _watched_routes(self) -> list[web.RouteDef]:
-        journal = None if self._journal is None or self._place else self._journal.statistics
+        journal = None if self._place else self._journal
         live = LiveRoutes(self._live, self._clock).routes()
-        return [*live, *self._trends.routes(), *event_log_routes(self._index, journal)]
+        shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
+        return [*live, *shown, *event_log_routes(self._index, journal)]
 
     def _gauges(self) -> Gauges:
         in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
@@ -303,9 +302,9 @@ class RouterParts:
             lambda: trust_families(self._routing),
             lambda: policy_families(self._routing),
             lambda: rate_families(self._routing.state),
-            lambda: queue_families(self._admission.statistics()),
-            lambda: http_families(self.data.statistics()),
-            lambda: prompt_families(self._prompts.statistics()),
+            lambda: queue_families(self._admission.queue),
+            lambda: http_families(self.data),
+            lambda: prompt_families(self._prompts),
             self._parity.families,
             self._handover.families,
             self._planner.families,
@@ -323,7 +322,7 @@ class RouterParts:
             alone = ProcessState("router", os.getpid(), is_up=True, restarts=0)
             families.append(lambda: process_families([alone], {alone.name: 0}))
         if (journal := self._journal) is not None:
-            families.append(lambda: journal_families(journal.statistics()))
+            families.append(lambda: journal_families(journal))
         if (replicas := self._replicas) is not None:
             families.append(lambda: replica_families(replicas))
         for each in families:
@@ -368,8 +367,8 @@ class RouterParts:
             Part("moments", self._moments.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
-            *self._bodies.parts(1),
-            *self._prompts.parts(1),
+            *self._bodies.pool.parts(1),
+            *self._prompts.pool.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),

@@ -15,7 +15,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.extras import require
 from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import until
-from router.cli.options import check_token, checked_urls, plane_url
+from router.cli.options import plane_of
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker
 from router.top.reader import FleetReader
@@ -27,7 +27,7 @@ _WRONG = 2
 
 @click.command()
 @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
-@click.option("--router", "url", help="the router's control plane, http://host:port")
+@click.option("--router", "url", default="", help="the router's control plane, http://host:port")
 @click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
 @click.option(
     "--interval",
@@ -38,7 +38,7 @@ _WRONG = 2
     help="seconds between two looks",
 )
 @click.option("--once", is_flag=True, help="print one plain screen after one interval, and end")
-def top(*, file: Path | None, url: str | None, token: str | None, interval_s: float, once: bool) -> None:
+def top(*, file: Path | None, url: str, token: str | None, interval_s: float, once: bool) -> None:
     """Watch a running fleet in this terminal: workers, latencies, decisions.
 
     Without --router the configured control plane is asked: by default 127.0.0.1, port 8001.
@@ -48,9 +48,7 @@ def top(*, file: Path | None, url: str | None, token: str | None, interval_s: fl
     """  # noqa: D301
     try:
         settings = load_settings(RouterSettings, file=file, assignments=(), flags={"control.token": token})
-        (address,) = checked_urls("--router", [url or plane_url(settings.control.host, settings.control.port)])
-        secret = settings.control.token.get_secret_value()
-        check_token("control.token", secret)
+        address, secret = plane_of(settings, url)
     except ConfigurationError as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(_WRONG)

@@ -64,11 +64,6 @@ class DataSection(BodyBoundsSection):
         le=1 << 40,
         description="bodies of all requests that are read or served; beyond it 503; memory",
     )
-    strict_options: bool = Field(
-        default=False,
-        description="refuse options of chats and completions that agents' own engines would refuse; else they are the"
-        " engine's to refuse",
-    )
     passed_paths: tuple[PassedPath, ...] = Field(
         ("/v1/", *ENGINE_PATHS),
         max_length=64,
@@ -93,13 +88,6 @@ class DataSection(BodyBoundsSection):
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(_HTTP.drain_s, ge=0, le=3600, description="how long running requests may take after a stop")
-
-    connections_max: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description="clients' connections; beyond it 503; by default what the limit of open files allows, to 16,384",
-    )
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "DataSection":
@@ -241,9 +229,6 @@ class HandoverSection(Section):
 
     tokens: int = Field(
         200_000, ge=0, le=1 << 30, description="what other workers compute for one that drains, at most; 0: nothing"
-    )
-    prompts_bytes_max: int = Field(
-        64 << 20, ge=0, le=1 << 34, description="newest prompts, of which it is chosen; 0: nothing can be; memory"
     )
 
 

@@ -29,7 +29,6 @@ constraints.
 import math
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Literal, get_args
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.errors import shortened
@@ -38,26 +37,6 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
 from router.decision.model_view import ModelView
 from router.decision.view import View
-
-ReasonKind = Literal[
-    "draining",
-    "silent",
-    "breaker",
-    "busy",
-    "endpoint",
-    "role",
-    "domain",
-    "transfer",
-    "lora",
-    "taint",
-    "max_seq_len",
-    "pinned",
-    "gateway",
-    "tried",
-    "newcomer",
-    "other",
-]
-REASON_KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
 ROLES: dict[str, tuple[str, ...]] = {
     "whole": ("aggregated",),
@@ -68,27 +47,15 @@ ROLES: dict[str, tuple[str, ...]] = {
 """The roles that serve each phase."""
 
 _NO_MISFITS: Mapping[str, str] = {}
-_KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
-    ("draining", "draining"),
-    ("silent", "silent"),
-    ("no heartbeat", "silent"),
-    ("breaker", "breaker"),
-    ("busy", "busy"),
-    ("endpoint", "endpoint"),
-    ("role", "role"),
-    ("transfer_domain", "domain"),
-    ("kv transfer", "transfer"),
-    ("lora", "lora"),
-    ("taint", "taint"),
-    ("max_seq_len", "max_seq_len"),
-    ("max_prompt_tokens", "max_seq_len"),
-    ("pinned", "pinned"),
-    ("gateway", "gateway"),
-    ("failed this request", "tried"),
-    ("newcomer", "newcomer"),
-)
-
-
+_LASTING = {
+    "endpoint": "endpoint",
+    "lora": "lora",
+    "taint": "taint",
+    "pinned": "pinned",
+    "max_seq_len": "max_seq_len",
+    "max_prompt_tokens": "max_seq_len",
+}
+"""How reasons of the request's own begin, and their kind."""
 _limits = attrgetter("phase", "lora", "required_taints", "pinned_worker", "pinned_dp_rank", "allowed_workers", "tried")
 _UNLIMITED = ("whole", "", (), None, None, None, ())
 """What `_limits` returns for a request that any fit worker may take."""
@@ -221,6 +188,6 @@ def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
     return math.exp(-math.tanh(math.fsum(weight for taint, weight in preferred if taint in taints)))
 
 
-def reason_kind(reason: str) -> ReasonKind:
-    """Return the `REASON_KINDS` member of an exclusion's reason, for metrics."""
-    return next((kind for beginning, kind in _KIND_OF_BEGINNING if reason.startswith(beginning)), "other")
+def reason_kind(reason: str) -> str:
+    """Return the kind of an exclusion for which the request itself is the reason; `other` for all others."""
+    return next((kind for beginning, kind in _LASTING.items() if reason.startswith(beginning)), "other")

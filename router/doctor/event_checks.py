@@ -42,7 +42,6 @@ def events(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def _silent(facts: FleetFacts) -> Iterator[Finding]:
-    used = {load.rank: load.used_blocks for load in facts.loads}
     registrations = {
         worker.registration.worker_id: worker.registration
         for worker in facts.living()
@@ -52,7 +51,7 @@ def _silent(facts: FleetFacts) -> Iterator[Finding]:
         worker = registrations.get(head.rank.worker_id)
         if worker is None or worker.instance != head.instance or head.last_seq or head.stale:
             continue
-        if (blocks := used.get(head.rank, 0)) >= SILENT_BLOCKS:
+        if (blocks := facts.used_blocks.get(head.rank, 0)) >= SILENT_BLOCKS:
             words = f"its engine reports {blocks} blocks in use, and told of none (event_source {worker.event_source})"
             yield Finding("events.none", str(head.rank), words)
 

@@ -67,20 +67,19 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     after: Counts = {}
 
 
-class LoadSeen(msgspec.Struct, frozen=True):
-    """The highest load that a rank's engine reported."""
-
-    rank: WorkerRank
-    used_blocks: int
-
-
 class RankStatus(msgspec.Struct, frozen=True):
-    """One rank by a router: trust, and why it takes no work (empty: it does)."""
+    """One rank by a router's `/v1/workers`: trust, and why it takes no work (empty: it does)."""
 
-    rank: WorkerRank
-    trust: str
-    trust_reason: str
-    unfit: str
+    worker_id: str
+    dp_rank: int
+    trust: str = ""
+    trust_reason: str = ""
+    unfit: str = ""
+
+    @property
+    def rank(self) -> WorkerRank:
+        """The rank."""
+        return WorkerRank(self.worker_id, self.dp_rank)
 
 
 class ParityBroken(msgspec.Struct, frozen=True):
@@ -135,7 +134,8 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     left: Mapping[str, str] = {}
     """Workers whose newest fleet event is that they left, and why."""
     heads: tuple[StreamHead, ...] = ()
-    loads: tuple[LoadSeen, ...] = ()
+    used_blocks: Mapping[WorkerRank, int] = {}
+    """The most that each rank's engine reported."""
     refused: str = ""
     """Why the newest refused fleet event was."""
     routers: tuple[RouterSeen, ...] = ()
@@ -150,13 +150,9 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
         modes = [router.reads_overlap for router in self.routers if router.mode]
         return any(modes) if modes else self.reads_overlap
 
-    def beating(self) -> frozenset[tuple[str, str]]:
-        """Return worker and instance of all heartbeats."""
-        return frozenset((head.rank.worker_id, head.instance) for head in self.heads)
-
     def living(self) -> Iterator[WorkerSeen]:
         """Yield the registered workers with heartbeats; all workers if the log could not be read."""
-        beating = self.beating()
+        beating = {(head.rank.worker_id, head.instance) for head in self.heads}
         for worker in self.workers:
             if self.log.problem or (worker.registration.worker_id, worker.registration.instance) in beating:
                 yield worker

@@ -8,7 +8,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from router.doctor.facts import LoadSeen, StreamHead
+from router.doctor.facts import StreamHead
 
 HEADS_MAX = 65_536
 """Epochs of ranks that are kept; further ones are not looked at."""
@@ -24,11 +24,14 @@ class LogWatch:
         self._gate = FleetGate() if gate is None else gate
         self._began_s = clock.now()
         self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
-        self._used = dict[WorkerRank, int]()
+        self.used_blocks = dict[WorkerRank, int]()
+        """The most that every rank's engine reported."""
         self.events: dict[str, fleet.FleetEvent] = {}
         """The newest event of every worker, by its subject."""
         self.refused = ""
         """Why the newest refused fleet event was."""
+        self.fills: dict[str, tuple[int, int]] = {}
+        """As of `fills`, once it was read."""
 
     async def start(self) -> None:
         """Subscribe to heartbeats and loads."""
@@ -51,13 +54,13 @@ class LogWatch:
                 )
             await self._clock.sleep(_LOOK_S)
 
+    async def read_fills(self) -> None:
+        """Read how full the log is; raise `BrokerUnavailable`."""
+        self.fills = await fills(self._event_log)
+
     def heads(self) -> tuple[StreamHead, ...]:
         """Return every epoch of every rank with heartbeats."""
         return tuple(self._heads.values())
-
-    def loads(self) -> tuple[LoadSeen, ...]:
-        """Return the highest load that every rank's engine reported."""
-        return tuple(LoadSeen(rank, used) for rank, used in self._used.items())
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
@@ -89,8 +92,8 @@ class LogWatch:
             rank, report = subjects.rank_of(message.subject), load.decode_load(message.data)
         except MalformedMessage:
             return
-        if rank in self._used or len(self._used) < HEADS_MAX:
-            self._used[rank] = max(report.used_blocks, self._used.get(rank, 0))
+        if rank in self.used_blocks or len(self.used_blocks) < HEADS_MAX:
+            self.used_blocks[rank] = max(report.used_blocks, self.used_blocks.get(rank, 0))
 
 
 class _Config(msgspec.Struct, frozen=True):

@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.ids import WorkerRank
 from router.doctor.facts import Counts, ParityBroken, RankStatus
 
 _T = TypeVar("_T")
@@ -56,14 +55,6 @@ class PolicyPage(msgspec.Struct, frozen=True):
         return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
 
 
-class _RankRow(msgspec.Struct, frozen=True):
-    worker_id: str
-    dp_rank: int
-    trust: str = ""
-    trust_reason: str = ""
-    unfit: str = ""
-
-
 class _Differs(msgspec.Struct, frozen=True):
     field: str
     allowed: str | int
@@ -72,7 +63,7 @@ class _Differs(msgspec.Struct, frozen=True):
 
 class _WorkerRow(msgspec.Struct, frozen=True):
     registration: WorkerRegistered
-    ranks: list[_RankRow] = []
+    ranks: list[RankStatus] = []
     differs: list[_Differs] = []
 
 
@@ -83,11 +74,7 @@ class Workers(msgspec.Struct, frozen=True):
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Return the status of every rank."""
-        return tuple(
-            RankStatus(WorkerRank(each.worker_id, each.dp_rank), each.trust, each.trust_reason, each.unfit)
-            for worker in self.workers
-            for each in worker.ranks
-        )
+        return tuple(each for worker in self.workers for each in worker.ranks)
 
     def broken(self) -> tuple[ParityBroken, ...]:
         """Return every field in which a worker differs from how the router hashes prompts."""

@@ -12,18 +12,6 @@ _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
 
 
-class PlaneLook:
-    """A data plane: whether it is ready."""
-
-    def __init__(self, asker: HttpAsker, url: str) -> None:
-        self._asker, self.url = asker, url
-        self.answer = AddressAnswer(url=url, problem="not asked")
-
-    async def ask(self) -> None:
-        """`answer` is the plane's answer."""
-        self.answer = await ready_answer(self._asker, self.url)
-
-
 async def ready_answer(asker: HttpAsker, url: str) -> AddressAnswer:
     """Return a plane's answer."""
     reply = await asker.get(f"{url}/ready")

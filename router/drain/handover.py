@@ -249,10 +249,10 @@ class Handover:
             (),
             [((), float(self._spent_tokens))],
         )
-        yield counter("handover_seconds", "Duration of hand-overs, summed", (), [((), self._seconds)])
+        yield counter("handover_seconds", "Duration of hand-overs, summed", rows=[((), self._seconds)])
         size_bytes = float(self._recent.size_bytes)
         yield gauge(
-            "recent_prompts_bytes", "Memory of recent prompts that hand-overs choose from", (), [((), size_bytes)]
+            "recent_prompts_bytes", "Memory of recent prompts that hand-overs choose from", rows=[((), size_bytes)]
         )
 
 

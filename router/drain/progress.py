@@ -51,29 +51,9 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
 class HandoverRun:
     """One worker's running hand-over; `Handover` writes it."""
 
-    __slots__ = (
-        "began_s",
-        "budget_tokens",
-        "counts",
-        "ended_s",
-        "listed",
-        "prompts",
-        "reason",
-        "registration",
-        "shown",
-        "spent_tokens",
-        "state",
-        "warmed",
-        "within_s",
-    )  # fmt: skip
-
     def __init__(self, registration: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
-        self.registration, self.budget_tokens, self.within_s, self.began_s = (
-            registration,
-            budget_tokens,
-            within_s,
-            now_s,
-        )
+        self.registration, self.budget_tokens = registration, budget_tokens
+        self.within_s, self.began_s = within_s, now_s
         self.state: State = "looking"
         self.reason = ""
         self.prompts = self.listed = self.spent_tokens = 0

@@ -29,7 +29,7 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import RequestHead
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
-from router.prompt import EncodedPrompt
+from router.prompt.prompts import EncodedPrompt
 from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination

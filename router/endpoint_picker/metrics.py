@@ -22,8 +22,8 @@ class PickerStatistics(NamedTuple):
 
 def picker_families(statistics: PickerStatistics) -> Iterator[Family]:
     """Yield the picker's families; without a picker they are 0."""
-    yield gauge("picker_streams", "Requests of gateways that are read or served now", (), [((), statistics.streams)])
-    yield gauge("picker_body_bytes", "Bytes of their bodies in memory", (), [((), statistics.body_bytes)])
+    yield gauge("picker_streams", "Requests of gateways that are read or served now", rows=[((), statistics.streams)])
+    yield gauge("picker_body_bytes", "Bytes of their bodies in memory", rows=[((), statistics.body_bytes)])
     by_outcome = [((each,), float(statistics.outcomes.get(each, 0))) for each in OUTCOMES]
     yield counter(
         "picker_requests",

@@ -80,24 +80,12 @@ class TrustWatch:
         move, doubt = self._evidence.get(rank), _doubt_of(trust) or _doubt_of(was)
         if move is None or move.doubt != doubt:
             return record
-        return replace(
-            record,
-            requests=move.requests,
-            overpredicted=move.overpredicted,
-            underpredicted=move.underpredicted,
-            newest_decision=move.newest,
-        )
+        shown = move.evidence()
+        del shown["doubt"]
+        return replace(record, **shown)
 
     def _log_move(self, move: Move) -> None:
-        shown: dict[str, str | int] = {
-            "worker": move.rank.worker_id,
-            "dp_rank": move.rank.dp_rank,
-            "doubt": move.doubt,
-            "requests": move.requests,
-            "overpredicted": move.overpredicted,
-            "underpredicted": move.underpredicted,
-            "newest_decision": move.newest,
-        }
+        shown = {"worker": move.rank.worker_id, "dp_rank": move.rank.dp_rank, **move.evidence()}
         if move.is_over:
             self._lines.info("predictions_trusted", key=(move.rank, move.doubt), **shown)
         else:

@@ -82,18 +82,6 @@ class BreakerRow(NamedTuple):
 class _Breaker:
     """The breaker of one rank, or of one worker's HTTP."""
 
-    __slots__ = (
-        "busy_reason",
-        "busy_until_s",
-        "failed_at_s",
-        "is_probation",
-        "last_probe",
-        "open_until_s",
-        "openings",
-        "probe",
-        "reason",
-    )
-
     def __init__(self, failures: int) -> None:
         self.failed_at_s: deque[float] = deque(maxlen=failures)
         self.open_until_s: float | None = None  # None: closed

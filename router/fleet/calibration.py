@@ -17,7 +17,7 @@ predictions are not the index's meanwhile; both, a new epoch of the rank's strea
 
 from collections import deque
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kv_protocol.ids import WorkerRank
 
@@ -56,16 +56,10 @@ class Move(NamedTuple):
     newest: str
     """The last decision that was compared."""
 
-
-class RankRow(NamedTuple):
-    """The last requests of a rank that showed something. `doubt` is empty if there is none."""
-
-    rank: WorkerRank
-    requests: int
-    overpredicted: int
-    underpredicted: int
-    doubt: str
-    newest: str
+    def evidence(self) -> dict[str, Any]:
+        """Return what the requests showed, for people."""
+        names = ("doubt", "requests", "overpredicted", "underpredicted")
+        return {**{name: getattr(self, name) for name in names}, "newest_decision": self.newest}
 
 
 class _Rank:
@@ -127,10 +121,17 @@ class Calibration:
         known.add(_error(compared))
         return moves + self._set(compared.rank, known, known.verdict(), now_s)
 
-    def rows(self) -> list[RankRow]:
-        """Return what was compared of each rank, for people."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was compared of each rank, for people; an empty `doubt`: there is none."""
         return [
-            RankRow(rank, len(known.window), known.high, known.low, known.doubt or "", known.newest)
+            {
+                **rank._asdict(),
+                "requests": len(known.window),
+                "overpredicted": known.high,
+                "underpredicted": known.low,
+                "doubt": known.doubt or "",
+                "newest": known.newest,
+            }
             for rank, known in self._ranks.items()
         ]
 

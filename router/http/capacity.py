@@ -2,13 +2,13 @@
 
     limit of open files = used at the start + RESERVED + clients' connections + connections to workers
 
-A request takes one descriptor of each side, so a side gets half of what is free, or what its setting allows.
+A request takes one descriptor of each side, so a side gets half of what is free, 16,384 at most.
 """
 
 from typing import NamedTuple
 
 from kv_runtime.open_files import RESERVED, OpenFiles
-from router.http.limits import CONNECTIONS_MAX, HttpLimits
+from router.http.limits import HttpLimits
 
 CLIENTS_MIN = 16
 """The data plane does not start with room for fewer clients."""
@@ -36,14 +36,5 @@ def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
     if free < 2 * CLIENTS_MIN:
         least = files.used + RESERVED + 2 * CLIENTS_MIN
         raise TooFewFiles(f"open files: found a limit of {files.allowed}, allowed {least} and more: {_REMEDY}")
-    clients = min(limits.connections_max or CONNECTIONS_MAX, max(free // 2, free - limits.worker_connections_max))
+    clients = min(limits.connections_max, max(free // 2, free - limits.worker_connections_max))
     return Capacity(clients, min(limits.worker_connections_max, free - clients))
-
-
-def lowered(limits: HttpLimits, found: Capacity, files: OpenFiles) -> str:
-    """Return why fewer clients are served than the setting says; empty: as many, or it says nothing."""
-    wanted = limits.connections_max
-    if wanted is None or found.clients >= wanted:
-        return ""
-    setting = f"data.connections_max is {wanted}, in force is {found.clients}"
-    return f"{setting}: the limit of open files is {files.allowed}, {files.used} are used: {_REMEDY}"

@@ -21,7 +21,7 @@
 import asyncio
 import socket
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
@@ -55,20 +55,6 @@ _CODES = {
 _log = structlog.get_logger("http")
 
 
-class ClientStatistics(NamedTuple):
-    """How one connection stands."""
-
-    read_ahead_bytes: int
-    """What the client sent, and is read once the requests before it are answered."""
-    unsent_bytes: int
-    """What the client has not taken of its answers; without what its system and ours hold."""
-    reading_paused: bool
-    writing_paused: bool
-    half_closed: bool
-    receiving: bool
-    """A request's head or body has begun and is not complete."""
-
-
 class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
@@ -76,36 +62,36 @@ class ClientConnection:
         "_account",
         "_advancing",
         "_began_s",
-        "_buffer",
         "_exchange",
         "_gathered",
-        "_half_closed",
         "_keep_alive",
         "_loop",
         "_pending_bytes",
         "_plane",
-        "_reading_paused",
         "_served",
         "_since_s",
         "_site_lines",
         "_slot",
         "_state",
         "_transport",
-        "_writing_paused",
+        "buffer",
+        "half_closed",
         "http_1_1",
+        "reading_paused",
+        "writing_paused",
     )  # fmt: skip
 
     def __init__(self, plane: "HttpPlane") -> None:
         self._plane = plane
         self._state = _IDLE
-        self._buffer = self._site_lines = b""
+        self.buffer = self._site_lines = b""
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
         self._account: Account | None = None
         """Of the request that is read or served; None: no keys are asked for."""
         self._keep_alive = self.http_1_1 = True
-        self._writing_paused = self._reading_paused = self._advancing = self._half_closed = False
+        self.writing_paused = self.reading_paused = self._advancing = self.half_closed = False
         self._served = 0
         self._pending_bytes = 0
 
@@ -132,11 +118,11 @@ class ClientConnection:
     def eof_received(self) -> bool:
         """The client sends no more. Return whether it may still get answers."""
         state = self._state
-        is_waiting = state == _SERVING or (state <= _HEAD and self._writing_paused)
+        is_waiting = state == _SERVING or (state <= _HEAD and self.writing_paused)
         if not (is_waiting and self._transport.can_write_eof()):
             self._leave()
             return False
-        self._half_closed = True
+        self.half_closed = True
         if self._exchange is not None and (probe := self._exchange.probe):
             self._transport.write(probe)
             self._loop.call_later(_RESET_CHECK_S, self._check_reset, _RESET_CHECK_S)
@@ -153,7 +139,7 @@ class ClientConnection:
 
     def _leave(self) -> None:
         state, self._state = self._state, _CLOSED
-        self._buffer = b""
+        self.buffer = b""
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
             self._transport.abort()
@@ -162,14 +148,14 @@ class ClientConnection:
 
     def pause_writing(self) -> None:
         """The client reads too slowly."""
-        self._writing_paused = True
+        self.writing_paused = True
         self._since_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
         if self._exchange is not None and self._exchange.relay is not None:
             self._exchange.relay.pause()
 
     def resume_writing(self) -> None:
         """The client has read most of the pending bytes."""
-        self._writing_paused = False
+        self.writing_paused = False
         if self._exchange is not None:
             if self._exchange.relay is not None:
                 self._exchange.relay.resume()
@@ -186,13 +172,13 @@ class ClientConnection:
             self._feed_body(self._gathered, data)
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
-        elif state <= _HEAD and not self._writing_paused:
-            self._buffer = self._buffer + data if self._buffer else data
+        elif state <= _HEAD and not self.writing_paused:
+            self.buffer = self.buffer + data if self.buffer else data
             self._advance()
         elif state <= _SERVING:
-            self._buffer += data
-            if len(self._buffer) > self._plane.limits.pipelined_bytes_max and not self._reading_paused:
-                self._reading_paused = True
+            self.buffer += data
+            if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
+                self.reading_paused = True
                 self._transport.pause_reading()
 
     def _end_turn(self) -> None:
@@ -202,7 +188,7 @@ class ClientConnection:
             self._loop.call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        if not self._reading_paused and not self._transport.is_closing():
+        if not self.reading_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _advance(self) -> None:
@@ -211,29 +197,29 @@ class ClientConnection:
             return
         self._advancing = True
         try:
-            while self._buffer and self._state <= _HEAD and not self._writing_paused:
+            while self.buffer and self._state <= _HEAD and not self.writing_paused:
                 if not self._read_head():
                     break
         except Malformed as error:
             self._refuse(error.status, str(error))
         finally:
             self._advancing = False
-        if self._half_closed and self._state <= _HEAD and not self._writing_paused:
+        if self.half_closed and self._state <= _HEAD and not self.writing_paused:
             self._send_away(request_consumed=True)
-        if self._reading_paused and len(self._buffer) <= self._plane.limits.pipelined_bytes_max:
-            self._reading_paused = False
+        if self.reading_paused and len(self.buffer) <= self._plane.limits.pipelined_bytes_max:
+            self.reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def _read_head(self) -> bool:
         """Read a head, and perhaps serve its request. Return whether to go on."""
-        buffer = self._buffer
+        buffer = self.buffer
         if self._state == _IDLE:
             self._state = _HEAD
             self._began_s = perf_counter()
             self._since_s = 0.0
         if buffer.startswith((b"\r", b"\n")):
-            buffer = self._buffer = without_empty_lines(buffer)
+            buffer = self.buffer = without_empty_lines(buffer)
         end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         if end == 3:  # noqa: PLR2004 - not found
             if len(buffer) >= HEAD_BYTES_MAX:
@@ -249,10 +235,10 @@ class ClientConnection:
             raise Malformed(413, f"body: found {body_bytes} bytes, allowed {body_bytes_max}")
         stop = end + body_bytes
         if body_bytes >= 0 and stop <= len(buffer):
-            self._buffer = buffer[stop:]
+            self.buffer = buffer[stop:]
             self._serve(head, buffer[end:stop])
         else:
-            self._buffer = b""
+            self.buffer = b""
             self._expect_body(head, buffer[end:])
         return True
 
@@ -273,7 +259,7 @@ class ClientConnection:
             return
         if end < 0:
             return
-        self._buffer = data[end:]
+        self.buffer = data[end:]
         self._serve(gathered.head, gathered.take())
         self._advance()
 
@@ -300,16 +286,15 @@ class ClientConnection:
 
     # ------------------------------------------------------------ answers
 
-    def statistics(self) -> ClientStatistics:
-        """Return the current figures."""
-        return ClientStatistics(
-            read_ahead_bytes=len(self._buffer),
-            unsent_bytes=self._transport.get_write_buffer_size(),
-            reading_paused=self._reading_paused,
-            writing_paused=self._writing_paused,
-            half_closed=self._half_closed,
-            receiving=self._state in {_HEAD, _BODY},
-        )
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken of its answers; without what its system and ours hold."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a request's head or body has begun and is not complete."""
+        return self._state in {_HEAD, _BODY}
 
     @property
     def peer(self) -> str:
@@ -320,7 +305,7 @@ class ClientConnection:
     @property
     def connection_line(self) -> bytes:
         """Header lines that let the site's page read the answer, and announce that the connection ends with it."""
-        if self._plane.draining or (self._half_closed and not self._buffer):
+        if self._plane.draining or (self.half_closed and not self.buffer):
             self._keep_alive = False
         return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
 
@@ -332,7 +317,7 @@ class ClientConnection:
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and relay its answer."""
         self._plane.upstreams.forward(exchange, call, watcher)
-        if self._writing_paused and exchange.relay is not None:
+        if self.writing_paused and exchange.relay is not None:
             exchange.relay.pause()
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
@@ -354,12 +339,12 @@ class ClientConnection:
         self._served += 1
         self._let_go_of_body()
         self._plane.over(gone=False)
-        if not self._keep_alive or (self._half_closed and not self._buffer):
-            self._send_away(request_consumed=not self._buffer)
+        if not self._keep_alive or (self.half_closed and not self.buffer):
+            self._send_away(request_consumed=not self.buffer)
             return
         self._state = _IDLE
         self._since_s = 0.0
-        if self._buffer:
+        if self.buffer:
             self._advance()
 
     def cut(self) -> None:
@@ -389,9 +374,9 @@ class ClientConnection:
             self._transport.close()
             return
         self._state = _LINGERING
-        self._buffer = b""
-        if self._reading_paused:
-            self._reading_paused = False
+        self.buffer = b""
+        if self.reading_paused:
+            self.reading_paused = False
             self._transport.resume_reading()
         if self._transport.can_write_eof() and not self._transport.is_closing():  # TLS has no half-closed connections
             self._transport.write_eof()
@@ -418,15 +403,15 @@ class ClientConnection:
         limits, state = self._plane.limits, self._state
         if not self._since_s:
             self._since_s = now_s
-        if self._writing_paused or state == _CLOSED:
+        if self.writing_paused or state == _CLOSED:
             self._check_unsent(now_s)
         elif state == _IDLE:
             if self._is_idle_too_long(now_s):
                 self._send_away(request_consumed=True)
         elif state == _SERVING:
-            if self._half_closed and self._is_reset():
+            if self.half_closed and self._is_reset():
                 self._leave()
-        elif state in {_HEAD, _BODY}:
+        elif self.receiving:
             self._check_request_timeouts(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
             self._transport.abort()

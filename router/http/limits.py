@@ -28,8 +28,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client may read nothing while bytes for it are pending: a phone out of reach comes back within it."""
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read the refusal."""
-    connections_max: int | None = None
-    """None: as many as the open files allow, `CONNECTIONS_MAX` at most."""
+    connections_max: int = CONNECTIONS_MAX
+    """Of clients; fewer where the limit of open files is lower."""
     pipelined_bytes_max: int = 64 << 10
     """Bytes of later requests that are read while one is served; beyond them reading stops until it is answered."""
     write_bytes_max: int = 64 << 10

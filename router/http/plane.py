@@ -11,9 +11,10 @@
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import cast
 
 import structlog
 
@@ -23,15 +24,15 @@ from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
-from router.http.capacity import Capacity, capacity, lowered
-from router.http.client import ClientConnection, ClientStatistics
+from router.http.capacity import Capacity, capacity
+from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import HeadReader, RequestHead
 from router.http.limits import CONNECTIONS_MAX, HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
-from router.http.worker import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
+from router.http.worker import DIALS_MAX, OURS, Upstreams
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
@@ -40,29 +41,6 @@ _OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Asked by probes, which have no key."""
 
 _log = structlog.get_logger("http")
-
-
-class HttpStatistics(NamedTuple):
-    """Current figures, and totals since the start."""
-
-    connections: int
-    inflight: int
-    accepted: int
-    requests: int
-    bodies_bytes: int
-    """Of request bodies in memory, also of those that have not come whole."""
-    gone: int
-    """Requests whose client left before the answer was complete."""
-    refused: dict[int, int]
-    """Refused messages by status (malformed, too large or too slow); connections beyond the bound as 503."""
-    capacity: Capacity
-    accept_failures: dict[str, int]
-    """Failed accepts by the error's name."""
-    credentials_read: dict[str, int]
-    """Changed files of accounts and certificates, by how reading them went."""
-    handshakes_failed: int
-    """Of TLS: clients that left, spoke another protocol, or had no certificate that they need."""
-    upstream: UpstreamStatistics
 
 
 class HttpPlane:
@@ -96,15 +74,25 @@ class HttpPlane:
         self.loop: asyncio.AbstractEventLoop
         self.capacity = Capacity(CONNECTIONS_MAX, self.limits.worker_connections_max)
         self._files = files
-        self._acceptor = Acceptor(self._take)
+        self.acceptor = Acceptor(self._take)
         self._adoptions: TaskSet | None = None
         self._adopting = 0
-        self._connections: set[ClientConnection] = set()
+        self.connections: set[ClientConnection] = set()
+        """Open ones of clients."""
         self._all_closed = asyncio.Event()
         self._is_over = False
-        self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
-        self._handshakes_failed = 0
-        self._refused: dict[int, int] = {}
+        self.accepted = 0
+        """Connections that clients opened."""
+        self.inflight = 0
+        """Requests that are being served."""
+        self.bodies_bytes = 0
+        """Of request bodies in memory, also of those that have not come whole."""
+        self.gone = 0
+        """Requests whose client left before the answer was complete."""
+        self.handshakes_failed = 0
+        """Of TLS: clients that left, spoke another protocol, or had no certificate that they need."""
+        self.refusals = Counter[int]()
+        """Refused messages by status (malformed, too large or too slow); connections beyond the bound as 503."""
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Bind the address, and compute how many connections the open files allow.
@@ -119,14 +107,12 @@ class HttpPlane:
         files = self._files()
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
-        if reason := lowered(self.limits, self.capacity, files):
-            _log.warning("connections_bound_lowered", reason=reason)
-        await self._acceptor.bind(host, port, reuse_port=reuse_port)
+        await self.acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property
     def port(self) -> int:
         """The bound port, also where 0 was configured."""
-        return self._acceptor.port
+        return self.acceptor.port
 
     @property
     def scheme(self) -> str:
@@ -137,69 +123,48 @@ class HttpPlane:
         """Serve until `stop` is set, then drain. Afterwards no connection is open."""
         async with TaskSet(DIALS_MAX) as dials, TaskSet(BACKLOG) as adoptions:
             self.upstreams.dials, self._adoptions = dials, adoptions
-            self._acceptor.start()
+            self.acceptor.start()
             self.timeout_sweeper.start()
             try:
                 await stop.wait()
                 await self._drain()
             finally:
                 self.draining = self._is_over = True
-                self._acceptor.close()
+                self.acceptor.close()
                 await self._end()
-
-    def statistics(self) -> HttpStatistics:
-        """Return the current figures."""
-        return HttpStatistics(
-            connections=len(self._connections),
-            inflight=self._inflight,
-            accepted=self._accepted,
-            requests=self._requests,
-            bodies_bytes=self._bodies_bytes,
-            gone=self._gone,
-            refused=dict(self._refused),
-            capacity=self.capacity,
-            accept_failures=dict(self._acceptor.failures),
-            handshakes_failed=self._handshakes_failed,
-            credentials_read=dict(self.credentials.loads),
-            upstream=self.upstreams.statistics(),
-        )
-
-    def clients(self) -> list[ClientStatistics]:
-        """Return how every open connection of a client stands."""
-        return [connection.statistics() for connection in self._connections]
 
     def in_progress(self) -> dict[str, int]:
         """Return what is drained when the plane stops."""
-        return {"requests": self._inflight, "connections": len(self._connections)}
+        return {"requests": self.inflight, "connections": len(self.connections)}
 
     # ------------------------------------------------------------ called by connections
 
     @property
     def full(self) -> bool:
         """Whether more connections are open than allowed."""
-        return len(self._connections) > self.capacity.clients
+        return len(self.connections) > self.capacity.clients
 
     @property
     def full_reason(self) -> str:
         """The error message for clients beyond the bound."""
-        return f"data.connections_max: {self.capacity.clients} connections are open; try again"
+        return f"{self.capacity.clients} connections are open, as many as the open files allow; try again"
 
     def opened(self, connection: ClientConnection) -> set[Watched]:
         """Register a client's connection; return its slot in the timeout sweeper."""
-        self._accepted += 1
+        self.accepted += 1
         self._adopting -= 1
-        self._connections.add(connection)
+        self.connections.add(connection)
         return self.timeout_sweeper.add(connection)
 
     def closed(self, connection: ClientConnection) -> None:
         """Remove a client's connection."""
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self._note_closed()
 
     def count_body_bytes(self, more: int) -> bool:
         """Account for `more` bytes of request bodies in memory; return whether they fit."""
-        self._bodies_bytes += more
-        return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
+        self.bodies_bytes += more
+        return more <= 0 or self.bodies_bytes <= self.limits.bodies_bytes_max
 
     def account(self, head: RequestHead) -> Account | None:
         """Return the account of the request's key; None: it needs no key.
@@ -214,8 +179,7 @@ class HttpPlane:
 
     def serve(self, exchange: Exchange) -> None:
         """Serve a complete request."""
-        self._requests += 1
-        self._inflight += 1
+        self.inflight += 1
         if self._is_over:
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
             exchange.answer(503, body, headers=((b"retry-after", b"1"),))
@@ -226,18 +190,18 @@ class HttpPlane:
 
     def over(self, *, gone: bool) -> None:
         """A request was answered, or its client left."""
-        self._inflight -= 1
-        self._gone += gone
+        self.inflight -= 1
+        self.gone += gone
 
     def refused(self, status: int) -> None:
         """A client's message was refused."""
-        self._refused[status] = self._refused.get(status, 0) + 1
+        self.refusals[status] += 1
 
     # ------------------------------------------------------------ new connections
 
     def _take(self, accepted: socket.socket) -> None:
         assert self._adoptions is not None, "sockets are accepted while the plane runs"
-        if len(self._connections) + self._adopting >= self.capacity.clients + REFUSED_MAX:
+        if len(self.connections) + self._adopting >= self.capacity.clients + REFUSED_MAX:
             self._turn_away(accepted, self.full_reason)
         elif len(self._adoptions) >= BACKLOG:
             self._turn_away(accepted, f"{BACKLOG} connections are being opened; try again")
@@ -268,7 +232,7 @@ class HttpPlane:
                 ssl_handshake_timeout=None if tls is None else self.limits.head_s,
             )
         except OSError:
-            self._handshakes_failed += tls is not None
+            self.handshakes_failed += tls is not None
             accepted.close()
             self._adopting -= 1
             self._note_closed()
@@ -279,7 +243,7 @@ class HttpPlane:
         self.draining, self.draining_since_s = True, self.loop.time()
         try:
             async with asyncio.timeout(self.limits.drain_s):
-                await self._acceptor.stop(self.limits.drain_s)
+                await self.acceptor.stop(self.limits.drain_s)
                 await self._until_all_closed()
         except TimeoutError:
             pass
@@ -287,20 +251,20 @@ class HttpPlane:
     async def _until_all_closed(self) -> None:
         """Wait for the last connection to end."""
         self._all_closed.clear()
-        if self._connections or self._adopting:
+        if self.connections or self._adopting:
             await self._all_closed.wait()
 
     def _note_closed(self) -> None:
-        if not self._connections and not self._adopting:
+        if not self.connections and not self._adopting:
             self._all_closed.set()
 
     async def _end(self) -> None:
         self.upstreams.dials = None
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.expire()
         self.upstreams.abort()
         await self._until_lingered()
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.abort()
         await self._until_lingered()
         self.timeout_sweeper.stop()

@@ -13,7 +13,7 @@ import errno
 import socket
 import ssl
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -45,19 +45,6 @@ OURS = HOP_BY_HOP | CORS_HEADERS | {
 """Headers of a connection, headers that the router writes itself, and headers meant for the router only."""
 
 _log = structlog.get_logger("http")
-
-
-class UpstreamStatistics(NamedTuple):
-    """Connections to workers."""
-
-    open: int
-    idle: int
-    dialing: int
-    opened: int
-    lent: int
-    stale: int
-    origins: int
-    """Workers' addresses that are remembered."""
 
 
 class UpstreamOrigin:
@@ -101,12 +88,14 @@ class Upstreams:
         self._limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
-        self._origins: dict[str, UpstreamOrigin] = {}
+        self.origins: dict[str, UpstreamOrigin] = {}
+        """Workers' addresses that are remembered."""
         self._tls: ssl.SSLContext | None = None
         self._heads = HeadReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
-        self._opened = self._lent = self._stale = 0
+        self.opened = self.stale = 0
+        """Connections since the start; those that a worker had closed when a call was sent."""
         self._log = RateLimitedLog(_log, SystemClock())
 
     @property
@@ -118,11 +107,10 @@ class Upstreams:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
         now_s = asyncio.get_running_loop().time()
         relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s)
-        self._lent += 1
-        origin = self._origins.get(call.base_url)
+        origin = self.origins.get(call.base_url)
         if origin is None:
             try:
-                origin = self._origins[call.base_url] = UpstreamOrigin(call.base_url)
+                origin = self.origins[call.base_url] = UpstreamOrigin(call.base_url)
             except ValueError as error:
                 relay.fail("connect", str(error))
                 return
@@ -136,7 +124,7 @@ class Upstreams:
 
     def again(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         """Send a call over a new connection: the worker had closed the old one."""
-        self._stale += 1
+        self.stale += 1
         self._dial(origin, relay)
 
     def register(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
@@ -153,20 +141,13 @@ class Upstreams:
 
     def _forget_unused(self, origin: UpstreamOrigin) -> None:
         """Forget an address without connections: workers leave, and their addresses do not come back."""
-        if not (origin.connections or origin.dials) and self._origins.get(origin.base_url) is origin:
-            del self._origins[origin.base_url]
+        if not (origin.connections or origin.dials) and self.origins.get(origin.base_url) is origin:
+            del self.origins[origin.base_url]
 
-    def statistics(self) -> UpstreamStatistics:
-        """Return current figures and totals."""
-        return UpstreamStatistics(
-            open=len(self.connections),
-            idle=sum(len(origin.idle) for origin in self._origins.values()),
-            dialing=0 if self.dials is None else len(self.dials),
-            opened=self._opened,
-            lent=self._lent,
-            stale=self._stale,
-            origins=len(self._origins),
-        )
+    @property
+    def idle(self) -> int:
+        """Idle connections."""
+        return sum(len(origin.idle) for origin in self.origins.values())
 
     def abort(self) -> None:
         """Close all connections."""
@@ -192,7 +173,7 @@ class Upstreams:
 
     def _closed_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
-        for origin in self._origins.values():
+        for origin in self.origins.values():
             while origin.idle:
                 connection = next(iter(origin.idle))
                 del origin.idle[connection]
@@ -223,7 +204,7 @@ class Upstreams:
             if connection is None:
                 relay.fail(phase, reason)
             else:
-                self._opened += 1
+                self.opened += 1
                 connection.enlist()
                 connection.send(relay)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`

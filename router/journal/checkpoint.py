@@ -104,21 +104,6 @@ def _list_of(encoded: list[bytes]) -> bytes:
     return b"".join((_LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
 
-class CheckpointComparison:
-    """A checkpoint of a folded state, compared part by part with the one written at the same place."""
-
-    def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
-        self._parts = JournalCheckpoint(state, began).parts()
-
-    def difference(self, part: CheckpointPart | CheckpointEnded) -> str:
-        """Return in words how the next written part differs; empty if it does not."""
-        folded = next(self._parts, None)
-        if part == folded:
-            return ""
-        table = part.table if isinstance(part, CheckpointPart) else "end"
-        return f"checkpoint: table {table} is not as the records before it make it"
-
-
 class Restoring:
     """A state that is being restored from a checkpoint's parts."""
 

@@ -15,7 +15,7 @@
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.journal.checkpoint import CheckpointComparison, CheckpointUnusable, Restoring
+from router.journal.checkpoint import CheckpointUnusable, JournalCheckpoint, Restoring
 from router.journal.replay_differences import difference_of
 
 _REASON_CHARACTERS_MAX = 200
@@ -111,7 +111,8 @@ class Replay:
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self._columns: dict[tuple[WorkerRank, ...], tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]] = {}
         """The standings of these ranks as the columns of an answer beside the overlap."""
-        self._checkpoint: Restoring | CheckpointComparison | None = None
+        self._checkpoint: Restoring | Iterator[CheckpointPart | CheckpointEnded] | None = None
+        """What is restored from; or the parts of the folded state, to be compared with those that were written."""
         self.state: RouterState | None = None
         """None: earlier records are missing."""
         self._takes: dict[type, Callable[[Any], Found]] = {
@@ -151,15 +152,17 @@ class Replay:
         self._standings.clear()
         self._columns.clear()
         self._checkpoint = (
-            Restoring(began, self._modes) if self.state is None else CheckpointComparison(self.state, began)
+            Restoring(began, self._modes) if self.state is None else JournalCheckpoint(self.state, began).parts()
         )
 
     def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return None  # its beginning is missing
-        if isinstance(checkpoint, CheckpointComparison):
-            difference = checkpoint.difference(record)
+        if not isinstance(checkpoint, Restoring):
+            table = record.table if isinstance(record, CheckpointPart) else "end"
+            words = f"checkpoint: table {table} is not as the records before it make it"
+            difference = "" if next(checkpoint, None) == record else words
             is_over = bool(difference) or isinstance(record, CheckpointEnded)
             self._checkpoint = None if is_over else checkpoint
             return CheckpointRead(is_compared=True, difference=difference) if is_over else None

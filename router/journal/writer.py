@@ -17,10 +17,9 @@ A message that is published again keeps its id, and its records their numbers, s
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -32,7 +31,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
@@ -81,28 +80,6 @@ async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSect
     )
 
 
-class JournalStatistics(NamedTuple):
-    """Records, messages and bytes in the log; lost records, by reason; waiting inputs.
-
-    Complete checkpoints, the bytes of the last, and for how long copying the state for it blocked the process.
-    """
-
-    records_total: int
-    messages_total: int
-    bytes_total: int
-    lost: Mapping[LossReason, int]
-    failures_total: int
-    waiting: int
-    checkpoints_total: int
-    checkpoint_bytes: int
-    checkpoint_pause_s: float
-
-    @property
-    def lost_total(self) -> int:
-        """Records that were lost."""
-        return sum(self.lost.values())
-
-
 class JournalWriter:
     """Writes one run of a router into the log; a part of a process."""
 
@@ -136,18 +113,20 @@ class JournalWriter:
         self._kv_seqs: deque[int] = deque(maxlen=self._records_max)  # of each of the buffer; pairs would be garbage
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self._pushed_out = 0
-        self._encoder = JournalEncoder(self._life)
+        self.encoder = JournalEncoder(self._life)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
         """Of our last message in the stream."""
         self._is_past_gone = False
         """Whether the stream has lost messages of ours that a replay needs."""
-        self._records = self._messages = self._bytes = self._failures = 0
+        self.records_total = self.messages_total = self.bytes_total = self.failures_total = 0
+        """What the log has confirmed; messages that it did not confirm."""
         self._is_checkpoint_waiting = False
         self._checkpoint_at = (clock.now(), 0, 0)  # seconds, records and bytes that were encoded by then
         self._checkpoint_taken_s = -math.inf
-        self._pause_s = 0.0
+        self.checkpoint_pause_s = 0.0
+        """For how long copying the state for the last checkpoint blocked the process."""
         self.record(JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of))
 
     def record(self, what: Recordable) -> None:
@@ -172,7 +151,7 @@ class JournalWriter:
 
     @property
     def _has_any(self) -> bool:
-        encoder = self._encoder
+        encoder = self.encoder
         return bool(self._buffer or len(encoder) or encoder.is_in_checkpoint or self._unsent)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -180,8 +159,8 @@ class JournalWriter:
         await until(stop, self._write())
         while self._has_any and await self._publish_next():
             pass
-        if left := self._waiting():
-            self._encoder.lost["log_away"] += left
+        if left := self.waiting():
+            self.encoder.lost["log_away"] += left
             _log.warning("journal_cut_short", records=left)
 
     async def _write(self) -> None:
@@ -203,9 +182,9 @@ class JournalWriter:
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def _is_checkpoint_due(self) -> bool:
-        if self._is_checkpoint_waiting or self._encoder.is_in_checkpoint:
+        if self._is_checkpoint_waiting or self.encoder.is_in_checkpoint:
             return False
-        now_s, encoder = self._clock.now(), self._encoder
+        now_s, encoder = self._clock.now(), self.encoder
         if encoder.broken_by or self._is_past_gone:
             return now_s - self._checkpoint_taken_s >= CHECKPOINT_GAP_S
         since_s, records, bytes_ = self._checkpoint_at
@@ -225,11 +204,11 @@ class JournalWriter:
         self.record(JournalCheckpoint(self._state, began))
         self._is_checkpoint_waiting, self._checkpoint_taken_s = True, now_s
         self._is_past_gone = False
-        self._pause_s = perf_counter() - began_s
+        self.checkpoint_pause_s = perf_counter() - began_s
 
     def _begin_checkpoint(self) -> None:
         """Encode the checkpoint next: replay is exact from it on."""
-        if lost := self._encoder.broken_by:
+        if lost := self.encoder.broken_by:
             _log.warning("journal_records_lost", records=lost.total(), reasons=dict(lost))
         self._is_checkpoint_waiting = False
 
@@ -239,13 +218,13 @@ class JournalWriter:
         """Publish one message; return whether the log has it."""
         if self._unsent is None:
             await self._encode()
-            self._unsent = self._encoder.cut()
+            self._unsent = self.encoder.cut()
         message = self._unsent
         message_id = f"{self.router}/{self._life}/{message.first}"
         try:
             seq = await self._event_log.publish(self._subject, message.data, message_id)
         except BrokerUnavailable as error:
-            self._failures += 1
+            self.failures_total += 1
             if not self._is_failing:
                 _log.warning("journal_not_written", reason=str(error))
             self._is_failing = True
@@ -255,14 +234,14 @@ class JournalWriter:
             _log.warning("journal_begins_anew", last_seq=self._last_seq, seq=seq)
             self._is_past_gone = True
         self._last_seq = seq
-        self._records += message.records
-        self._messages += 1
-        self._bytes += len(message.data)
+        self.records_total += message.records
+        self.messages_total += 1
+        self.bytes_total += len(message.data)
         return True
 
     async def _encode(self) -> None:
         """Encode the waiting inputs, or as many as fit a message."""
-        encoder = self._encoder
+        encoder = self.encoder
         while encoder.waiting_bytes < MESSAGE_BYTES_MAX:
             if encoder.is_in_checkpoint:
                 self._go_on_with_checkpoint()
@@ -273,14 +252,14 @@ class JournalWriter:
             await asyncio.sleep(0)
 
     def _go_on_with_checkpoint(self) -> None:
-        encoder, now_s = self._encoder, self._clock.now()
+        encoder, now_s = self.encoder, self._clock.now()
         encoder.go_on(now_s)
         if not encoder.is_in_checkpoint:
             self._checkpoint_at = now_s, encoder.records_total, encoder.bytes_total
 
     def _encode_some(self, count: int) -> None:
         """Encode the oldest waiting inputs, a checkpoint in steps."""
-        encoder, now_s = self._encoder, self._clock.now()
+        encoder, now_s = self.encoder, self._clock.now()
         if self._pushed_out:
             encoder.lose(self._pushed_out, "buffer_full", now_s)
             self._pushed_out = 0
@@ -293,52 +272,43 @@ class JournalWriter:
             if encoder.is_in_checkpoint:
                 return
 
-    def _waiting(self) -> int:
-        return len(self._buffer) + len(self._encoder) + (self._unsent.records if self._unsent else 0)
+    def waiting(self) -> int:
+        """Return how many inputs and records the log has not confirmed."""
+        return len(self._buffer) + len(self.encoder) + (self._unsent.records if self._unsent else 0)
 
     def problem(self) -> str:
         """Return why records wait; empty if the log takes them."""
         if not self._is_failing:
             return ""
-        return f"the journal is not written: {self._waiting()} records wait for the event log (its disk may be full)"
+        return f"the journal is not written: {self.waiting()} records wait for the event log (its disk may be full)"
 
-    def statistics(self) -> JournalStatistics:
-        """Return the current figures."""
-        encoder = self._encoder
-        lost: dict[LossReason, int] = {reason: encoder.lost[reason] for reason in LOSS_REASONS}
+    def lost(self) -> dict[LossReason, int]:
+        """Return how many records were lost, by reason."""
+        lost: dict[LossReason, int] = {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
         lost["buffer_full"] += self._pushed_out
-        return JournalStatistics(
-            records_total=self._records,
-            messages_total=self._messages,
-            bytes_total=self._bytes,
-            lost=lost,
-            failures_total=self._failures,
-            waiting=self._waiting(),
-            checkpoints_total=encoder.checkpoints_total,
-            checkpoint_bytes=encoder.checkpoint_bytes,
-            checkpoint_pause_s=self._pause_s,
-        )
+        return lost
 
 
-def journal_families(found: JournalStatistics) -> Iterator[Family]:
+def journal_families(writer: JournalWriter) -> Iterator[Family]:
     """Yield the metrics of a writer."""
     for name, meaning, value in (
-        ("journal_records", "Journal records that the log has confirmed", found.records_total),
-        ("journal_batches", "Journal messages that the log has confirmed", found.messages_total),
-        ("journal_bytes", "Journal bytes that the log has confirmed", found.bytes_total),
-        ("journal_publish_failures", "Journal messages that the log did not confirm", found.failures_total),
-        ("journal_checkpoints", "Complete checkpoints; a replay can start at each", found.checkpoints_total),
+        ("journal_records", "Journal records that the log has confirmed", writer.records_total),
+        ("journal_batches", "Journal messages that the log has confirmed", writer.messages_total),
+        ("journal_bytes", "Journal bytes that the log has confirmed", writer.bytes_total),
+        ("journal_publish_failures", "Journal messages that the log did not confirm", writer.failures_total),
+        ("journal_checkpoints", "Complete checkpoints; a replay can start at each", writer.encoder.checkpoints_total),
     ):
-        yield counter(name, meaning, (), [((), float(value))])
-    lost = [((reason,), float(count)) for reason, count in found.lost.items()]
-    yield counter("journal_lost_records", "Records that the journal lost, by reason", ("reason",), lost)
+        yield counter(name, meaning, rows=[((), value)])
+    yield counter(
+        "journal_lost_records", "Records that the journal lost, by reason", ("reason",), by_name((), writer.lost())
+    )
     for name, meaning, size in (
-        ("journal_unpublished_records", "Journal records that the log has not confirmed yet", float(found.waiting)),
-        ("journal_checkpoint_bytes", "Size of the last complete checkpoint", float(found.checkpoint_bytes)),
+        ("journal_unpublished_records", "Journal records that the log has not confirmed yet", float(writer.waiting())),
+        ("journal_checkpoint_bytes", "Size of the last complete checkpoint", float(writer.encoder.checkpoint_bytes)),
         (
             "journal_checkpoint_pause_seconds",
             "Time for which the last checkpoint blocked requests",
-            found.checkpoint_pause_s,
+            writer.checkpoint_pause_s,
         ),
     ):
-        yield gauge(name, meaning, (), [((), size)])
+        yield gauge(name, meaning, rows=[((), size)])

@@ -4,7 +4,7 @@ GET /v1/predictions     of this process's requests; with `router --processes` th
 GET /v1/event-log       connection, every rank's stream and recoveries, snapshot, journal
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from indexer.embedded import EmbeddedIndex
 from kv_runtime.http.answers import json_response
 from router.decision.routing import Routing
 from router.fleet.calibration import ENOUGH, WINDOW
-from router.journal.writer import JournalStatistics
+from router.journal.writer import JournalWriter
 
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
@@ -24,20 +24,12 @@ def prediction_routes(routing: Routing) -> Sequence[web.RouteDef]:
     """Return the route of predictions, for an application to add."""
 
     async def shown(_: web.Request) -> web.Response:
-        rows = routing.calibration.rows()
-        ranks = [{**row.rank._asdict(), **_without_rank(row._asdict())} for row in rows]
-        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": ranks})
+        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()})
 
     return [web.get("/v1/predictions", shown)]
 
 
-def _without_rank(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "rank"}
-
-
-def event_log_routes(
-    index: EmbeddedIndex, journal: Callable[[], JournalStatistics] | None = None
-) -> Sequence[web.RouteDef]:
+def event_log_routes(index: EmbeddedIndex, journal: JournalWriter | None = None) -> Sequence[web.RouteDef]:
     """Return the route of the event log's health; without `journal` that of the journal is null."""
 
     async def shown(_: web.Request) -> web.Response:
@@ -56,7 +48,7 @@ def event_log_routes(
                     "bytes": health.snapshots.newest_bytes,
                     "failures": health.snapshots.failures_total,
                 },
-                "journal": None if journal is None else _journal(journal()),
+                "journal": None if journal is None else _journal(journal),
             }
         )
 
@@ -76,10 +68,10 @@ def _columns(index: EmbeddedIndex) -> dict[str, list[Any]]:
     }
 
 
-def _journal(statistics: JournalStatistics) -> dict[str, Any]:
+def _journal(writer: JournalWriter) -> dict[str, Any]:
     return {
-        "written": statistics.records_total,
-        "lost": dict(statistics.lost),
-        "waiting": statistics.waiting,
-        "failures": statistics.failures_total,
+        "written": writer.records_total,
+        "lost": writer.lost(),
+        "waiting": writer.waiting(),
+        "failures": writer.failures_total,
     }

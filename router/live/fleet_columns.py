@@ -39,98 +39,89 @@ class Observed(NamedTuple):
     itl_s: float | None = None
 
 
-class _Words:
+class _Words(dict[str, int]):
     """Numbers for words."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, word: str) -> int:
-        return self._numbers.setdefault(word, len(self._numbers))
-
-    def all(self) -> list[str]:
-        return list(self._numbers)
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
 
 
-class FleetColumns:
-    """Makes the columns of one router's fleet."""
+def fleet_columns(
+    routing: Routing,
+    blocks: Mapping[WorkerRank, tuple[int, ...]],
+    trust: Mapping[WorkerRank, Trust],
+    seen: Mapping[WorkerRank, Observed],
+    queued: int | None,
+) -> dict[str, Any]:
+    """Return the fleet now. `blocks`: what the index says that ranks hold, by tier.
 
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
+    These may be of a moment before: a rank that joined since has no blocks, and is trusted as one that is unheard.
+    """
+    state, now_s = routing.state, routing.clock.now()
+    workers = list(state.fleet.workers())
+    ranks = [rank for worker in workers for rank in worker.registration.ranks]
+    loads = state.loads()
+    models, roles, reasons = _Words(), _Words(), _Words({"": 0})
+    return {
+        "at_s": round(routing.clock.wall_ns() / 1e9, 3),
+        "requests": {
+            "in_flight": sum(load.active_requests for load in loads.values()),
+            "decided_total": state.core.attempts_total,
+            "queued": queued,
+        },
+        "log_connected": state.fleet.is_log_connected,
+        "policy": state.policy.mode,
+        "workers": _worker_columns(routing, workers, models, roles, reasons, now_s),
+        "ranks": {
+            "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
+            "dp_rank": [rank.dp_rank for rank in ranks],
+            "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
+            "trust_reason": [reasons[trust.get(rank, _UNHEARD).reason] for rank in ranks],
+            "unfit": [reasons[state.breakers.unfit(rank, now_s)] for rank in ranks],
+            **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
+            **_of_index(blocks, ranks),
+            **_learnt(routing, ranks, seen),
+        },
+        "models": list(models),
+        "roles": list(roles),
+        "reasons": list(reasons),
+    }
 
-    def columns(
-        self,
-        blocks: Mapping[WorkerRank, tuple[int, ...]],
-        trust: Mapping[WorkerRank, Trust],
-        seen: Mapping[WorkerRank, Observed],
-        queued: int | None,
-    ) -> dict[str, Any]:
-        """Return the fleet now. `blocks`: what the index says that ranks hold, by tier.
 
-        These may be of a moment before: a rank that joined since has no blocks, and is trusted as one that is unheard.
-        """
-        state, now_s = self._routing.state, self._routing.clock.now()
-        workers = list(state.fleet.workers())
-        ranks = [rank for worker in workers for rank in worker.registration.ranks]
-        loads = state.loads()
-        models, roles, reasons = _Words(), _Words(), _Words()
-        reasons.number("")
-        return {
-            "at_s": round(self._routing.clock.wall_ns() / 1e9, 3),
-            "requests": {
-                "in_flight": sum(load.active_requests for load in loads.values()),
-                "decided_total": state.core.attempts_total,
-                "queued": queued,
-            },
-            "log_connected": state.fleet.is_log_connected,
-            "policy": state.policy.mode,
-            "workers": self._worker_columns(workers, models, roles, reasons, now_s),
-            "ranks": {
-                "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
-                "dp_rank": [rank.dp_rank for rank in ranks],
-                "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
-                "trust_reason": [reasons.number(trust.get(rank, _UNHEARD).reason) for rank in ranks],
-                "unfit": [reasons.number(state.breakers.unfit(rank, now_s)) for rank in ranks],
-                **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
-                **self._of_index(blocks, ranks),
-                **self._learnt(ranks, seen),
-            },
-            "models": models.all(),
-            "roles": roles.all(),
-            "reasons": reasons.all(),
-        }
+def _worker_columns(
+    routing: Routing, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
+) -> dict[str, list[Any]]:
+    fleet, first_rank = routing.state.fleet, [0]
+    for worker in workers:
+        first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
+    registrations = [worker.registration for worker in workers]
+    return {
+        "worker_id": [each.worker_id for each in registrations],
+        "model": [models[each.model] for each in registrations],
+        "role": [roles[each.role] for each in registrations],
+        "draining": [worker.draining for worker in workers],
+        "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
+        "block_size": [each.block_size for each in registrations],
+        "total_blocks": [each.total_kv_blocks for each in registrations],
+        "first_rank": first_rank[:-1],
+    }
 
-    def _worker_columns(
-        self, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
-    ) -> dict[str, list[Any]]:
-        fleet, first_rank = self._routing.state.fleet, [0]
-        for worker in workers:
-            first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
-        registrations = [worker.registration for worker in workers]
-        return {
-            "worker_id": [each.worker_id for each in registrations],
-            "model": [models.number(each.model) for each in registrations],
-            "role": [roles.number(each.role) for each in registrations],
-            "draining": [worker.draining for worker in workers],
-            "unfit": [reasons.number(fleet.unfit(worker, now_s)) for worker in workers],
-            "block_size": [each.block_size for each in registrations],
-            "total_blocks": [each.total_kv_blocks for each in registrations],
-            "first_rank": first_rank[:-1],
-        }
 
-    def _of_index(self, blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
-        none = (0,) * len(TIERS)
-        return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
+def _of_index(blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
+    none = (0,) * len(TIERS)
+    return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
 
-    def _learnt(self, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
-        factors, attempts = self._routing.state.rate_factors(), dict(self._routing.state.core.attempts())
-        unknown, none = (None, None), Observed()
-        return {
-            "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
-            "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
-            "decided_total": [attempts.get(rank, 0) for rank in ranks],
-            **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
-        }
+
+def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
+    factors, attempts = routing.state.rate_factors(), dict(routing.state.core.attempts())
+    unknown, none = (None, None), Observed()
+    return {
+        "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
+        "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
+        "decided_total": [attempts.get(rank, 0) for rank in ranks],
+        **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
+    }
 
 
 def observed(records: Iterable[DecisionRecord]) -> dict[WorkerRank, Observed]:

@@ -186,9 +186,9 @@ class Moments:
 
 def moment_families(kept: int, failed_total: int) -> Iterator[Family]:
     """Yield how many moments are kept, and how many failed."""
-    yield gauge("moments", "Past moments of the index that are kept", (), [((), float(kept))])
+    yield gauge("moments", "Past moments of the index that are kept", rows=[((), kept)])
     failed = "Past moments that were not restored, or whose process ended"
-    yield counter("moments_failed", failed, (), [((), float(failed_total))])
+    yield counter("moments_failed", failed, rows=[((), failed_total)])
 
 
 def _unknown(param: str) -> web.Response:

@@ -21,7 +21,7 @@ from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
 from router.live.decision_rows import TailOfDecisions
-from router.live.fleet_columns import OBSERVED_MAX, FleetColumns, observed
+from router.live.fleet_columns import OBSERVED_MAX, fleet_columns, observed
 from router.live.marks import Looked, Mark, Marks
 from router.live.ring import RECENT_STEP_S, Ring
 
@@ -46,7 +46,6 @@ class Live:
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._clock, self._tail, self._queued = routing, index, clock, tail, queued
-        self._columns = FleetColumns(routing)
         self._looks = Marks()
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
@@ -98,7 +97,7 @@ class Live:
         await asyncio.sleep(0)
         seen = observed(self._routing.decisions.newest(OBSERVED_MAX))
         await asyncio.sleep(0)
-        return self._columns.columns(blocks, trust, seen, None if self._queued is None else self._queued())
+        return fleet_columns(self._routing, blocks, trust, seen, None if self._queued is None else self._queued())
 
     def fleet_at(self, at_s: float) -> bytes | None:
         """Return the last columns that were kept at that time or before, as JSON; None: all are later."""
@@ -129,10 +128,10 @@ class Live:
 
 def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:
     """Yield the clients of live streams, and the memory of the fleet's past."""
-    yield gauge("live_clients", "Clients of the live stream", (), [((), float(len(clients)))])
-    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", (), [((), float(ring.bytes))])
+    yield gauge("live_clients", "Clients of the live stream", rows=[((), len(clients))])
+    yield gauge("live_history_bytes", "Kept moments of the fleet, compressed", rows=[((), ring.bytes)])
     for name, meaning, count in (
         ("live_dropped", "Live clients that were disconnected because they did not read", clients.dropped_total),
         ("live_refused", "Live clients that were refused: too many were connected", clients.refused_total),
     ):
-        yield counter(name, meaning, (), [((), float(count))])
+        yield counter(name, meaning, rows=[((), count)])

@@ -20,6 +20,8 @@ from kv_runtime.supervise import until
 from router.attribution.attribution import Sums
 
 STEP_S, STEPS = 5, 180
+_SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
+"""The columns of a row that are differences of `Sums`."""
 
 
 class Gauges(NamedTuple):
@@ -93,11 +95,7 @@ class Trends:
             at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
             requests=requests - requests_before,
             first_tokens=[count - before for count, before in zip(tokens, tokens_before, strict=True)],
-            prompt_tokens=saved.prompt_tokens - saved_before.prompt_tokens,
-            reused_tokens=saved.reused_tokens - saved_before.reused_tokens,
-            baseline_tokens=saved.baseline_tokens - saved_before.baseline_tokens,
-            saved_s=saved.saved_s - saved_before.saved_s,
-            baseline_s=saved.baseline_s - saved_before.baseline_s,
+            **{name: getattr(saved, name) - getattr(saved_before, name) for name in _SAVED},
             in_flight=gauges.in_flight,
             event_lag_s=gauges.event_lag_s,
         )
@@ -130,11 +128,7 @@ def _merged(rows: Sequence[Row]) -> Row:
         at_s=rows[0].at_s,
         requests=sum(row.requests for row in rows),
         first_tokens=[sum(counts) for counts in zip(*(row.first_tokens for row in rows), strict=True)],
-        prompt_tokens=sum(row.prompt_tokens for row in rows),
-        reused_tokens=sum(row.reused_tokens for row in rows),
-        baseline_tokens=sum(row.baseline_tokens for row in rows),
-        saved_s=sum(row.saved_s for row in rows),
-        baseline_s=sum(row.baseline_s for row in rows),
+        **{name: sum(getattr(row, name) for row in rows) for name in _SAVED},
         in_flight=max(row.in_flight for row in rows),
         event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
     )

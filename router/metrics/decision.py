@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import get_args
 
-from kv_runtime.telemetry import Distribution, Family, counter, histogram
+from kv_runtime.telemetry import Distribution, Family, by_name, counter, histogram
 from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
 from router.decision.plan import REROUTES, Reroute
 from router.decision.routing import Routing
@@ -74,10 +74,8 @@ class DecisionMetrics:
         yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         found, regret, margin, margin_s, predicted_blocks, approximate = self._core.decided()
         counted = dict.fromkeys(product(self._modes, REASONS), 0) | dict(found)
-        decisions = [(at, float(count)) for at, count in counted.items()]
-        yield counter(
-            "decisions", "Decisions, by mode of the policy and by what decided", ("policy", "reason"), decisions
-        )
+        meaning = "Decisions, by mode of the policy and by what decided"
+        yield counter("decisions", meaning, ("policy", "reason"), counted.items())
         for name, meaning, seen in (
             ("decision_margin_blocks", "Runner-up's cost minus the winner's, of costs in blocks", margin),
             ("decision_margin_seconds", "Runner-up's cost minus the winner's, of costs in ms", margin_s),
@@ -88,12 +86,15 @@ class DecisionMetrics:
         meaning = (
             "Blocks that the chosen rank was expected to hold because an earlier request's blocks were on their way"
         )
-        yield counter("predicted_on_route_blocks", meaning, (), [((), float(predicted_blocks))])
-        rows = [((why,), float(count)) for why, count in self._reroutes.items()]
-        yield counter("request_turns", "Requests that left their first plan, by cause", ("reason",), rows)
-        placements = [((reason,), float(count)) for reason, count in self._placements.items()]
-        meaning = "Prompts placed on decode workers or prefill workers by disaggregation.conditional, by cause"
-        yield counter("prefill_placements", meaning, ("reason",), placements)
+        yield counter("predicted_on_route_blocks", meaning, rows=[((), predicted_blocks)])
         self._fallbacks[APPROXIMATE] = approximate
-        fallbacks = [((reason,), float(count)) for reason, count in self._fallbacks.items()]
-        yield counter("fallback", "Decisions that were not made as configured, by cause", ("reason",), fallbacks)
+        for name, meaning, counts in (
+            ("request_turns", "Requests that left their first plan, by cause", self._reroutes),
+            (
+                "prefill_placements",
+                "Prompts placed on decode workers or prefill workers by disaggregation.conditional, by cause",
+                self._placements,
+            ),
+            ("fallback", "Decisions that were not made as configured, by cause", self._fallbacks),
+        ):
+            yield counter(name, meaning, ("reason",), by_name((), counts))

@@ -5,8 +5,9 @@ error = predicted - actual: above 0 the index promised too much (evicted meanwhi
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
-from kv_runtime.telemetry import Distribution, Family, counter, histogram
+from kv_runtime.telemetry import Distribution, Family, by_name, counter, histogram
 from router.fleet.registry import Fleet
 
 PHASES = ("connect", "first_byte", "body")
@@ -76,19 +77,19 @@ class WorkerMetrics:
         """Yield the counters of the present workers."""
         self._follow_the_fleet()
         workers = [((worker_id,), seen) for worker_id, seen in sorted(self._workers.items())]
-        meaning = "Prompt tokens that the index predicted to be reused"
-        predicted = [(at, float(seen.predicted)) for at, seen in workers]
-        yield counter("predicted_cached_tokens", meaning, ("worker",), predicted)
-        actual = [(at, float(seen.actual)) for at, seen in workers]
-        yield counter("actual_cached_tokens", "Prompt tokens that workers reported as reused", ("worker",), actual)
-        errors = [(at, seen.error) for at, seen in workers]
-        yield histogram(
-            "prediction_error_tokens", "Predicted minus actual reused tokens of a request", ("worker",), errors
-        )
-        first_tokens = [(at, seen.ttft) for at, seen in workers]
-        meaning = (
-            "Time from the routing of a request to its first token, where known, by the worker that sent the token"
-        )
-        yield histogram("worker_time_to_first_token_seconds", meaning, ("worker",), first_tokens)
-        failures = [((*at, phase), float(count)) for at, seen in workers for phase, count in seen.failures.items()]
+        for name, meaning, field in (
+            ("predicted_cached_tokens", "Prompt tokens that the index predicted to be reused", "predicted"),
+            ("actual_cached_tokens", "Prompt tokens that workers reported as reused", "actual"),
+        ):
+            yield counter(name, meaning, ("worker",), [(at, getattr(seen, field)) for at, seen in workers])
+        for name, meaning, field in (
+            ("prediction_error_tokens", "Predicted minus actual reused tokens of a request", "error"),
+            (
+                "worker_time_to_first_token_seconds",
+                "Time from the routing of a request to its first token, where known, by the worker that sent the token",
+                "ttft",
+            ),
+        ):
+            yield histogram(name, meaning, ("worker",), [(at, getattr(seen, field)) for at, seen in workers])
+        failures = chain(*(by_name(at, seen.failures) for at, seen in workers))
         yield counter("worker_failures", "Attempts that failed at a worker, by phase", ("worker", "phase"), failures)

@@ -10,7 +10,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry
 
-from kv_runtime.telemetry import Count, Distribution, Family, Projection, counter, gauge, histogram
+from kv_runtime.telemetry import Count, Distribution, Family, Projection, by_name, counter, gauge, histogram
 from router.decision.plan import STREAM_LOSSES, StreamLoss
 from router.decision.policies import MODES
 from router.decision.routing import Routing
@@ -138,12 +138,13 @@ class RequestMetrics:
             self._itl[mode].observe(itl_s)
 
     def _ttft_of(self, model: str) -> Distribution:
-        known = model if model in self._fleet.models() else UNKNOWN_MODEL
-        return self._ttft_of_model.setdefault(known, Distribution(_SECONDS))
+        return self._ttft_of_model.setdefault(self._known(model), Distribution(_SECONDS))
 
     def _counted(self, model: str, mode: str, outcome: str) -> Count:
-        known = model if model in self._fleet.models() else UNKNOWN_MODEL
-        return self._requests.setdefault((known, mode, outcome), Count())
+        return self._requests.setdefault((self._known(model), mode, outcome), Count())
+
+    def _known(self, model: str) -> str:
+        return model if model in self._fleet.models() else UNKNOWN_MODEL
 
     def _follow_the_fleet(self) -> None:
         """Keep counters for exactly the models that are served."""
@@ -156,9 +157,9 @@ class RequestMetrics:
     def families(self) -> Iterator[Family]:
         """Yield all counters."""
         self._follow_the_fleet()
-        requests = [(at, float(count.value)) for at, count in self._requests.items()]
+        requests = [(at, count.value) for at, count in self._requests.items()]
         yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)
-        yield gauge("inflight_requests", "Requests being served", (), [((), float(self.inflight))])
+        yield gauge("inflight_requests", "Requests being served", rows=[((), self.inflight)])
         for name, meaning, by_mode in (
             ("request_duration_seconds", "Time from a request's head to the last byte of its answer", self._duration),
             (
@@ -178,19 +179,21 @@ class RequestMetrics:
             ("queue_wait_seconds", "Time that a request waited in the queue", self._queue_wait),
         ):
             yield histogram(name, meaning, (), [((), seen)])
-        yield from self._refusals()
+        for name, meaning, label, counts in (
+            ("rejected", "Requests refused for load", "reason", self._rejected),
+            (
+                "retries",
+                "Further attempts at another rank, by the phase in which the attempt before failed",
+                "phase",
+                self._retries,
+            ),
+            (
+                "streams_lost",
+                "Streams that ended with an error after their worker failed",
+                "reason",
+                self._streams_lost,
+            ),
+        ):
+            yield counter(name, meaning, (label,), by_name((), counts))
         yield from self._decisions.families()
         yield from self._workers.families()
-
-    def _refusals(self) -> Iterator[Family]:
-        rejected = [((reason,), float(count)) for reason, count in self._rejected.items()]
-        yield counter("rejected", "Requests refused for load", ("reason",), rejected)
-        retries = [((phase,), float(count)) for phase, count in self._retries.items()]
-        yield counter(
-            "retries",
-            "Further attempts at another rank, by the phase in which the attempt before failed",
-            ("phase",),
-            retries,
-        )
-        lost = [((why,), float(count)) for why, count in self._streams_lost.items()]
-        yield counter("streams_lost", "Streams that ended with an error after their worker failed", ("reason",), lost)

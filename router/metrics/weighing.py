@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kv_protocol.decision import ADDENDS
-from kv_runtime.telemetry import Family, Mean, counter, summary
+from kv_runtime.telemetry import Family, Mean, by_name, counter, summary
 from router.decision.routing import DecisionLog
 from router.decision.verdict import Verdict
 
@@ -45,9 +45,8 @@ class Weighing:
         terms = [((term,), seen) for term, seen in self._terms_in_ms.items()]
         meaning = "Terms of the winner's cost, of sampled decisions with costs in ms"
         yield summary("cost_term_seconds", meaning, ("term",), terms)
-        given_up = [((term,), float(blocks)) for term, blocks in self._given_up_for.items()]
         meaning = "Regret by the term that it was for, of sampled decisions"
-        yield counter("regret_term_blocks", meaning, ("term",), given_up)
+        yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
 
     def _read(self, verdict: Verdict) -> None:
         unit = verdict.cost_unit

@@ -12,7 +12,7 @@ the reference engine's constants (`router/native/engine.py`). A worker has r ran
                  limit              most n with ITL of n <= itl_s, within `max_num_seqs` and the KV cache
                  share in time      P(a new sequence finds less than limit sequences)
                  utilisation        x / (limit / ITL of limit)
-    advised      fewest workers with utilisation <= utilisation_ratio_max and both shares >= kept_ratio; an objective
+    advised      fewest workers with utilisation <= `UTILISATION_MAX` and both shares >= kept_ratio; an objective
                  that no number of workers keeps (the service alone takes longer) is left out and named
 
 The factors were measured while prompts and sequences shared the ranks as they do now; they are taken not to change
@@ -30,16 +30,17 @@ Unknown = Literal["prefill_factor", "decode_factor", "output_tokens"]
 Limit = Literal["utilisation", "ttft", "itl"]
 Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
 """What one worker fewer would not keep; `least`: one worker suffices; `idle`: no request came."""
+UTILISATION_MAX = 0.85
+"""Of what workers can do: the rest is for bursts shorter than an autoscaler takes."""
 _RANKS_MAX = 8192
 
 
 class Objectives(NamedTuple):
-    """What is to be kept: the share `kept_ratio` of first tokens and of sequences in time, and spare capacity."""
+    """What is to be kept: the share `kept_ratio` of first tokens and of sequences in time."""
 
     ttft_s: float
     itl_s: float
     kept_ratio: float
-    utilisation_ratio_max: float
 
 
 class Rates(NamedTuple):
@@ -185,7 +186,7 @@ class _Planned:
         """Return which objectives so many workers do not keep."""
         found, wanted = self._with(workers), self._objectives
         failing = list[Limit]()
-        if found.utilisation_ratio is not None and found.utilisation_ratio > wanted.utilisation_ratio_max:
+        if found.utilisation_ratio is not None and found.utilisation_ratio > UTILISATION_MAX:
             failing.append("utilisation")
         if found.ttft_within_ratio is not None and found.ttft_within_ratio < wanted.kept_ratio:
             failing.append("ttft")

@@ -1,6 +1,6 @@
 """`GET /v1/planner` and the same numbers as metrics, computed when they are asked for.
 
-    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=&utilisation_ratio_max=    in place of the section `planner`
+    GET /v1/planner?ttft_s=&itl_s=&kept_ratio=    in place of the section `planner`
 
 The load is that of this router and of the replicas whose bookings it gets (`ledger.replicas`): each of them answers for
 the whole fleet. An autoscaler takes the greatest of their answers, not the sum.

@@ -19,40 +19,154 @@
 and are warned of; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec.structs import replace
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from router.pools.json_values import ConfigObject, PoolsConfigInvalid, Words, is_number
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.rendering import without_user
+from kv_runtime.config.sections import Section
+from kv_runtime.config.words import allowed
 from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
-from router.pools.targets import Own, PoolSettings, read_own
+from router.pools.targets import OwnSection, PoolSettings
 
-POOLS_MAX = 256
-RESOLUTION_MAX = 1024
-_NUMBER_MAX = 1e12
-_PRIORITY_MAX = 1 << 62
-_MAPPING_KEYS: Mapping[PoolPhase, str] = {
-    "prefill": "prefill_pool_mapping",
-    "decode": "decode_pool_mapping",
-    "agg": "agg_pool_mapping",
-}
-_AXES: Mapping[PoolPhase, tuple[AxisName, ...]] = {
-    "prefill": ("isl", "ttft_ms"),
-    "decode": ("context_length", "itl_ms"),
-    "agg": ("ttft_ms", "itl_ms"),
-}
+_AXES: tuple[tuple[str, AxisName], ...] = (
+    ("isl", "isl"), ("context_length", "context_length"), ("ttft", "ttft_ms"), ("itl", "itl_ms"),
+)  # fmt: skip
+"""How the keys of an axis begin, and its name; in the order of mappings."""
 _ISL_KEYS = ("isl_min", "isl_max", "isl_resolution")
+_FOUND_CHARACTERS_MAX = 80
+
+Count = Annotated[int | None, Field(ge=1, le=256)]
+Names = tuple[Annotated[str, Field(min_length=1)], ...]
+Tokens = Annotated[int, Field(ge=-(10**12), le=10**12)]
+Milliseconds = Annotated[float, Field(ge=-1e12, le=1e12)]
+Cells = Annotated[int, Field(ge=1, le=1024)]
+Priority = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 
 
-class PoolsConfig(Own, frozen=True, kw_only=True):
+class OverrideSection(Section):
+    """A rule of priorities."""
+
+    min_priority: Priority
+    max_priority: Priority
+    target_pool: int = Field(ge=0)
+
+
+class _Strategy(Section):
+    """A selection strategy; unknown keys are kept, to be warned of."""
+
+    model_config = ConfigDict(extra="allow")
+
+    priority_overrides: tuple[OverrideSection, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:  # noqa: ANN401 - any JSON
+        """Take old names for new ones that are not given."""
+        if not isinstance(given, dict):
+            return given
+        return {f"{key}_ms": value for key, value in given.items() if f"{key}_ms" in cls.model_fields} | given
+
+    def warnings(self) -> Iterator[str]:
+        for key in self.model_extra or ():
+            is_old = f"{key}_ms" in type(self).model_fields
+            yield f"{key} is deprecated: use {key}_ms" if is_old else f"{key} has no effect"
+
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(
+            Axis(
+                name,
+                getattr(self, name.replace(key, f"{key}_min")),
+                getattr(self, name.replace(key, f"{key}_max")),
+                cells,
+            )
+            for key, name in _AXES
+            if (cells := getattr(self, f"{key}_resolution", None))
+        )
+
+
+class _Ttft(_Strategy):
+    ttft_min_ms: Milliseconds
+    ttft_max_ms: Milliseconds
+    ttft_resolution: Cells
+
+
+class _Itl(_Strategy):
+    itl_min_ms: Milliseconds
+    itl_max_ms: Milliseconds
+    itl_resolution: Cells
+
+
+class PrefillStrategy(_Ttft):
+    """Of prompts that are computed here and decoded elsewhere."""
+
+    isl_min: Tokens
+    isl_max: Tokens
+    isl_resolution: Cells
+    prefill_pool_mapping: list[Any]
+
+
+class DecodeStrategy(_Itl):
+    """Of sequences whose prompts were computed elsewhere."""
+
+    context_length_min: Tokens
+    context_length_max: Tokens
+    context_length_resolution: Cells
+    decode_pool_mapping: list[Any]
+
+
+class AggStrategy(_Ttft, _Itl):
+    """Of whole requests."""
+
+    isl_min: Tokens | None = None
+    isl_max: Tokens | None = None
+    isl_resolution: Cells | None = None
+    agg_pool_mapping: list[Any]
+
+    @model_validator(mode="after")
+    def _length_is_whole(self) -> "AggStrategy":
+        missing = [key for key in _ISL_KEYS if getattr(self, key) is None]
+        if 0 < len(missing) < len(_ISL_KEYS):
+            raise ValueError(f"{missing[0]}: found none, allowed all three of {', '.join(_ISL_KEYS)}, or none")
+        return self
+
+
+class PoolsFile(Section):
+    """The whole JSON; of each mode the keys of the other have no effect."""
+
+    model_config = ConfigDict(extra="allow")
+
+    mode: Literal["disagg", "agg"] = "disagg"
+    enable_priority_retry: bool = False
+    num_prefill_pools: Count = None
+    prefill_pool_dynamo_namespaces: Names = ()
+    prefill_pool_priorities: tuple[int, ...] | None = None
+    prefill_pool_selection_strategy: PrefillStrategy | None = None
+    num_decode_pools: Count = None
+    decode_pool_dynamo_namespaces: Names = ()
+    decode_pool_priorities: tuple[int, ...] | None = None
+    decode_pool_selection_strategy: DecodeStrategy | None = None
+    num_agg_pools: Count = None
+    agg_pool_dynamo_namespaces: Names = ()
+    agg_pool_priorities: tuple[int, ...] | None = None
+    agg_pool_selection_strategy: AggStrategy | None = None
+    pools: OwnSection = OwnSection()
+
+
+class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete configuration. `groups`: prefill and decode, or agg; `pools` has all their namespaces."""
 
     mode: Literal["disagg", "agg"]
     retry: bool
     groups: tuple[PoolGroup, ...]
+    pools: dict[str, PoolSettings]
+    look_period_s: float
+    look_timeout_s: float
+    characters_per_token: float
     warnings: tuple[str, ...] = ()
 
 
@@ -60,153 +174,86 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
     """Return the configuration from a JSON value; `given` pools replace those of the configuration.
 
     Raises:
-        PoolsConfigInvalid: with every problem found.
+        ConfigurationError: with every problem found.
     """
-    top = ConfigObject(data if isinstance(data, dict) else {}, "", [], [])
-    if not isinstance(data, dict):
-        raise PoolsConfigInvalid((f"found {type(data).__name__}, allowed an object",))
-    mode = top.value("mode")
-    if mode is None:
-        mode = "disagg"
-    elif mode not in ("disagg", "agg"):
-        top.problem("mode", mode, "'disagg' or 'agg'")
-        raise PoolsConfigInvalid(tuple(top.problems))
-    phases: tuple[PoolPhase, ...] = ("prefill", "decode") if mode == "disagg" else ("agg",)
-    retry = top.flag("enable_priority_retry", default=False)
-    groups = tuple(_group(top, phase) for phase in phases)
-    own = read_own(top, [name for group in groups for name in group.namespaces], given or {})
-    top.warn_of_others()
-    if top.problems:
-        raise PoolsConfigInvalid(tuple(top.problems))
+    try:
+        read = PoolsFile.model_validate(data)
+    except ValidationError as error:
+        raise ConfigurationError([_problem(found) for found in error.errors()]) from error
+    phases: tuple[PoolPhase, ...] = ("prefill", "decode") if read.mode == "disagg" else ("agg",)
+    problems, warnings = list[str](), list[str]()
+    groups = [group for phase in phases if (group := _group(read, phase, problems, warnings)) is not None]
+    pools = read.pools.settings([name for group in groups for name in group.namespaces], given or {}, problems)
+    if problems:
+        raise ConfigurationError(problems)
     return PoolsConfig(
-        mode=mode, retry=retry, groups=groups, warnings=tuple(top.warnings), **msgspec.structs.asdict(own)
+        mode=read.mode,
+        retry=read.enable_priority_retry,
+        groups=tuple(groups),
+        pools=pools,
+        look_period_s=read.pools.look_period_s,
+        look_timeout_s=read.pools.look_timeout_s,
+        characters_per_token=read.pools.characters_per_token,
+        warnings=(*warnings, *(f"{key} has no effect" for key in read.model_extra or ())),
     )
 
 
-def _group(top: ConfigObject, phase: PoolPhase) -> PoolGroup:
-    count = top.integer(f"num_{phase}_pools", 1, POOLS_MAX)
-    group = PoolGroup(
+def _problem(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
+    """Return one line: the path, what was found, what is allowed."""
+    path, found = ".".join(map(str, error["loc"])) or "the configuration", repr(error["input"])
+    is_object = error["type"] == "value_error" and isinstance(error["input"], dict)  # the words say what of it
+    if error["type"] == "missing" or is_object or len(found) > _FOUND_CHARACTERS_MAX:
+        return f"{path}: {allowed(error)}"
+    return f"{path}: found {without_user(found)}, {allowed(error)}"
+
+
+def _group(read: PoolsFile, phase: PoolPhase, problems: list[str], warnings: list[str]) -> PoolGroup | None:
+    """Return the pools of a phase; None without the keys that it needs."""
+    key = f"{phase}_pool_selection_strategy"
+    count, strategy = getattr(read, f"num_{phase}_pools"), getattr(read, key)
+    if count is None or strategy is None:
+        problems.append(f"{f'num_{phase}_pools' if count is None else key}: missing")
+        return None
+    namespaces, priorities = (getattr(read, f"{phase}_pool_{what}") for what in ("dynamo_namespaces", "priorities"))
+    if priorities is None:
+        priorities = tuple(range(count))
+    for what, found in (("dynamo_namespaces", namespaces), ("priorities", priorities)):
+        if len(found) != count:
+            problems.append(f"{phase}_pool_{what}: found {len(found)}, allowed {count}, as num_{phase}_pools says")
+    mapping, axes = f"{phase}_pool_mapping", strategy.axes()
+    found = list(_misfits(getattr(strategy, mapping), mapping, axes, count))
+    for axis in axes:
+        if axis.least >= axis.most:
+            found.append(f"{axis.name}: found {axis.least:g} as the least, allowed less than {axis.most:g}, the most")
+    for at, rule in enumerate(strategy.priority_overrides):
+        if rule.min_priority > rule.max_priority or rule.target_pool >= count:
+            found.append(f"priority_overrides.{at}: found {rule}, allowed min <= max, pool 0..{count - 1}")
+    problems += [f"{key}.{each}" for each in found]
+    warnings += [f"{key}.{each}" for each in strategy.warnings()]
+    overrides = tuple(Override(**rule.model_dump()) for rule in strategy.priority_overrides)
+    return PoolGroup(
         phase=phase,
-        namespaces=_namespaces(top, phase, count),
-        priorities=_priorities(top, phase, count),
-        axes=(),
-        mapping=(),
+        namespaces=namespaces,
+        priorities=priorities,
+        axes=axes,
+        mapping=_frozen(getattr(strategy, mapping)),
+        overrides=overrides,
     )
-    strategy = top.within(f"{phase}_pool_selection_strategy")
-    if strategy is None:
-        return group
-    problems_before = len(strategy.problems)
-    axes = _axes(strategy, phase)
-    mapping = _mapping(
-        strategy, _MAPPING_KEYS[phase], axes if len(strategy.problems) == problems_before else None, count
-    )
-    group = replace(group, axes=axes, mapping=mapping, overrides=_overrides(strategy, count))
-    strategy.warn_of_others()
-    return group
 
 
-def _namespaces(top: ConfigObject, phase: PoolPhase, count: int) -> tuple[str, ...]:
-    key, allowed = f"{phase}_pool_dynamo_namespaces", f"a list of {count} names, as num_{phase}_pools says"
-    found = top.items(key, allowed)
-    if isinstance(top.value(key), list) and len(found) != count:
-        top.problem(key, Words(f"{len(found)} names"), allowed)
-    for index, name in enumerate(found):
-        if not isinstance(name, str) or not name or not name.isprintable():  # heads have it
-            top.problem(f"{key}[{index}]", name, "a name")
-    return tuple(name if isinstance(name, str) else "" for name in found)
-
-
-def _priorities(top: ConfigObject, phase: PoolPhase, count: int) -> tuple[int, ...]:
-    key = f"{phase}_pool_priorities"
-    if top.value(key) is None:
-        return tuple(range(count))
-    allowed = f"a list of {count} whole numbers, as num_{phase}_pools says"
-    found = top.items(key, allowed)
-    if isinstance(top.value(key), list) and len(found) != count:
-        top.problem(key, Words(f"{len(found)} numbers"), allowed)
-    for index, number in enumerate(found):
-        if not is_number(number, integer=True):
-            top.problem(f"{key}[{index}]", number, "a whole number")
-    return tuple(found)
-
-
-def _axes(strategy: ConfigObject, phase: PoolPhase) -> tuple[Axis, ...]:
-    names = _AXES[phase]
-    if phase == "agg" and _has_isl(strategy):
-        names = ("isl", *names)
-    return tuple(_axis(strategy, name) for name in names)
-
-
-def _has_isl(strategy: ConfigObject) -> bool:
-    given = [key for key in _ISL_KEYS if strategy.has(key)]
-    missing = [key for key in _ISL_KEYS if key not in given]
-    if given and missing:
-        for key in missing:
-            strategy.problem(key, None, f"a number: all three of {', '.join(_ISL_KEYS)}, or none")
-    return bool(given) and not missing
-
-
-def _axis(strategy: ConfigObject, name: AxisName) -> Axis:
-    base = name.removesuffix("_ms")
-    least_key, most_key = f"{base}_min", f"{base}_max"
-    if name != base:
-        least_key = strategy.renamed(f"{least_key}_ms", least_key)
-        most_key = strategy.renamed(f"{most_key}_ms", most_key)
-    problems_before = len(strategy.problems)
-    read = strategy.number if name != base else strategy.integer
-    least = read(least_key, -int(_NUMBER_MAX), int(_NUMBER_MAX))
-    most = read(most_key, -int(_NUMBER_MAX), int(_NUMBER_MAX))
-    if len(strategy.problems) == problems_before and least >= most:
-        strategy.problem(least_key, least, f"less than {most_key}, which is {most:g}")
-    resolution = strategy.integer(f"{base}_resolution", 1, RESOLUTION_MAX)
-    return Axis(name, least, most, resolution)
-
-
-def _mapping(strategy: ConfigObject, key: str, axes: tuple[Axis, ...] | None, count: int) -> PoolMapping:
-    """Return the mapping; with invalid axes its shape is not checked."""
-    found = strategy.value(key)
-    if axes is not None:
-        _check_mapping(strategy, strategy.at(key), found, axes, count)
-    return _frozen(found) if isinstance(found, list) else ()
-
-
-def _check_mapping(strategy: ConfigObject, path: str, found: object, axes: tuple[Axis, ...], count: int) -> None:
+def _misfits(found: object, path: str, axes: tuple[Axis, ...], count: int) -> Iterator[str]:
+    """Yield the parts of a mapping that are no list of an axis's length, or no index of a pool."""
     if not axes:
-        if not is_number(found, integer=True) or not 0 <= found < count:  # type: ignore[operator]  # a number
-            strategy.problem_at(path, found, f"a pool's index, 0..{count - 1}")
-        return
-    axis, *rest = axes
-    allowed = f"a list of {axis.resolution}, as {axis.name.removesuffix('_ms')}_resolution says"
-    if not isinstance(found, list):
-        strategy.problem_at(path, found, allowed)
-    elif len(found) != axis.resolution:
-        strategy.problem_at(path, Words(f"a list of {len(found)}"), allowed)
+        if type(found) is not int or not 0 <= found < count:
+            yield f"{path}: found {found!r}, allowed a pool's index, 0..{count - 1}"
+    elif not isinstance(found, list) or len(found) != axes[0].resolution:
+        shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
+        resolution = f"{axes[0].name.removesuffix('_ms')}_resolution"
+        yield f"{path}: found {shown}, allowed a list of {axes[0].resolution}, as {resolution} says"
     else:
-        for index, inner in enumerate(found):
-            _check_mapping(strategy, f"{path}[{index}]", inner, tuple(rest), count)
+        for at, inner in enumerate(found):
+            yield from _misfits(inner, f"{path}.{at}", axes[1:], count)
 
 
 def _frozen(found: list[Any]) -> PoolMapping:
     return tuple(_frozen(each) if isinstance(each, list) else each for each in found)
-
-
-def _overrides(strategy: ConfigObject, count: int) -> tuple[Override, ...]:
-    if strategy.value("priority_overrides") is None:
-        return ()
-    overrides = []
-    for index, each in enumerate(strategy.items("priority_overrides", "a list of objects")):
-        rule = strategy.inner(each, strategy.at(f"priority_overrides[{index}]"))
-        if rule is not None:
-            overrides.append(_override(rule, count))
-    return tuple(overrides)
-
-
-def _override(rule: ConfigObject, count: int) -> Override:
-    problems_before = len(rule.problems)
-    least = rule.integer("min_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
-    most = rule.integer("max_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
-    if len(rule.problems) == problems_before and least > most:
-        rule.problem("min_priority", least, f"max_priority at most, which is {most}")
-    target = rule.integer("target_pool", 0, count - 1)
-    rule.refuse_others()
-    return Override(least, most, target)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.pools.attempts import PoolSequence
 from router.pools.probes import CAUSES, FITNESSES, TARGETS, PoolStatus
 from router.pools.selection import PoolGroup, PoolPhase
@@ -74,9 +74,8 @@ class PoolMetrics:
             ("pool_looks", "Probes of the routers of a pool, by outcome", ("pool", "outcome"), self._probes),
         ):  # fmt: skip
             yield counter(name, meaning, labels, [(values, float(count)) for values, count in counts.items()])
-        requests = [((outcome,), float(count)) for outcome, count in self._requests.items()]
-        yield counter("pools_requests", "Requests by outcome", ("outcome",), requests)
-        yield gauge("pools_inflight_requests", "Requests being served", (), [((), float(self.inflight))])
+        yield counter("pools_requests", "Requests by outcome", ("outcome",), by_name((), self._requests))
+        yield gauge("pools_inflight_requests", "Requests being served", rows=[((), self.inflight)])
         yield from _status_families(self._live.statuses())
 
 
@@ -88,10 +87,7 @@ def _status_families(statuses: tuple[PoolStatus, ...]) -> Iterator[Family]:
     queues = [(each.namespace, each.queued_requests) for each in statuses]
     queued = [((name,), float(requests)) for name, requests in queues if requests is not None]
     yield gauge(
-        "pool_queued_requests",
-        "Requests waiting in the pool's routers and engines, where known",
-        ("pool",),
-        queued,
+        "pool_queued_requests", "Requests waiting in the pool's routers and engines, where known", ("pool",), queued
     )
     ratios = [
         ((each.namespace, target), ratio)

@@ -25,7 +25,8 @@ from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics import http_families, prompt_families
+from router.metrics.prompts import prompt_families
+from router.metrics.sockets import http_families
 from router.names import Names
 from router.pools.config import PoolsConfig
 from router.pools.control_plane import PoolControl
@@ -35,7 +36,7 @@ from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
 from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
-from router.prompt import ModelPrompts
+from router.prompt.prompts import ModelPrompts
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Setting without which a router refuses requests of one phase."""
@@ -130,9 +131,9 @@ class PoolsProcess:
             connections_max=CONTROL_CONNECTIONS_MAX,
         )
         Projection(self._registry, metrics.families)
-        Projection(self._registry, lambda: http_families(self.data.statistics()))
+        Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:
-            Projection(self._registry, lambda: prompt_families(prompts.statistics()))
+            Projection(self._registry, lambda: prompt_families(prompts))
 
     def _serve(self, exchange: Exchange) -> None:
         self._endpoints(exchange)
@@ -151,8 +152,8 @@ class PoolsProcess:
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self._watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
-            *self._service.bodies.parts(1),
-            *([] if self._prompts is None else self._prompts.parts(1)),
+            *self._service.bodies.pool.parts(1),
+            *([] if self._prompts is None else self._prompts.pool.parts(1)),
         ]
 
     @property

@@ -16,7 +16,7 @@ from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup, SelectionInput, Targets, select
 from router.pools.watch import PoolWatch
-from router.prompt import ModelPrompts
+from router.prompt.prompts import ModelPrompts
 from router.request.bodies import BodyParser
 from router.request.route_request import route_request
 

@@ -10,14 +10,16 @@
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
+from pydantic import AfterValidator, Field, model_validator
 
-from router.pools.json_values import ConfigObject, Words
+from kv_runtime.config.sections import Section
 from router.pools.probes import LiveLimits
 
-ROUTERS_MAX = 16
+_LIMITS = LiveLimits()
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
@@ -35,93 +37,6 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: LiveLimits = LiveLimits()
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """The object `pools` of the configuration; its field `pools` has every namespace, also unnamed ones."""
-
-    pools: dict[str, PoolSettings]
-    look_period_s: float
-    look_timeout_s: float
-    characters_per_token: float
-
-
-def read_own(top: ConfigObject, names: Sequence[str], given: Mapping[str, PoolSettings]) -> Own:
-    """Return the object `pools` for pools of these names; `given` pools replace those of the configuration."""
-    own = top.within("pools", required=False) or ConfigObject({}, "pools", top.problems, top.warnings)
-    limits = _limits(own, LiveLimits())
-    configured = _pools_of_namespaces(own, limits)
-    read = Own(
-        pools={name: _merged(configured.get(name), given.get(name), limits) for name in names if name},
-        look_period_s=own.number("look_period_s", 0.01, 3600, 1.0),
-        look_timeout_s=own.number("look_timeout_s", 0.01, 60, 2.0),
-        characters_per_token=own.number("characters_per_token", 0.1, 100, 4.0),
-    )
-    own.refuse_others()
-    for name in sorted({*configured, *given} - {*names}):
-        top.problem_at(f"pools.namespaces.{name}", name, f"a pool's namespace: {', '.join(dict.fromkeys(names))}")
-    return read
-
-
-def _merged(configured: PoolSettings | None, given: PoolSettings | None, limits: LiveLimits) -> PoolSettings:
-    limits = configured.limits if configured else limits
-    return replace(given or configured or PoolSettings(), limits=limits)
-
-
-def _pools_of_namespaces(own: ConfigObject, limits: LiveLimits) -> dict[str, PoolSettings]:
-    namespaces = own.within("namespaces", required=False)
-    if namespaces is None:
-        return {}
-    pools = {}
-    for name in namespaces.unread():
-        pool = namespaces.within(name)
-        if pool is not None:
-            pools[name] = _pool(pool, limits)
-    return pools
-
-
-def _pool(pool: ConfigObject, limits: LiveLimits) -> PoolSettings:
-    has_routers, has_config = pool.has("routers"), pool.has("config")
-    if has_routers and has_config:
-        pool.problem("config", pool.value("config"), "either routers or config")
-    config = pool.value("config") or ""
-    if not isinstance(config, str):
-        pool.problem("config", config, "a file's name")
-    read = PoolSettings(
-        routers=_routers(pool) if has_routers else (),
-        config=str(config),
-        limits=_limits(pool, limits),
-    )
-    pool.value("routers")
-    pool.refuse_others()
-    return read
-
-
-def _routers(pool: ConfigObject) -> tuple[RouterAddress, ...]:
-    allowed = f"a list of 1..{ROUTERS_MAX} objects with url and perhaps control_url"
-    found = pool.items("routers", allowed)
-    if not 0 < len(found) <= ROUTERS_MAX and isinstance(pool.value("routers"), list):
-        pool.problem("routers", Words(f"{len(found)} routers"), allowed)
-    routers = []
-    for index, each in enumerate(found):
-        address = pool.inner(each, pool.at(f"routers[{index}]"))
-        if address is not None:
-            routers.append(RouterAddress(_url(address, "url"), _url(address, "control_url", required=False)))
-            address.refuse_others()
-    if len({each.url for each in routers}) != len(routers):
-        pool.problem("routers", Words("an url twice"), "each url once")
-    return tuple(routers)
-
-
-def _url(address: ConfigObject, key: str, *, required: bool = True) -> str:
-    found = address.value(key)
-    if found is None and not required:
-        return ""
-    if not is_url(found):
-        found = Words("an address with a user") if "@" in str(found) else found
-        address.problem(key, found, "http(s)://host:port")
-        return ""
-    return str(found).rstrip("/")
-
-
 def is_url(found: object) -> bool:
     """Return whether it looks like a router's address, which becomes a part of heads: without spaces and controls."""
     scheme, separator, rest = found.partition("://") if isinstance(found, str) else ("", "", "")
@@ -129,28 +44,83 @@ def is_url(found: object) -> bool:
     return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and is_plain
 
 
-def _limits(found: ConfigObject, common: LiveLimits) -> LiveLimits:
-    """Return the given limits, the others from `common`; a bound of 0 means that it is not checked."""
-    ttft, itl = (_bound_ms(found, key, getattr(common, key)) for key in ("ttft_bound_ms", "itl_bound_ms"))
-    problems_before = len(found.problems)
-    least = found.number("attainment_min_ratio", 0, 1, common.attainment_min_ratio)
-    release = found.number("attainment_release_ratio", 0, 1, max(least, common.attainment_release_ratio))
-    if len(found.problems) == problems_before and release < least:
-        found.problem("attainment_release_ratio", release, f"attainment_min_ratio at least, which is {least:g}")
-    queue = found.integer("queue_requests_max", 0, 1 << 30, common.queue_requests_max or 0)
-    return LiveLimits(
-        failures_max=found.integer("failures_max", 1, 100, common.failures_max),
-        successes_min=found.integer("successes_min", 1, 100, common.successes_min),
-        queue_requests_max=queue or None,
-        queue_release_ratio=found.number("queue_release_ratio", 0, 1, common.queue_release_ratio),
-        ttft_bound_ms=ttft,
-        itl_bound_ms=itl,
-        attainment_min_ratio=least,
-        attainment_release_ratio=release,
-        window_requests_min=found.integer("window_requests_min", 1, 1_000_000, common.window_requests_min),
-        hold_s=found.number("hold_s", 0.1, 86_400, common.hold_s),
-    )
+def _address(found: str) -> str:
+    if not is_url(found):
+        raise ValueError("allowed http(s)://host:port")
+    return found.rstrip("/")
 
 
-def _bound_ms(found: ConfigObject, key: str, common: float | None) -> float | None:
-    return found.number(key, 0, 3.6e6, common or 0.0) or None
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class _AddressSection(Section):
+    url: Address
+    control_url: Address = ""
+
+
+class _LimitsSection(Section):
+    """Fields of `LiveLimits`; a bound of 0 is not checked."""
+
+    failures_max: int = Field(_LIMITS.failures_max, ge=1, le=100)
+    successes_min: int = Field(_LIMITS.successes_min, ge=1, le=100)
+    queue_requests_max: int = Field(_LIMITS.queue_requests_max or 0, ge=0, le=1 << 30)
+    queue_release_ratio: float = Field(_LIMITS.queue_release_ratio, ge=0, le=1)
+    ttft_bound_ms: float = Field(0.0, ge=0, le=3.6e6)
+    itl_bound_ms: float = Field(0.0, ge=0, le=3.6e6)
+    attainment_min_ratio: float = Field(_LIMITS.attainment_min_ratio, ge=0, le=1)
+    attainment_release_ratio: float = Field(_LIMITS.attainment_release_ratio, ge=0, le=1)
+    window_requests_min: int = Field(_LIMITS.window_requests_min, ge=1, le=1_000_000)
+    hold_s: float = Field(_LIMITS.hold_s, ge=0.1, le=86_400)
+
+    def limits(self, common: LiveLimits, path: str, problems: list[str]) -> LiveLimits:
+        """Return the given limits, the others from `common`."""
+        given: dict[str, Any] = self.model_dump(include=set(LiveLimits.__struct_fields__), exclude_unset=True)
+        for bound in ("queue_requests_max", "ttft_bound_ms", "itl_bound_ms"):
+            if bound in given:
+                given[bound] = given[bound] or None
+        found = replace(common, **given)
+        least, release = found.attainment_min_ratio, found.attainment_release_ratio
+        if release < least and "attainment_release_ratio" in given:
+            words = f"found {release:g}, allowed attainment_min_ratio at least, which is {least:g}"
+            problems.append(f"{path}.attainment_release_ratio: {words}")
+        return replace(found, attainment_release_ratio=max(least, release))
+
+
+class _PoolSection(_LimitsSection):
+    routers: tuple[_AddressSection, ...] = Field((), max_length=16)
+    config: str = ""
+
+    @model_validator(mode="after")
+    def _is_in_one_place(self) -> "_PoolSection":
+        if self.routers and self.config:
+            raise ValueError("allowed either routers or config")
+        urls = {each.url for each in self.routers}
+        if len(urls) < max(len(self.routers), "routers" in self.model_fields_set):
+            raise ValueError("routers: allowed 1 or more, each url once")
+        return self
+
+
+class OwnSection(_LimitsSection):
+    """The object `pools`."""
+
+    namespaces: dict[str, _PoolSection] = Field({})
+    look_period_s: float = Field(1.0, ge=0.01, le=3600)
+    look_timeout_s: float = Field(2.0, ge=0.01, le=60)
+    characters_per_token: float = Field(4.0, ge=0.1, le=100)
+
+    def settings(
+        self, names: Sequence[str], given: Mapping[str, PoolSettings], problems: list[str]
+    ) -> dict[str, PoolSettings]:
+        """Return the pools of these names; `given` pools replace those of the configuration, but for their limits."""
+        common, allowed = self.limits(_LIMITS, "pools", problems), ", ".join(dict.fromkeys(names))
+        others = sorted({*self.namespaces, *given} - {*names})
+        problems += [
+            f"pools.namespaces.{each}: found {each!r}, allowed a pool's namespace: {allowed}" for each in others
+        ]
+        pools = {}
+        for name in names:
+            own = self.namespaces.get(name, _PoolSection())
+            routers = tuple(RouterAddress(each.url, each.control_url) for each in own.routers)
+            pool = given.get(name, PoolSettings(routers=routers, config=own.config))
+            pools[name] = replace(pool, limits=own.limits(common, f"pools.namespaces.{name}", problems))
+        return pools

@@ -11,6 +11,7 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
+from router.doctor.http_client import OK, HttpAsker
 from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.config import PoolsConfig
 from router.pools.metrics import LookOutcome, PoolMetrics
@@ -19,17 +20,10 @@ from router.pools.router_page import Busyness, busyness, not_serving
 from router.pools.state import PoolsLive
 from router.pools.targets import PoolSettings, RouterAddress
 
-_ANSWER_BYTES_MAX = 1 << 20
-_METRICS_BYTES_MAX = 16 << 20
 _CONNECTIONS_MAX = 64
 _UNREADY = 503
-_OK = 200
 
 _log = structlog.get_logger("pools")
-
-
-class _Unanswered(Exception):
-    """A router gave no usable answer."""
 
 
 class PoolWatch:
@@ -77,7 +71,7 @@ class PoolWatch:
         except TimeoutError:
             if outcome == "unreachable":
                 reason = f"no answer within {self._config.look_timeout_s:g} s"
-        except (_Unanswered, PageUnreadable) as error:
+        except PageUnreadable as error:
             reason = str(error)
         self.metrics.looked(namespace, outcome)
         self.seen(
@@ -96,36 +90,23 @@ class PoolWatch:
 
     async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
         """Return why requests should not be sent there; empty if they may."""
-        ready = await _get(session, f"{router.url}/ready", also=_UNREADY)
+        ready = await self._get(session, f"{router.url}/ready", also=_UNREADY)
         if reason := not_ready(ready):
             return reason
-        return not_serving(await _get(session, f"{router.url}/v1/models"), self._models)
+        return not_serving(await self._get(session, f"{router.url}/v1/models"), self._models)
 
     async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Busyness:
         if not router.control_url:
             return Busyness()
         try:
-            page = await _get(session, f"{router.control_url}/metrics", bytes_max=_METRICS_BYTES_MAX)
-            return busyness(page, pool.limits)
-        except (_Unanswered, PageUnreadable) as error:
+            return busyness(await self._get(session, f"{router.control_url}/metrics"), pool.limits)
+        except PageUnreadable as error:
             _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
             return Busyness()
 
-
-async def _get(
-    session: aiohttp.ClientSession, url: str, *, also: int = _OK, bytes_max: int = _ANSWER_BYTES_MAX
-) -> bytes:
-    """Return the body of an answer of status 200, or `also`; raise `_Unanswered`."""
-    try:
-        async with session.get(url, allow_redirects=False) as response:
-            if response.status not in (_OK, also):
-                raise _Unanswered(f"{url}: status {response.status}")
-            parts, size = [], 0
-            async for part in response.content.iter_any():
-                size += len(part)
-                if size > bytes_max:
-                    raise _Unanswered(f"{url}: more than {bytes_max} bytes")
-                parts.append(part)
-            return b"".join(parts)
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise _Unanswered(f"{url}: {str(error) or type(error).__name__}") from error
+    async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
+        """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
+        reply = await HttpAsker(session, self._config.look_timeout_s).get(url)
+        if reply.problem or reply.status not in (OK, also):
+            raise PageUnreadable(f"{url}: {reply.problem or f'status {reply.status}'}")
+        return reply.body

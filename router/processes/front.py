@@ -18,7 +18,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Literal
@@ -81,15 +81,15 @@ class Front:
             web.patch("/v1/policy", self._change_policy),
             web.delete("/v1/policy", self._change_policy),
             web.post(drain, self._begin_drain),
-            web.get(drain, self._show_drain),
+            web.get(drain, self._of_all(drain_of, needs_all=True, more_s=60.0)),
             web.delete(drain, self._end_drain),
-            web.get("/v1/shadows", self._shadows),
+            web.get("/v1/shadows", self._of_all(pooled_page, needs_all=True)),
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
-            web.get("/v1/workers", self._workers),
-            web.get("/v1/report", self._report),
-            web.get("/v1/predictions", self._predictions),
-            web.get("/v1/trends", self._trends),
+            web.get("/v1/workers", self._of_all(doubted_workers)),
+            web.get("/v1/report", self._of_all(_merged_reports, _decode_report, needs_all=True)),
+            web.get("/v1/predictions", self._of_all(predictions_of)),
+            web.get("/v1/trends", self._of_all(merged_trends, _decode_trends)),
             web.get("/v1/live", self._live),
             web.get("/v1/processes", self._processes),
             web.get("/health", _health),
@@ -182,15 +182,24 @@ class Front:
         found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
         return _passed_on(found)
 
-    async def _trends(self, _: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/v1/trends")
-        shown = [_decode_trends(answer.body) for answer in answers.values() if answer.is_ok]
-        return json_response(merged_trends(shown)) if shown else _no_process_answers()
+    def _of_all(
+        self,
+        together: Callable[[list[Any]], object],
+        decode: Callable[[bytes], Any] = _decode,
+        *,
+        needs_all: bool = False,
+        more_s: float = 0.0,
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return a handler that makes one answer of those of the processes; with `needs_all` a refusal is passed on."""
 
-    async def _predictions(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.rel_url.raw_path_qs)
-        bodies = [_decode(answer.body) for answer in answers.values() if answer.is_ok]
-        return json_response(predictions_of(bodies)) if bodies else _no_process_answers()
+        async def handle(request: web.Request) -> web.Response:
+            answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=more_s)
+            if needs_all and (refusal := _first(answers, lambda answer: not answer.is_ok)):
+                return _passed_on(refusal)
+            bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
+            return json_response(together(bodies)) if bodies else _no_process_answers()
+
+        return handle
 
     # ---------------------------------------------------------------------------------------------- policy
 
@@ -205,9 +214,6 @@ class Front:
         return self._confirmed({first: changed, **dict(zip(others, answers, strict=True))}, _passed_on(changed))
 
     # ---------------------------------------------------------------------------------------------- shadows
-
-    async def _shadows(self, _: web.Request) -> web.Response:
-        return _pooled(await self._links.all("GET", "/v1/shadows"))
 
     async def _change_shadows(self, request: web.Request) -> web.Response:
         async with self._changing:
@@ -240,25 +246,6 @@ class Front:
         if refusal := _first(answers, lambda answer: not answer.is_ok):
             return _passed_on(refusal)
         return _drain_changed(answers)
-
-    async def _show_drain(self, request: web.Request) -> web.Response:
-        answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=60.0)
-        if refusal := _first(answers, lambda answer: not answer.is_ok):
-            return _passed_on(refusal)
-        statuses = [_decode(answer.body) for answer in answers.values()]
-        return json_response(drain_of(statuses)) if statuses else _no_process_answers()
-
-    async def _workers(self, _: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/v1/workers")
-        bodies = [_decode(each.body) for each in answers.values() if each.is_ok]
-        return json_response(doubted_workers(*bodies)) if bodies else _no_process_answers()
-
-    async def _report(self, _: web.Request) -> web.Response:
-        answers = await self._links.all("GET", "/v1/report")
-        if (refusal := _first(answers, lambda answer: not answer.is_ok)) or not answers:
-            return _passed_on(refusal)
-        reports = [_decode_report(answer.body) for answer in answers.values()]
-        return json_response(merged_reports(reports, ROWS_MAX))
 
     # ---------------------------------------------------------------------------------------------- health
 
@@ -320,8 +307,13 @@ def drain_of(statuses: list[_Body]) -> _Body:
     }
 
 
-def doubted_workers(own: _Body, *others: _Body) -> _Body:
-    """Return `own`, the workers, with trust and evidence of the first process that doubts a rank which `own` trusts."""
+def _merged_reports(reports: list[SavingsReport]) -> SavingsReport:
+    return merged_reports(reports, ROWS_MAX)
+
+
+def doubted_workers(bodies: list[_Body]) -> _Body:
+    """Return the first process's workers; where another doubts a rank that it trusts, with that trust and evidence."""
+    own, *others = bodies
     doubted = dict[tuple[str, int], _Body]()
     for rank in (rank for each in others for worker in each["workers"] for rank in worker["ranks"]):
         if rank["evidence"] is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 
 
 class ProcessState(NamedTuple):
@@ -20,7 +20,7 @@ def process_families(states: Iterable[ProcessState], silent_calls: Mapping[str, 
     known = list(states)
     up = [((state.name,), float(state.is_up)) for state in known]
     restarts = [((state.name,), float(state.restarts)) for state in known]
-    silent = [((name,), float(count)) for name, count in silent_calls.items()]
+    silent = by_name((), silent_calls)
     yield gauge("process_up", "1 while this process of the router runs", ("process",), up)
     yield counter("process_restarts", "How often this process ended and was started again", ("process",), restarts)
     yield counter(

@@ -20,7 +20,7 @@ and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from time import perf_counter
@@ -35,10 +35,8 @@ from kv_protocol.images import ImageRule
 from kv_protocol.openai.inbound import CHANGING_KEYS
 from kv_protocol.openai.requests import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 from kv_protocol.openai.responses import ResponsesInbound
-from kv_runtime.supervise import Part
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
-from kv_runtime.text.marks import KeptSegments
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from kv_runtime.text.unread import UnreadText
@@ -97,23 +95,6 @@ class EncodedPrompt(NamedTuple):
     unrendered: str = ""
 
 
-class PromptStatistics(NamedTuple):
-    """Totals of encoding, and its present state."""
-
-    encoder: str
-    encoder_reason: str
-    encoder_failures: int
-    kept: KeptSegments
-    off_loop: int
-    refused: int
-    cancelled: int
-    waiting_bytes: int
-    images_seen: int
-    images_unseen: int
-    unrendered: Mapping[str, int]
-    """By the key of the request for which they were not rendered."""
-
-
 class ModelPrompts:
     """Prompts of one model's requests."""
 
@@ -123,28 +104,24 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
-        self._encoder, self._encoder_name = None, "byte"
+        self.encoder, self.encoder_name = None, "byte"
         if isinstance(text, UnreadText):
-            self._encoder_name = "none"
+            self.encoder_name = "none"
             _log.warning("tokenizer_unread", directory=text.directory)
         if isinstance(text, TokenizerText):
             text.keep_segments(limits.cache_bytes_max)
-            self._encoder, self._encoder_name = text.encoder, text.encoder.name
+            self.encoder, self.encoder_name = text.encoder, text.encoder.name
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
-        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder_name]
-        self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
-        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
-        """Work of each thread, until an event is set and they are woken; and of those for large text."""
+        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
+        self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
         self.other_chats: frozenset[str] = frozenset()
         """Models with an engine whose token ids of a chat differ from the router's (`engine_parity.py`)."""
-        self._unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
-        self._images_seen = self._images_unseen = 0
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the threads as parts of the process: long prompts are encoded only while they run."""
-        return self._pool.parts(stage)
+        self.unrendered = Counter(dict.fromkeys(UNRENDERED_KEYS, 0))
+        """Prompts by the key of the request for which they were not rendered."""
+        self.images_seen = self.images_unseen = 0
 
     def prompt(
         self,
@@ -167,7 +144,7 @@ class ModelPrompts:
         finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
         if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
             work = partial(_of_token_data, inbound, finish)
-            return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
+            return work() if len(given) <= _READ_BYTES_MAX else self.pool.submit(work, len(given))
         is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
         if key := inbound.changed_by or (_PARITY if is_other else ""):
             size_bytes = sum(map(len, inbound.prompt_parts))
@@ -181,23 +158,6 @@ class ModelPrompts:
         """Return a new detokenizer for one answer."""
         return self._text.detokenizer()
 
-    def statistics(self) -> PromptStatistics:
-        """Return the figures."""
-        encoder = self._encoder
-        return PromptStatistics(
-            encoder=self._encoder_name,
-            encoder_reason=encoder.reason if encoder else "built in",
-            encoder_failures=encoder.failures if encoder else 0,
-            kept=encoder.kept() if encoder else KeptSegments(),
-            off_loop=self._pool.submitted,
-            refused=self._pool.refused,
-            cancelled=self._pool.cancelled,
-            waiting_bytes=self._pool.waiting_bytes,
-            images_seen=self._images_seen,
-            images_unseen=self._images_unseen,
-            unrendered=dict(self._unrendered),
-        )
-
     def _chat(self, inbound: _Chat, finish: "_Finish") -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         size_bytes = inbound.rendered_bytes
         if size_bytes <= self._off_loop_bytes:
@@ -210,7 +170,7 @@ class ModelPrompts:
             except (RequestInvalid, TextError) as error:
                 return self._not_rendered(inbound, finish, error.field)
         work = partial(self._tried, partial(self._whole_chat, inbound, finish), inbound, finish)
-        return self._pool.submit(work, size_bytes)
+        return self.pool.submit(work, size_bytes)
 
     def _whole_chat(self, inbound: _Chat, finish: "_Finish") -> EncodedPrompt:
         messages, options = inbound.read_messages(), inbound.read_options()
@@ -259,20 +219,20 @@ class ModelPrompts:
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
         with self._lock:
-            self._images_seen += known.images_seen
-            self._images_unseen += len(chat.urls) - known.images_seen
+            self.images_seen += known.images_seen
+            self.images_unseen += len(chat.urls) - known.images_seen
         if chat.other_media:
             self._count_unrendered("messages")
         return finish.known(known)._replace(unrendered=chat.other_media)
 
     def _count_unrendered(self, key: str) -> None:
         with self._lock:
-            self._unrendered[key if key in self._unrendered else "other"] += 1
+            self.unrendered[key if key in self.unrendered else "other"] += 1
 
     def _worked(
         self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        return work() if size_bytes <= limit_bytes else self._pool.submit(work, size_bytes)
+        return work() if size_bytes <= limit_bytes else self.pool.submit(work, size_bytes)
 
 
 def _of_token_data(inbound: Inbound, finish: "_Finish") -> EncodedPrompt:

@@ -11,6 +11,8 @@ from kv_protocol.hashing import Hashing
 from router.prompt.chains import BLOCK_BYTES
 
 TOKEN_BYTES = 4
+BYTES_MAX = 64 << 20
+"""Some 16 million tokens: many times what a hand-over may have computed."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its ids and hashes."""
 
@@ -39,11 +41,11 @@ class RecentPrompt(NamedTuple):
 
 
 class RecentPrompts:
-    """At most `bytes_max` bytes of prompts; 0: none is kept."""
+    """At most `bytes_max` bytes of prompts."""
 
     __slots__ = ("_bytes_max", "_prompts", "size_bytes")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._prompts: deque[RecentPrompt] = deque()
         self.size_bytes = 0
@@ -51,7 +53,7 @@ class RecentPrompts:
 
     def add(self, prompt: RecentPrompt) -> None:
         """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
-        if not prompt.ids or not self._bytes_max:
+        if not prompt.ids:
             return
         prompts = self._prompts
         prompts.append(prompt)

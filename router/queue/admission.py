@@ -32,16 +32,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kv_protocol.decided import RouteRequest
+from router.http.refusals import Refusal
 from router.queue.model_queue import ModelQueue
 from router.queue.waiting import (
     OTHERS,
-    REFUSAL_REASONS,
     Place,
     Placing,
     QueuedRequest,
     QueueLimits,
-    QueueRefusal,
-    QueueStatistics,
     RefusalReason,
     placing_of,
 )
@@ -98,8 +96,6 @@ class RequestQueue:
         self._all, self._tenants = _Sum(), dict[str, _Sum]()
         self._kinds = Counter[tuple[str, Placing]]()
         self._rate = _Rate()
-        self._admitted = self._cancelled = 0
-        self._refused: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
 
     def __len__(self) -> int:
         return self._all.requests
@@ -114,7 +110,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- in
 
-    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | QueueRefusal:
+    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | Refusal:
         """Queue the request; return its place, or why it is refused."""
         tenant = self._tenant_of(waiting)
         reason = self._full(tenant, waiting.cost_tokens)
@@ -177,7 +173,6 @@ class RequestQueue:
             return None
         place = firsts[tenant]
         self._remove(place)
-        self._admitted += 1
         self._rate.add(place.waiting.cost_tokens, now_s)
         return place
 
@@ -186,10 +181,9 @@ class RequestQueue:
         if place.arrival not in self._waiting:
             return False
         self._remove(place)
-        self._cancelled += 1
         return True
 
-    def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+    def tick(self, now_s: float) -> list[tuple[Place, Refusal]]:
         """Remove and return the requests that have waited for `wait_s`, with their refusals."""
         overdue = []
         for place in self._waiting.values():
@@ -198,13 +192,11 @@ class RequestQueue:
             overdue.append(place)
         return self._dismiss(overdue, "timeout", now_s)
 
-    def stop(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+    def stop(self, now_s: float) -> list[tuple[Place, Refusal]]:
         """Remove and return all requests, with their refusals."""
         return self._dismiss(list(self._waiting.values()), "stopping", now_s)
 
-    def _dismiss(
-        self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float
-    ) -> list[tuple[Place, QueueRefusal]]:
+    def _dismiss(self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float) -> list[tuple[Place, Refusal]]:
         dismissed = [
             (place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in dismissals
         ]
@@ -228,26 +220,22 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- what is said
 
-    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> QueueRefusal:
-        self._refused[reason] += 1
+    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> Refusal:
         total = self._tenants[tenant] if reason == "tenant_full" else self._all
-        return QueueRefusal(
-            status=429 if reason == "tenant_full" else 503,
-            reason=reason,
-            message=_message(reason, total, tokens, self._limits),
-            retry_after_s=self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s)),
-        )
+        message = _message(reason, total, tokens, self._limits)
+        again_s = self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s))
+        if reason == "tenant_full":
+            return Refusal(429, message, "rate_limit_error", code=reason, retry_after_s=again_s)
+        return Refusal(503, message, "server_error", code=reason, retry_after_s=again_s, outcome="failed")
 
-    def statistics(self) -> QueueStatistics:
-        """Return current figures and totals."""
-        return QueueStatistics(
-            requests=self._all.requests,
-            tokens=self._all.tokens,
-            tenants={tenant: own.requests for tenant, own in self._tenants.items()},
-            admitted_total=self._admitted,
-            cancelled_total=self._cancelled,
-            refused_total=dict(self._refused),
-        )
+    @property
+    def tokens(self) -> int:
+        """Uncached tokens of the requests that wait."""
+        return self._all.tokens
+
+    def tenants(self) -> dict[str, int]:
+        """Return how many requests of each tenant wait."""
+        return {tenant: own.requests for tenant, own in self._tenants.items()}
 
 
 def _message(reason: RefusalReason, total: _Sum, tokens: int, limits: QueueLimits) -> str:

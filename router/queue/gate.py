@@ -32,13 +32,12 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueueRefusal, QueueStatistics
+from router.queue.waiting import Place, QueuedRequest, QueueLimits
 
 _log = structlog.get_logger("router")
 
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
-_TENANT_LIMIT = 429
 _SIGHTS_MAX = 64
 
 
@@ -185,7 +184,7 @@ class Admission:
 
     def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
         self._clock, self._headroom = clock, headroom
-        self._queue = RequestQueue(limits)
+        self.queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
@@ -199,28 +198,28 @@ class Admission:
         return self._is_first(request) and self._headroom.has_headroom(request)
 
     def _is_first(self, request: RouteRequest) -> bool:
-        return not (self._tickets and self._queue.is_waited_for(request))
+        return not (self._tickets and self.queue.is_waited_for(request))
 
     def wait(
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
         """Return the ticket of a waiting request; None if a callback was called already."""
         is_first = self._is_first(request)
-        placed = self._queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
-        if isinstance(placed, QueueRefusal):
-            refused(_refusal(placed))
+        placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
+        if isinstance(placed, Refusal):
+            refused(placed)
             return None
         ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
         self._has_waiting.set()
         if self._is_stopped:
-            self._refuse(self._queue.stop(self.now_s()))
+            self._refuse(self.queue.stop(self.now_s()))
         elif not is_first:
             self.poke()
         return ticket if placed.arrival in self._tickets else None
 
     def cancel(self, place: Place) -> None:
         """Remove the request from the queue."""
-        self._queue.cancel(place)
+        self.queue.cancel(place)
         self._tickets.pop(place.arrival, None)
 
     def poke(self) -> None:
@@ -232,13 +231,13 @@ class Admission:
         try:
             while self._is_poked and self._tickets:
                 self._is_poked = False
-                for model in self._queue.models():
+                for model in self.queue.models():
                     self._admit_of(model)
         finally:
             self._is_admitting = False
 
     def _admit_of(self, model: str) -> None:
-        while (place := self._queue.take(model, self._has_headroom, self.now_s())) is not None:
+        while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
             self._tickets.pop(place.arrival).admit()
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
@@ -253,26 +252,16 @@ class Admission:
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
-        self._refuse(self._queue.stop(self.now_s()))
+        self._refuse(self.queue.stop(self.now_s()))
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
         if self._tickets:
-            self._refuse(self._queue.tick(self.now_s()))
+            self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
-    def _refuse(self, dismissed: list[tuple[Place, QueueRefusal]]) -> None:
+    def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
             ticket = self._tickets.pop(place.arrival, None)
             if ticket is not None:
-                ticket.refuse(_refusal(why))
-
-    def statistics(self) -> QueueStatistics:
-        """Return current figures and totals."""
-        return self._queue.statistics()
-
-
-def _refusal(why: QueueRefusal) -> Refusal:
-    if why.status == _TENANT_LIMIT:
-        return Refusal(429, why.message, "rate_limit_error", code=why.reason, retry_after_s=why.retry_after_s)
-    return Refusal(503, why.message, "server_error", code=why.reason, retry_after_s=why.retry_after_s, outcome="failed")
+                ticket.refuse(why)

@@ -71,15 +71,6 @@ def placing_of(request: RouteRequest) -> Placing:
     )
 
 
-class QueueRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that may not wait, or no longer; a retry makes sense after `retry_after_s`, 1 or more."""
-
-    status: Literal[429, 503]
-    reason: RefusalReason
-    message: str
-    retry_after_s: float
-
-
 class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's place in the queue."""
 
@@ -97,15 +88,3 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def arrival(self) -> int:
         """Its number among all requests that ever waited."""
         return self.order[2]
-
-
-class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting requests, also by tenant, and totals of the others."""
-
-    requests: int
-    tokens: int
-    tenants: dict[str, int]
-    admitted_total: int
-    """Requests admitted after a wait."""
-    cancelled_total: int
-    refused_total: dict[RefusalReason, int]

@@ -15,9 +15,10 @@ So replicas agree once no event is in transit: a lost message is detected at the
 repaired by one request and one answer. Routers never correct each other's leases; only the owner reports a lease.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
 from kv_protocol.replicas import (
@@ -55,22 +56,8 @@ class Apply(NamedTuple):
 Effect = Say | Apply
 
 
-class ReplicaStatistics(NamedTuple):
-    """Of one model: open leases, messages, doubts and requests; `skew` by router, at its newest beat."""
-
-    own_leases: int
-    peer_leases: int
-    """Of other routers, applied here."""
-    sent_total: int
-    received_total: int
-    refused_total: int
-    gaps_total: int
-    differences_total: int
-    requested_total: int
-    replaced_total: int
-    answered_total: int
-    silent_total: int
-    skew: dict[str, Skew]
+Event = Literal["sent", "heard", "refused", "gap", "difference", "silence", "asked", "taken", "given"]
+"""What is counted: messages; doubts; answers with all leases."""
 
 
 class Replication:
@@ -84,10 +71,10 @@ class Replication:
         self._fresh: dict[str, Routed] = {}  # leases that began without peers, since the last beat
         self._beat_due_s: float | None = None
         self._peers: dict[str, Peer] = {}
-        self._owners: dict[str, str] = {}  # by lease id, of leases that were applied here
+        self.owners: dict[str, str] = {}
+        """By lease id, of other routers' leases that were applied here."""
         self._answered_at_s: dict[str, float] = {}
-        self._sent = self._received = self._refused = self._gaps = self._differences = 0
-        self._requested = self._replaced = self._answered = self._silent = 0
+        self.counts: Counter[Event] = Counter()
 
     # ------------------------------------------------------------ our own leases
 
@@ -115,7 +102,7 @@ class Replication:
 
     def ended(self, lease_id: str) -> None:
         """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""
-        owner = self._owners.pop(lease_id, None)
+        owner = self.owners.pop(lease_id, None)
         if owner is not None:
             self._peers[owner].open.fold(Expired(lease_id=lease_id))
 
@@ -135,12 +122,12 @@ class Replication:
         for events in split(events_of_all):
             self._seq += 1
             says.append(Say(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
-        self._sent += len(says)
+        self.counts["sent"] += len(says)
         return says
 
     def _beat(self) -> Say:
         own = self._own
-        self._sent += 1
+        self.counts["sent"] += 1
         return Say(
             LedgerBeat(
                 router=self._router,
@@ -167,7 +154,7 @@ class Replication:
             effects.append(self._beat())
         for name, peer in list(self._peers.items()):
             if now_s - peer.received_at_s >= SILENT_S:
-                self._silent += 1
+                self.counts["silence"] += 1
                 effects += self._parted(name)
             elif peer.is_request_due(now_s):
                 effects.append(self._ask(name, peer, now_s))
@@ -177,9 +164,9 @@ class Replication:
 
     def on_message(self, message: ReplicaMessage, now_s: float) -> list[Effect]:
         """Return the effects of a message to all routers or to this one."""
-        self._received += 1
+        self.counts["heard"] += 1
         if message.router == self._router:
-            self._refused += not isinstance(message, LedgerAsked) and message.life != self._life  # a namesake
+            self.counts["refused"] += not isinstance(message, LedgerAsked) and message.life != self._life  # a namesake
             return []
         if isinstance(message, LedgerAsked):
             return self._answer(message, now_s)
@@ -189,11 +176,11 @@ class Replication:
             effects, peer = self._parted(message.router), None
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
-                self._refused += 1
+                self.counts["refused"] += 1
                 return effects
             peer = self._peers[message.router] = Peer(message.life, now_s)
         if message.life < peer.life:
-            self._refused += 1
+            self.counts["refused"] += 1
             return effects
         peer.received_at_s = max(now_s, peer.received_at_s)
         return effects + self._taken(message, peer)
@@ -206,15 +193,15 @@ class Replication:
         elif isinstance(message, LedgerBeat):
             peer.beat(message)
         elif (replaced := peer.answered(message)) is not None:
-            self._replaced += 1
+            self.counts["taken"] += 1
             news = replaced
-        self._gaps += peer.is_behind and not was_behind
-        self._differences += peer.differs and not differed
+        self.counts["gap"] += peer.is_behind and not was_behind
+        self.counts["difference"] += peer.differs and not differed
         return self._applied(message.router, news)
 
     def _ask(self, name: str, peer: Peer, now_s: float) -> Say:
-        self._requested += 1
-        self._sent += 1
+        self.counts["asked"] += 1
+        self.counts["sent"] += 1
         return Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name)
 
     def _applied(self, name: str, events: Iterable[LeaseEvent]) -> list[Effect]:
@@ -222,13 +209,13 @@ class Replication:
         effects: list[Effect] = []
         for event in events:
             lease_id = event.lease_id
-            if isinstance(event, Routed) and lease_id not in self._owners and lease_id not in self._own:
-                self._owners[lease_id] = name
-            if self._owners.get(lease_id) != name:
-                self._refused += 1
+            if isinstance(event, Routed) and lease_id not in self.owners and lease_id not in self._own:
+                self.owners[lease_id] = name
+            if self.owners.get(lease_id) != name:
+                self.counts["refused"] += 1
                 continue
             if isinstance(event, ENDINGS):
-                del self._owners[lease_id]
+                del self.owners[lease_id]
             effects.append(Apply(event, name))
         return effects
 
@@ -238,8 +225,8 @@ class Replication:
         ended: list[Effect] = []
         for lease in gone.open:
             lease_id = lease.routed.lease_id
-            if self._owners.get(lease_id) == name:
-                del self._owners[lease_id]
+            if self.owners.get(lease_id) == name:
+                del self.owners[lease_id]
                 ended.append(Apply(Expired(lease_id=lease_id), name))
         return ended
 
@@ -248,10 +235,10 @@ class Replication:
         recent = {name: at_s for name, at_s in self._answered_at_s.items() if now_s - at_s < ANSWER_S}
         self._answered_at_s = recent
         if message.router in recent or len(recent) >= PEERS_MAX:
-            self._refused += 1
+            self.counts["refused"] += 1
             return []
         recent[message.router] = now_s
-        self._answered += 1
+        self.counts["given"] += 1
         effects: list[Effect] = [*self.flush()]
         parts = parts_of(self._own)
         for at, leases in enumerate(parts):
@@ -265,22 +252,9 @@ class Replication:
                 leases=leases,
             )
             effects.append(Say(part, message.router))
-        self._sent += len(parts)
+        self.counts["sent"] += len(parts)
         return effects
 
-    def statistics(self) -> ReplicaStatistics:
-        """Return the current figures."""
-        return ReplicaStatistics(
-            own_leases=len(self._own),
-            peer_leases=len(self._owners),
-            sent_total=self._sent,
-            received_total=self._received,
-            refused_total=self._refused,
-            gaps_total=self._gaps,
-            differences_total=self._differences,
-            requested_total=self._requested,
-            replaced_total=self._replaced,
-            answered_total=self._answered,
-            silent_total=self._silent,
-            skew={name: peer.skew for name, peer in self._peers.items()},
-        )
+    def skew(self) -> dict[str, Skew]:
+        """Return by how much each router's stated sums differ from those known of it, at its newest beat."""
+        return {name: peer.skew for name, peer in self._peers.items()}

@@ -9,10 +9,10 @@ is ignored; once it is back, the next beat shows the others what they missed.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from operator import add
 
 import structlog
 
@@ -24,11 +24,11 @@ from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
+from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
 from router.replicas.peer import Skew
-from router.replicas.replication import Apply, Effect, ReplicaStatistics, Replication
+from router.replicas.replication import Apply, Effect, Event, Replication
 
 TICK_S = 0.1
 FLUSH_S = 0.005
@@ -37,14 +37,6 @@ OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
 
 _log = structlog.get_logger("router")
-
-
-class ReplicasStatistics(NamedTuple):
-    """By model (its slug); and messages that could not be sent, or were refused."""
-
-    models: dict[str, ReplicaStatistics]
-    unsent_total: int
-    refused_total: int
 
 
 class Replicas:
@@ -77,7 +69,8 @@ class Replicas:
         self._of_lease: dict[str, Replication] = {}
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
-        self._unsent = self._refused = 0
+        self.unsent_total = self.refused_total = 0
+        """Messages that could not be sent, or read."""
 
     async def start(self) -> None:
         """Subscribe to the messages of the other routers."""
@@ -173,7 +166,7 @@ class Replicas:
             try:
                 await self._event_log.announce(subject, data)
             except BrokerUnavailable as error:
-                self._unsent += 1
+                self.unsent_total += 1
                 _log.debug("ledger_message_lost", subject=subject, reason=str(error))
 
     def _take(self, slug: str, effects: Sequence[Effect]) -> None:
@@ -185,7 +178,7 @@ class Replicas:
             self._outgoing.append((subject, encode_replica(effect.message)))
             if len(self._outgoing) > OUTGOING_MAX:
                 self._outgoing.popleft()
-                self._unsent += 1
+                self.unsent_total += 1
 
     async def _on_message(self, message: LogMessage) -> None:
         try:
@@ -203,59 +196,40 @@ class Replicas:
             self._news.set()
 
     def _refuse(self, message: LogMessage, reason: str) -> None:
-        self._refused += 1
+        self.refused_total += 1
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
 
-    def statistics(self) -> ReplicasStatistics:
-        """Return the current figures."""
-        return ReplicasStatistics(
-            models={slug: replication.statistics() for slug, replication in self._replications.items()},
-            unsent_total=self._unsent,
-            refused_total=self._refused,
-        )
+    def counts(self) -> Counter[Event]:
+        """Return what was counted, over all models."""
+        return sum((each.counts for each in self._replications.values()), Counter[Event]())
+
+    def skew(self) -> dict[str, Skew]:
+        """Return each router's skew, over all models."""
+        skews: dict[str, Skew] = {}
+        for router, skew in (found for each in self._replications.values() for found in each.skew().items()):
+            skews[router] = Skew(*map(add, skew, skews.get(router, Skew())))
+        return skews
 
 
 def replica_families(replicas: Replicas) -> Iterator[Family]:
     """Yield the metrics of replication, over all models."""
-    statistics = replicas.statistics()
-    models = list(statistics.models.values())
-    messages = (
-        ("sent", sum(each.sent_total for each in models) - statistics.unsent_total),
-        ("unsent", statistics.unsent_total),
-        ("heard", sum(each.received_total for each in models)),
-        ("refused", sum(each.refused_total for each in models) + statistics.refused_total),
-    )
-    yield _counts("replica_messages", "Ledger messages between routers, by outcome", "outcome", messages)
-    doubts = (
-        ("gap", sum(each.gaps_total for each in models)),
-        ("difference", sum(each.differences_total for each in models)),
-        ("silence", sum(each.silent_total for each in models)),
-    )
-    yield _counts(
-        "replica_doubts", "Times that the known leases of another router were in doubt, by cause", "cause", doubts
-    )
-    dumps = (
-        ("asked", sum(each.requested_total for each in models)),
-        ("taken", sum(each.replaced_total for each in models)),
-        ("given", sum(each.answered_total for each in models)),
-    )
-    yield _counts("replica_dumps", "Whole ledgers requested from, taken from and given to other routers", "role", dumps)
-    skews = _skews(models)
+    counts, unsent = replicas.counts(), replicas.unsent_total
+    messages = {
+        "sent": counts["sent"] - unsent,
+        "unsent": unsent,
+        "heard": counts["heard"],
+        "refused": counts["refused"] + replicas.refused_total,
+    }
+    doubts = {cause: counts[cause] for cause in ("gap", "difference", "silence")}
+    dumps = {role: counts[role] for role in ("asked", "taken", "given")}
+    for name, meaning, label, found in (
+        ("messages", "Ledger messages between routers, by outcome", "outcome", messages),
+        ("doubts", "Times that the known leases of another router were in doubt, by cause", "cause", doubts),
+        ("dumps", "Whole ledgers requested from, taken from and given to other routers", "role", dumps),
+    ):
+        yield counter(f"replica_{name}", meaning, (label,), by_name((), found))
+    skews = replicas.skew()
     for field in Skew._fields:
-        samples = [((router,), float(getattr(skew, field))) for router, skew in skews.items()]
         meaning = "Difference between the leases that a router last stated and those known of it"
-        yield gauge(f"replica_skew_{field}", meaning, ("router",), samples)
-
-
-def _counts(name: str, meaning: str, label: str, counts: Iterable[tuple[str, int]]) -> Family:
-    return counter(name, meaning, (label,), [((value,), float(count)) for value, count in counts])
-
-
-def _skews(models: Iterable[ReplicaStatistics]) -> dict[str, Skew]:
-    """Return each router's skew, over all models."""
-    skews: dict[str, Skew] = {}
-    for model in models:
-        for router, skew in model.skew.items():
-            before = skews.get(router, Skew())
-            skews[router] = Skew(*(each + other for each, other in zip(skew, before, strict=True)))
-    return skews
+        by_router = {router: getattr(skew, field) for router, skew in skews.items()}
+        yield gauge(f"replica_skew_{field}", meaning, ("router",), by_name((), by_router))

@@ -9,18 +9,15 @@ more than 1 MiB have one of their own.
 
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai.requests import Inbound, decode_chat, decode_completion, decode_inbound
-from kv_runtime.supervise import Part
+from kv_protocol.openai.requests import Inbound, decode_inbound
 from router.prompt.encoding_pool import EncodingPool
 
 if TYPE_CHECKING:
     import asyncio
-
-_CHECKS: Mapping[str, Callable[[Bytes], object]] = {"chat": decode_chat, "completions": decode_completion}
 
 
 class ReadBody(NamedTuple):
@@ -33,16 +30,10 @@ class ReadBody(NamedTuple):
 class BodyParser:
     """Parses the bodies of all requests. `data.bodies_bytes_max` bounds the bodies that wait."""
 
-    def __init__(self, limits: BodyLimits, *, checks_options: bool = False) -> None:
-        """`checks_options`: of chats and completions, as an agent with an engine in its process does."""
-        self._limits, self._checks_options = limits, checks_options
-        self._pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        self.work, self.work_large, self.wake = self._pool.work, self._pool.work_large, self._pool.wake
-        """Work of the threads, until an event is set and they are woken."""
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the threads as parts of the process: large bodies are parsed only while they run."""
-        return self._pool.parts(stage)
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self.pool = EncodingPool(1, sys.maxsize, name="body-reader")
+        """Large bodies are parsed only while its parts run."""
 
     def read(
         self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound
@@ -58,10 +49,7 @@ class BodyParser:
         def read_large() -> ReadBody:
             return self._decoded(path, read_body(data, self._limits, uuid.uuid4().hex), decode)
 
-        return self._pool.submit(read_large, len(data))
+        return self.pool.submit(read_large, len(data))
 
     def _decoded(self, path: str, body: Body, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
-        inbound = decode(path, body.text)
-        if self._checks_options and inbound.endpoint in _CHECKS:
-            _CHECKS[inbound.endpoint](body.text)
-        return ReadBody(body, inbound)
+        return ReadBody(body, decode(path, body.text))

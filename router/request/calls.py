@@ -34,7 +34,8 @@ from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
 from router.http.heads import Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
-from router.prompt import EncodedPrompt, with_prompt_ids
+from router.prompt.body import with_prompt_ids
+from router.prompt.prompts import EncodedPrompt
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
 from router.request.resumption import (

@@ -33,8 +33,8 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import NO_USAGE
-from router.metrics import RequestMetrics
-from router.prompt import EncodedPrompt, ModelPrompts
+from router.metrics.request import RequestMetrics
+from router.prompt.prompts import EncodedPrompt, ModelPrompts
 from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
@@ -104,7 +104,7 @@ class Serving(Destination[RankAttempt]):
         `tracer` is None if tracing is off.
         """
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
-        self.bodies = BodyParser(settings.data.body_limits(), checks_options=settings.data.strict_options)
+        self.bodies = BodyParser(settings.data.body_limits())
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max

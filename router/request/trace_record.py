@@ -4,6 +4,7 @@ Times are seconds of the clock that `Exchange.began_s` is of (`perf_counter`); N
 written by `tracer.py` and read by `trace_projection.py`.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.decided import RouteRequest
@@ -16,42 +17,28 @@ if TYPE_CHECKING:
 SERVER_FAULT = 500
 
 
+@dataclass(slots=True)
 class Turn:
     """One decision, and the request that the winner got, if it got one."""
 
-    __slots__ = (
-        "began_s",
-        "decided_s",
-        "ended_s",
-        "first_token_s",
-        "outcome",
-        "reason",
-        "refused",
-        "sent_s",
-        "span_id",
-        "stage",
-        "status",
-        "usage",
-        "verdict",
-    )
-
-    def __init__(self, began_s: float) -> None:
-        self.began_s = self.decided_s = began_s
-        self.verdict: Verdict | None = None
-        """None: no worker was chosen; `refused` says why, in a word."""
-        self.refused = ""
-        self.span_id = 0
-        """Of the upstream request; 0: none was sent."""
-        self.sent_s: float | None = None
-        self.first_token_s: float | None = None
-        self.ended_s: float | None = None
-        self.status = 0
-        """Of the worker's answer; 0: none came."""
-        self.outcome = ""
-        """ok, refused, failed or cancelled; empty while it is open."""
-        self.stage = self.reason = ""
-        """Where and why it failed; empty if it did not."""
-        self.usage: Usage = NO_USAGE
+    began_s: float
+    decided_s: float
+    verdict: "Verdict | None" = None
+    """None: no worker was chosen; `refused` says why, in a word."""
+    refused: str = ""
+    span_id: int = 0
+    """Of the upstream request; 0: none was sent."""
+    sent_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    status: int = 0
+    """Of the worker's answer; 0: none came."""
+    outcome: str = ""
+    """ok, refused, failed or cancelled; empty while it is open."""
+    stage: str = ""
+    reason: str = ""
+    """Where and why it failed; empty if it did not."""
+    usage: Usage = NO_USAGE
 
 
 Stretch = tuple[float, float]

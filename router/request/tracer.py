@@ -85,7 +85,8 @@ class TracedRequest(RequestTrace):
 
     def deciding(self) -> None:
         """A decision begins."""
-        self.turns.append(Turn(self._tracer.now_s()))
+        now_s = self._tracer.now_s()
+        self.turns.append(Turn(now_s, now_s))
 
     def decided(self, verdict: Verdict | None, refused: str = "") -> None:
         """The decision was made; None: no worker was chosen, `refused` says why."""

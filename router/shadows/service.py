@@ -286,10 +286,10 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
     yield summary("shadow_cost_seconds", meaning, labels, _costs(tallies, "ms", 1e-3))
     meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in blocks"
     yield summary("shadow_cost_blocks", meaning, labels, _costs(tallies, "blocks", 1.0))
-    yield counter("shadow_requests", "Decisions offered to shadows", (), [((), float(budget.requests))])
-    yield counter("shadow_spent_seconds", "Time that shadows took to decide", (), [((), float(budget.spent_s))])
+    yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
+    yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
     meaning = "Time that all shadows may take for a request, on average"
-    yield gauge("shadow_budget_seconds", meaning, (), [((), float(budget.budget_s))])
+    yield gauge("shadow_budget_seconds", meaning, rows=[((), budget.budget_s)])
 
 
 def _means(

@@ -23,7 +23,7 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.words import allowed
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import Family, gauge
+from kv_runtime.telemetry import Family, by_name, gauge
 from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
 from router.config import RouterSettings
@@ -197,7 +197,7 @@ def attached_families(workers: AttachedWorkers | None) -> Iterator[Family]:
 
 def _engines_family(counts: Mapping[str, int]) -> Family:
     meaning = "Engines that the router attaches itself, by whether they are attached"
-    return gauge("attached_engines", meaning, ("state",), [((state,), float(n)) for state, n in counts.items()])
+    return gauge("attached_engines", meaning, ("state",), by_name((), counts))
 
 
 def agent_settings(address: WorkerAddress, settings: RouterSettings) -> Any:  # noqa: ANN401 - imported when needed

@@ -21,24 +21,24 @@ from router.attribution.attribution import AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.journal.writer import JournalStatistics, journal_families
+from router.journal.writer import journal_families
 from router.live.clients import LiveClients
 from router.live.moments import moment_families
 from router.live.ring import Ring
 from router.live.service import live_families
-from router.metrics import (
-    RequestMetrics,
+from router.metrics.decision import DecisionMetrics
+from router.metrics.prediction import WorkerMetrics
+from router.metrics.prompts import prompt_families
+from router.metrics.request import RequestMetrics
+from router.metrics.sockets import http_families
+from router.metrics.state import (
     build_families,
-    http_families,
     policy_families,
-    prompt_families,
     queue_families,
     rate_families,
     state_families,
     trust_families,
 )
-from router.metrics.decision import DecisionMetrics
-from router.metrics.prediction import WorkerMetrics
 from router.metrics.weighing import Weighing
 from router.native import built
 from router.planner.service import planner_families
@@ -80,6 +80,9 @@ class _Nothing(float):
 
     def __getitem__(self, _: object) -> Self:
         return self
+
+    def __len__(self) -> int:
+        return 0
 
     def __ror__(self, left: Any) -> Any:
         return left
@@ -155,8 +158,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
-    journal = JournalStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0.0)
-    yield from _families_of(journal_families, journal_families(journal))
+    yield from _of_function(journal_families)
     replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)

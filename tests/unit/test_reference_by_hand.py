@@ -15,7 +15,6 @@ POSITIONS = {"invalid": 2, "unavailable": 1, "_finish_cut": 1}
 """The argument that is the code, of functions that take it by position."""
 NO_BOUNDS = {
     "engine.default_max_tokens": "what an answer may have where its request does not say",
-    "planner.utilisation_ratio_max": "of advised workers: nothing is refused",
 }
 """Settings with `max` in their name that bound no queue, buffer or cache."""
 

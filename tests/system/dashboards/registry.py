@@ -7,7 +7,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry
 
-from router.metrics import RequestMetrics
+from router.metrics.request import RequestMetrics
 from tests.support.metric_families import COMMANDS, MadeFamily
 from tests.unit.router.test_routing import Bench
 

@@ -39,7 +39,7 @@ async def write(log: EventLog, told: list[Recordable], router: str = "router-1")
     async with written(log, router=router) as writer:
         for what in told:
             writer.record(what)
-        await eventually(lambda: not writer.statistics().waiting)
+        await eventually(lambda: not writer.waiting())
 
 
 async def test_a_journal_replays_and_says_what_another_policy_would_have_done(broker: Broker, log: EventLog) -> None:
@@ -109,7 +109,7 @@ async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, Jour
         parts = [Part("journal", writers[0].run), Part("event-log", log.run, 1)]
         group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
         yield life, writers[0]
-        await eventually(lambda: not writers[0].statistics().waiting)
+        await eventually(lambda: not writers[0].waiting())
         stop.set()
 
 
@@ -119,8 +119,8 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
     async with living(log, checkpoint_records=100) as (life, writer):
         for _ in range(40):
             await life.go_on(10)
-            await eventually(lambda: not writer.statistics().waiting)
-        assert writer.statistics().checkpoints_total >= 3
+            await eventually(lambda: not writer.waiting())
+        assert writer.encoder.checkpoints_total >= 3
         whole = await typed("-c", _REPLAY, "--nats-url", broker.url)
         state = await log.stream_state(subjects.JOURNAL_STREAM)
         middle = await typed("-c", _REPLAY, "--nats-url", broker.url, "--from-seq", str(state.last_seq // 2))
@@ -129,7 +129,7 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
         purged = await typed("-c", _REPLAY, "--nats-url", broker.url)
         late = await typed("-c", _REPLAY, "--nats-url", broker.url, "--from", now)
     assert (whole.code, figure("different", whole.out), figure("not exact", whole.out)) == (0, 0, 0)
-    assert figure("checkpoints", whole.out) == writer.statistics().checkpoints_total
+    assert figure("checkpoints", whole.out) == writer.encoder.checkpoints_total
     start = r"^router-1 \S+ seq 1: starts at the router's first record; 0 records before it skipped$"
     assert re.search(start, whole.out, re.MULTILINE)
     for report in (purged, middle):
@@ -207,7 +207,7 @@ async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_
                 await SystemClock().sleep(0.02)
 
         beating = asyncio.ensure_future(beat())
-        await eventually(lambda: writer.statistics().messages_total > 2)
+        await eventually(lambda: writer.messages_total > 2)
         for options in (("--from", "2099-01-01T00:00:00Z"), ("--from-seq", "4000000000")):
             found = await typed("-c", _REPLAY, "--nats-url", broker.url, *options)
             words = (

@@ -17,7 +17,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
-from router.doctor.facts import AddressAnswer, LoadSeen
+from router.doctor.facts import AddressAnswer
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
 from router.doctor.router_probe import RouterProbe
@@ -136,13 +136,13 @@ async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highes
         )
         await log.announce(subjects.load(MODEL, rank("w0/1")), encode_load(report))
     await watch.read_fleet(5.0)
-    await eventually(lambda: bool(watch.refused) and len(watch.heads()) == 2 and bool(watch.loads()))
+    await eventually(lambda: bool(watch.refused) and len(watch.heads()) == 2 and bool(watch.used_blocks))
     assert watch.events == {subjects.fleet(MODEL, worker_id): event for worker_id, event in told.items()}
     assert [(each.rank, each.instance, each.epoch, each.last_seq, each.stale) for each in watch.heads()] == [
         (rank("w0/0"), "w0-1", 7, 3, ""),
         (rank("w0/0"), "w0-2", 9, 3, "behind"),
     ]
-    assert watch.loads() == (LoadSeen(rank("w0/1"), 500),)
+    assert watch.used_blocks == {rank("w0/1"): 500}
     assert watch.refused.startswith(subjects.fleet(MODEL, "garbage"))
 
 

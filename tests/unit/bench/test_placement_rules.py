@@ -11,9 +11,9 @@ from bench.placement.prefix_tree import PrefixTree
 from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
 from kv_protocol.codec import pack_u64
-from router.decision.decide import decide
 from router.decision.policies import Candidates
 from router.decision.policy import Policy
+from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, route, row, view
 
 WORKERS = ("w0/0", "w1/0", "w2/0")

@@ -110,7 +110,7 @@ def read_by_us(pieces: Sequence[bytes]) -> Reading:
         connection.data_received(piece)
     refusal = re.search(rb"\r\n\r\n(\{\"error.*)$", wire.written, re.DOTALL)
     said = msgspec.json.decode(refusal[1])["error"]["message"] if refusal else ""
-    return Reading([_comparable(each) for each in messages], said, connection.statistics().receiving)
+    return Reading([_comparable(each) for each in messages], said, connection.receiving)
 
 
 def read_by_h11(data: bytes) -> Reading:

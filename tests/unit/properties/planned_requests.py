@@ -131,7 +131,7 @@ async def live(world: World) -> None:
             workers.append(worker)
         async with asyncio.timeout(20):
             answered = await asyncio.gather(*(_asked(plane, number, wish) for number, wish in enumerate(world.wishes)))
-            while plane.serving.metrics.inflight or plane.server.statistics().inflight:  # noqa: ASYNC110 - sums have no event
+            while plane.serving.metrics.inflight or plane.server.inflight:  # noqa: ASYNC110 - sums have no event
                 await asyncio.sleep(0)
         for number, (wish, answer) in enumerate(zip(world.wishes, answered, strict=True)):
             _check_answer(text_of([*PROMPT[:-1], number], wish.tokens), wish, answer)

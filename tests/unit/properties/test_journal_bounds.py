@@ -27,7 +27,6 @@ from kv_protocol.journal import (
     encode_record,
 )
 from kv_protocol.ledger import Routed
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.recorders import RefusedRequest
 from router.decision.state import RouterState
@@ -37,6 +36,7 @@ from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable, Shortener
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
+from tests.support.decide import decide
 from tests.support.replayed import continuous
 from tests.unit.properties.router_life import SETTINGS, encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view

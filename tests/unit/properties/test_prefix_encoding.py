@@ -14,7 +14,7 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import Wanted, choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
 from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,
@@ -98,6 +98,7 @@ def test_a_known_segment_changes_no_id(kind: str, wanted: Wanted, cache_bytes_ma
             expected = tokenizer.encode(text.render_chat(chat, **turn.options), add_special_tokens=False).ids
             assert made.ids == pack_tokens(expected)
             assert made.sequence_hashes == pack_u64(sequence_hashes(expected, HASHING.block_size))
-        assert prompts.statistics().kept.bytes <= cache_bytes_max
+        assert prompts.encoder is not None
+        assert prompts.encoder.kept().bytes <= cache_bytes_max
 
     holds()

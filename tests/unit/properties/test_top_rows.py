@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.attribution.attribution import TopRows, top_rows
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.native import built
+from tests.support.decide import decide
 from tests.unit.router.samples import route, row, view
 
 NAMES = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)

@@ -10,7 +10,6 @@ from router.doctor.facts import (
     AddressAnswer,
     Bounds,
     FleetFacts,
-    LoadSeen,
     LogSeen,
     RankStatus,
     RouterLook,
@@ -56,7 +55,7 @@ def head(name: str = "w0/0", **changed: Any) -> StreamHead:
 
 def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: str = "") -> RankStatus:
     """Return how a router has a rank."""
-    return RankStatus(rank(name), trust, reason, unfit)
+    return RankStatus(rank(name).worker_id, rank(name).dp_rank, trust, reason, unfit)
 
 
 def router(**changed: Any) -> RouterSeen:
@@ -77,7 +76,7 @@ def facts(*workers: WorkerRegistered, **changed: Any) -> FleetFacts:
         "bounds": BOUNDS,
         "workers": tuple(seen(each) for each in every),
         "heads": tuple(head(str(at), instance=each.instance) for each in every for at in each.ranks),
-        "loads": tuple(LoadSeen(at, 100) for each in every for at in each.ranks),
+        "used_blocks": {at: 100 for each in every for at in each.ranks},
         "routers": (router(workers=tuple(each.worker_id for each in every)),),
         "planes": (AddressAnswer(url=DATA),),
         "log": LOG,

@@ -19,4 +19,4 @@ class StopAfter(threading.Event):
 
 def encode_one(prompts: ModelPrompts) -> None:
     """Do the first piece of work that waits for the encoder's threads."""
-    prompts.work(StopAfter(1))
+    prompts.pool.work(StopAfter(1))

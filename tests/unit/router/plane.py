@@ -30,8 +30,8 @@ from router.decision.state_settings import StateSettings
 from router.fleet.registry import SILENT_S, TextDigests
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
-from router.metrics import RequestMetrics
-from router.prompt import ModelPrompts
+from router.metrics.request import RequestMetrics
+from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import endpoints
@@ -263,7 +263,7 @@ class Plane:
             assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0), each
         assert self.state.core.open_leases == 0
         assert self.metric("inflight_requests") == 0
-        assert self.serving.metrics.inflight == self.server.statistics().inflight == 0
+        assert self.serving.metrics.inflight == self.server.inflight == 0
         assert all(record.outcome for record in self.routing.decisions.newest(1000)), "every decision has an outcome"
 
 
@@ -310,7 +310,7 @@ async def running_plane(
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
     plane = Plane(settings, policy or Policy.current(), bounds, tracer, decisions_max)
     stop, read = asyncio.Event(), threading.Event()
-    pools = plane.serving.bodies, plane.prompts
+    pools = plane.serving.bodies.pool, plane.prompts.pool
     for work in (each for pool in pools for each in (pool.work, pool.work_large)):
         threading.Thread(target=work, args=(read,), daemon=True).start()
     await plane.server.start("127.0.0.1", 0)

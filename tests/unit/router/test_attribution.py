@@ -17,11 +17,11 @@ from router.attribution.contents import Figures, merged, report_of
 from router.attribution.page import report_page
 from router.attribution.service import SHOWN_MAX, Savings, savings_families
 from router.attribution.text import report_text, table
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built
 from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
+from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, row, state, view
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import View
 from tests.support.amount import examples
+from tests.support.decide import decide
 from tests.unit.router.samples import route, row, view
 
 SEEDS = examples(6000)

@@ -72,7 +72,13 @@ class Control:
         planner = Planner(plane.routing, PlannerSection())
         shadows = Shadows(plane.routing.state, plane.routing.clock, ShadowSection(), plane.routing.policy)
         planes = ControlPlane(
-            plane.routing, index, log, policies=policies, planner=planner, trace_link=trace_link, shadows=shadows
+            plane.routing,
+            index,
+            log,
+            policies=policies,
+            watched=planner.routes(),
+            trace_link=trace_link,
+            shadows=shadows,
         )
         app = planes.app(CollectorRegistry(), token="")
         self.plane = plane

@@ -9,8 +9,8 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
-from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
+from tests.support.decide import decide
 from tests.unit.router.samples import Row, route, row, view
 
 REQUEST = route(100, block_size=10)

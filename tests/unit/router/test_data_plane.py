@@ -490,7 +490,7 @@ async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
         plane.join("w0", worker.base_url)
         answered = await plane.post({"prompt": "x" * 2000})
         assert (answered.status, answered.error["code"]) == (413, "body_too_large")
-        assert plane.server.statistics().refused == {413: 1}
+        assert plane.server.refusals == {413: 1}
         assert worker.received == []
 
 

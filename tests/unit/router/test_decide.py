@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from kv_protocol.decided import Decided, RouteRequest, best_columns
 from kv_protocol.decision import Decision
 from kv_protocol.journal import decode_record
-from router.decision import decide as decisions
 from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import View
+from tests.support import decide as decisions
 from tests.unit.router.samples import Row, chain, route, row, state, view
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")

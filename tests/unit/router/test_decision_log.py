@@ -1,8 +1,8 @@
 """The newest decisions, by either id, and no more than they."""
 
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.routing import DecisionLog, DecisionRecord
+from tests.support.decide import decide
 from tests.unit.router.samples import route, row, view
 
 

@@ -7,7 +7,6 @@ import pytest
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
 from kv_protocol.splitmix import splitmix64
-from router.decision.decide import decide
 from router.decision.disaggregation import (
     ConditionalLimits,
     ConditionalPolicy,
@@ -17,6 +16,7 @@ from router.decision.disaggregation import (
 )
 from router.decision.plan import first_phase
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
+from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
 
 ISL = 4096

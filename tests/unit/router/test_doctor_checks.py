@@ -10,7 +10,7 @@ from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.catalogue import CATALOGUE
 from router.doctor.event_checks import SILENT_BLOCKS
 from router.doctor.examination import examine, exit_code
-from router.doctor.facts import AddressAnswer, FleetFacts, LoadSeen, LogSeen, ParityBroken
+from router.doctor.facts import AddressAnswer, FleetFacts, LogSeen, ParityBroken
 from router.doctor.findings import Finding
 from router.doctor.parity_checks import AGREED
 from router.fleet.trust import PARITY_FIELDS
@@ -164,7 +164,7 @@ CASES: dict[str, list[Case]] = {
         Case(differing("block_reuse", False, True), "w0", "block_reuse false",
              of_mode("least-loaded", differing("block_reuse", False, None))),
         Case(with_heads(head(last_seq=0)), "w0/0", "reports 100 blocks in use",
-             facts(heads=(head(last_seq=0), head("w1/0")), loads=(LoadSeen(rank("w0/0"), 63),))),
+             facts(heads=(head(last_seq=0), head("w1/0")), used_blocks={rank("w0/0"): 63})),
     ],
     "events.lost": [Case(grown(1), "w0", "in 3.0 s: 1 batches given up", grown(0))],
     "rank.untrusted": [
@@ -245,7 +245,7 @@ def test_where_no_router_answers_the_configuration_says_whether_overlap_is_read(
 
 
 def test_as_many_blocks_as_one_cannot_overlook_are_enough() -> None:
-    fault = facts(heads=(head(last_seq=0), head("w1/0")), loads=(LoadSeen(rank("w0/0"), SILENT_BLOCKS),))
+    fault = facts(heads=(head(last_seq=0), head("w1/0")), used_blocks={rank("w0/0"): SILENT_BLOCKS})
     assert ids(examine(fault)) == {"events.none"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
 from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, unhealthy
 from router.doctor.router_probe import reads_overlap
-from tests.unit.router.samples import rank, registered
+from tests.unit.router.samples import registered
 
 PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load
 # TYPE kvrouter_rejected_total counter
@@ -47,7 +47,7 @@ def test_workers_are_read_with_their_ranks_and_differences() -> None:
         }
     )
     workers = decoded(body, Workers, "/v1/workers")
-    assert workers.statuses() == (RankStatus(rank("w0/0"), "FALLBACK", "r", ""),)
+    assert workers.statuses() == (RankStatus("w0", 0, "FALLBACK", "r", ""),)
     assert workers.broken() == (ParityBroken("w0", "block_size", "16", "32"),)
 
 

@@ -12,9 +12,9 @@ from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import OutcomeKnown
 from router.attribution.attribution import AttributionLimits
 from router.attribution.evictions import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.native import built
+from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route, row, view
 
 W0, W1 = rank("w0/0"), rank("w1/0")

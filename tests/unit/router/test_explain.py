@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
-from router.decision.decide import decide
 from router.decision.explain import explain
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import RateColumns
+from tests.support.decide import decide
 from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
 PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))

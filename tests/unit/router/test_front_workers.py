@@ -14,14 +14,14 @@ def workers(trust: str = "EXACT", reason: str = "", evidence: Any = None) -> dic
 
 def test_a_rank_that_one_process_doubts_is_shown_with_its_evidence() -> None:
     doubted = workers("DEGRADED", "overpredicted", EVIDENCE)
-    assert doubted_workers(workers(), workers(), doubted) == doubted
+    assert doubted_workers([workers(), workers(), doubted]) == doubted
 
 
 def test_what_streams_and_registrations_show_is_not_replaced() -> None:
     stale = workers("DEGRADED", "behind")
-    assert doubted_workers(workers("DEGRADED", "behind"), workers("FALLBACK", "underpredicted", EVIDENCE)) == stale
+    assert doubted_workers([workers("DEGRADED", "behind"), workers("FALLBACK", "underpredicted", EVIDENCE)]) == stale
 
 
 def test_without_doubts_the_workers_are_as_they_are() -> None:
-    assert doubted_workers(workers(), workers(), workers()) == workers()
-    assert doubted_workers(workers()) == workers()
+    assert doubted_workers([workers(), workers(), workers()]) == workers()
+    assert doubted_workers([workers()]) == workers()

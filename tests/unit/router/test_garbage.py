@@ -142,7 +142,7 @@ async def left(plane: Plane, writer: Any) -> None:
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
-    await until(lambda: plane.server.statistics().connections == 0 and plane.serving.metrics.inflight == 0)
+    await until(lambda: not plane.server.connections and plane.serving.metrics.inflight == 0)
 
 
 # ------------------------------------------------------------------------------------------- kinds of outcome

@@ -20,8 +20,10 @@ from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, image_prompts
+from router.prompt import image_prompts
+from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
+from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.encoding import encode_one
 from tests.unit.router.plane import running_plane
@@ -240,7 +242,8 @@ def test_the_next_turn_of_a_chat_with_images_is_not_encoded_anew() -> None:
     first = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
     asked += [{"role": "assistant", "content": "a cat"}, *HELLO]
     second = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text))
-    assert prompts.statistics().kept.hit_bytes > 1000
+    assert prompts.encoder is not None
+    assert prompts.encoder.kept().hit_bytes > 1000
     fresh = worked(ModelPrompts(text), {"messages": asked}, Hashing(4), rule_of(text))
     assert second == fresh
     assert second.sequence_hashes[: 8 * 80] == first.sequence_hashes[: 8 * 80]
@@ -258,7 +261,7 @@ def test_of_a_prompt_with_embeddings_nothing_is_looked_for(url: str, states_rule
     made = worked(prompts, {"messages": asked}, Hashing(4), rule_of(text) if states_rule else None)
     assert made.sequence_hashes == b""
     assert made.token_count > 9 * 4
-    assert prompts.statistics().images_unseen == 2
+    assert prompts.images_unseen == 2
 
 
 @pytest.mark.parametrize("padding", [0, 300_000])

@@ -120,9 +120,9 @@ async def test_a_life_begins_with_what_its_state_is_made_of_and_goes_on_in_order
     assert (began.router, began.settings["text"]["tokenizer"]) == ("router-1", TEXT.tokenizer)
     assert moments(rest) == list(range(40))
     assert {subject for subject, _, _ in bench.log.published} == {subjects.journal("router-1")}
-    statistics = bench.writer.statistics()
-    assert (statistics.records_total, statistics.lost_total, statistics.waiting) == (41, 0, 0)
-    assert statistics.bytes_total == sum(len(data) for _, data, _ in bench.log.published)
+    writer = bench.writer
+    assert (writer.records_total, sum(writer.lost().values()), writer.waiting()) == (41, 0, 0)
+    assert writer.bytes_total == sum(len(data) for _, data, _ in bench.log.published)
 
 
 async def test_what_waits_at_the_end_is_published() -> None:
@@ -137,8 +137,8 @@ async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_ar
     await bench.log.has(1)
     bench.log.is_connected = False
     bench.record(*range(100))
-    assert bench.writer.statistics().lost_total == 36
-    assert bench.writer.statistics().waiting == 64
+    assert sum(bench.writer.lost().values()) == 36
+    assert bench.writer.waiting() == 64
     bench.log.is_connected = True
     await bench.log.has(1 + 1 + 64)
     await bench.end()
@@ -160,7 +160,7 @@ async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same
     bench.record(3)
     await bench.end()
     assert moments(bench.log.records) == [1, 2, 3]
-    assert bench.writer.statistics().failures_total == 2
+    assert bench.writer.failures_total == 2
     ids = [message_id for _, _, message_id in bench.log.published]
     assert ids[0] == f"router-1/{bench.log.messages[0].life}/1"
     assert len(set(ids)) == len(ids)
@@ -172,7 +172,7 @@ async def test_records_that_a_disconnected_log_does_not_take_at_the_end_are_lost
     bench.log.is_connected = False
     bench.record(1, 2)
     await bench.end()
-    assert bench.writer.statistics().lost_total == 2
+    assert sum(bench.writer.lost().values()) == 2
 
 
 async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_goes_in_parts() -> None:
@@ -186,7 +186,7 @@ async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_go
     await bench.end()
     assert all(len(data) <= MESSAGE_BYTES_MAX for _, data, _ in bench.log.published)
     assert bench.log.records[1:] == told
-    assert bench.writer.statistics().lost_total == 0
+    assert sum(bench.writer.lost().values()) == 0
 
 
 # ------------------------------------------------------------------------------------------- losses and checkpoints
@@ -221,7 +221,7 @@ async def test_a_record_that_cannot_be_written_is_counted_said_once_and_followed
         bench.record(3)
         await bench.end()
     assert kinds(bench.log.records) == [JournalBegan, TimePassed, Lost, TimePassed, *CHECKPOINT, TimePassed]
-    assert bench.writer.statistics().lost == dict.fromkeys(LOSS_REASONS, 0) | {reason: 2}
+    assert bench.writer.lost() == dict.fromkeys(LOSS_REASONS, 0) | {reason: 2}
     said = [line for line in lines if line["event"] == "journal_records_lost"]
     assert [(line["records"], line["reasons"]) for line in said] == [(2, {reason: 2})]
 
@@ -239,7 +239,7 @@ async def test_behind_a_full_buffer_follows_a_checkpoint_and_the_log_says_when_i
         await bench.log.has_kind(CheckpointEnded)
         await bench.end()
     assert kinds(bench.log.records) == [JournalBegan, Lost, TimePassed, *CHECKPOINT]
-    lost = bench.writer.statistics().lost["buffer_full"]
+    lost = bench.writer.lost()["buffer_full"]
     assert lost in (36, 37)  # the checkpoint may take the place of one more
     said = [line for line in lines if line["event"] == "journal_records_lost"]
     assert [(line["records"], line["reasons"]) for line in said] == [(lost, {"buffer_full": lost})]
@@ -269,16 +269,16 @@ async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_t
     await clock.advance(CHECKPOINT_S - 1.0)
     bench.record(1)
     await bench.log.has(2)
-    assert bench.writer.statistics().checkpoints_total == 0
+    assert bench.writer.encoder.checkpoints_total == 0
     await clock.advance(1.0)
     bench.record(2)
     await bench.log.has_kind(CheckpointEnded)
-    written = bench.writer.statistics()
-    few = written.checkpoint_bytes // len(encode_record(TimePassed(now_s=0.0))) - 1
+    written = bench.writer.records_total
+    few = bench.writer.encoder.checkpoint_bytes // len(encode_record(TimePassed(now_s=0.0))) - 1
     assert few > 100  # by their number another checkpoint were due
     bench.record(*range(few))
-    await bench.log.has(written.records_total + few)
-    assert bench.writer.statistics().checkpoints_total == 1
+    await bench.log.has(written + few)
+    assert bench.writer.encoder.checkpoints_total == 1
     bench.record(1, 2)
     await bench.log.has_kind(CheckpointEnded, 2)
     await bench.end()
@@ -296,9 +296,7 @@ async def test_its_figures_are_shown() -> None:
     bench = Bench()
     await bench.log.has(1)
     await bench.end()
-    shown = {
-        sample.name: sample.value for each in journal_families(bench.writer.statistics()) for sample in each.samples
-    }
+    shown = {sample.name: sample.value for each in journal_families(bench.writer) for sample in each.samples}
     assert shown["kvrouter_journal_records_total"] == 1.0
     assert set(shown) == {
         "kvrouter_journal_records_total",

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
-from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
 from router.fleet.pairs import Pairs, misfit
 from router.fleet.registry import Fleet
+from tests.support.decide import decide
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
 
 PREFILL = {"kv_cache_dtype": "fp8", "transfer_backend": "NIXL"}

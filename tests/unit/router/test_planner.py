@@ -20,13 +20,13 @@ from router.native import built
 from router.native.engine import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.config import PlannerSection
 from router.planner.offered import SLOT_S, Group, OfferedLoad, covered, offered
-from router.planner.plan import GroupPlan, Objectives, Rates, Size, plan
+from router.planner.plan import UTILISATION_MAX, GroupPlan, Objectives, Rates, Size, plan
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
 from router.planner.service import Planner, answered_tokens, planner_families, shown
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 
-OBJECTIVES = Objectives(ttft_s=1.0, itl_s=0.02, kept_ratio=0.95, utilisation_ratio_max=0.85)
+OBJECTIVES = Objectives(ttft_s=1.0, itl_s=0.02, kept_ratio=0.95)
 LEARNT = Rates(prefill_factor=1.0, decode_factor=1.0, output_tokens=200.0)
 AGGREGATED, PREFILL, DECODE = (Group(MODEL, role) for role in ("aggregated", "prefill", "decode"))
 
@@ -151,7 +151,7 @@ def test_advised_are_the_fewest_that_keep_every_reachable_objective(
             found = planned(requests_per_s, group, rates=rates, size=Size(2, ranks)).predicted[0]
         shares = {"ttft": found.ttft_within_ratio, "itl": found.itl_within_ratio}
         failed = {name for name, share in shares.items() if share is not None and share < OBJECTIVES.kept_ratio}
-        is_busy = (found.utilisation_ratio or 0.0) > OBJECTIVES.utilisation_ratio_max
+        is_busy = (found.utilisation_ratio or 0.0) > UTILISATION_MAX
         return (failed | ({"utilisation"} if is_busy else set())) - set(answer.unreachable)
 
     answer = planned(requests_per_s, group, rates=rates, size=Size(3, ranks))

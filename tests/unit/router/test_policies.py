@@ -7,13 +7,13 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import splitmix64
-from router.decision.decide import decide
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.verdict import SHARE_IS_SPENT, Verdict
 from router.decision.view import View
 from tests.support.amount import examples
+from tests.support.decide import decide
 from tests.unit.router.samples import Row, rank, route, row, view
 
 SEEDS = examples(4000)

@@ -6,10 +6,10 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_runtime.config.loading import ConfigurationError
-from router.decision.decide import decide
 from router.decision.policies import MODES, Candidates, Choice
 from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
+from tests.support.decide import decide
 from tests.support.paths import ROOT
 from tests.unit.router.samples import route, row, view
 

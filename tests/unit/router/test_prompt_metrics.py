@@ -15,7 +15,7 @@ from kv_runtime.text.encoders import CONFIGURED, HfEncoder, Wanted
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.metrics.prompts import prompt_families
-from router.prompt import ModelPrompts
+from router.prompt.prompts import ModelPrompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 from tests.unit.router.encoding import encode_one
 
@@ -27,7 +27,7 @@ def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path, wanted:
     """Three segments are new, the five of the second turn are known; fastokens counts them without their marks."""
     prompts = ModelPrompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), wanted))
     registry = new_registry()
-    Projection(registry, lambda: prompt_families(prompts.statistics()))
+    Projection(registry, lambda: prompt_families(prompts))
     for turns in (1, 2):
         body = json.dumps({"model": "m", "messages": [TURN] * turns}).encode()
         prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
@@ -40,7 +40,7 @@ def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path, wanted:
 
 async def test_images_are_told_by_whether_they_were_seen() -> None:
     prompts, registry = ModelPrompts(ByteText()), new_registry()
-    Projection(registry, lambda: prompt_families(prompts.statistics()))
+    Projection(registry, lambda: prompt_families(prompts))
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
     prompts.prompt(decode_inbound(CHAT, body), Hashing(4))

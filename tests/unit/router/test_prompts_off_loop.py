@@ -10,8 +10,8 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, COMPLETIONS, Inbound, decode_inbound
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
-from router.prompt import EncodedPrompt, ModelPrompts
 from router.prompt.encoding_pool import EncodingPool
+from router.prompt.prompts import EncodedPrompt, ModelPrompts
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
@@ -70,7 +70,7 @@ async def _made_by_a_thread(inbound: Inbound) -> EncodedPrompt:
     assert isinstance(made, asyncio.Future)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(prompts.parts(0), stop=stop, drain_s=5.0))
+        group.create_task(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0))
         await asyncio.wait([made])
         stop.set()
     return made.result()

@@ -11,11 +11,11 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown
-from router.decision.decide import decide
 from router.decision.policy import Policy, RateSpread
 from router.decision.state import RouterState
 from router.decision.view import RateColumns
 from tests.reference.rates import ALIKE, FORGET_S, SECONDS_MAX
+from tests.support.decide import decide
 from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route, row, view
 
 NOW_S = 1.0

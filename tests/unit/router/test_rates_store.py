@@ -12,11 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.recorders import Applied
 from router.decision.routing import Routing
 from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
+from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import until
 from tests.unit.router.samples import MODEL, route, row, state, view

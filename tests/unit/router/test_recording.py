@@ -22,7 +22,6 @@ from kv_protocol.journal import (
     encode_record,
     pack_journal,
 )
-from router.decision.decide import decide
 from router.decision.policy import Policy
 from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
@@ -30,6 +29,7 @@ from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
 from router.journal.records import Shortener, doubt_of
 from tests.support.amount import examples
+from tests.support.decide import decide
 from tests.unit.properties.router_life import encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 

@@ -22,10 +22,10 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics import RequestMetrics, policy_families, queue_families, state_families
 from router.metrics.decision import FALLBACKS, REASONS, STAGES
 from router.metrics.prediction import PHASES, WorkerMetrics
-from router.metrics.request import OUTCOMES, REJECTIONS
+from router.metrics.request import OUTCOMES, REJECTIONS, RequestMetrics
+from router.metrics.state import policy_families, queue_families, state_families
 from router.metrics.weighing import SAMPLES_MAX, TERMS
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
@@ -265,7 +265,7 @@ def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
 def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
     Projection(told.registry, lambda: policy_families(told.bench.routing))
-    Projection(told.registry, lambda: queue_families(RequestQueue().statistics()))
+    Projection(told.registry, lambda: queue_families(RequestQueue()))
     assert told.series("policy_info") == {("kv",): 1}
     assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
     assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms
-from router.decision.decide import decide
 from router.decision.policy import CostParameters, Policy
 from router.decision.verdict import Verdict
 from router.decision.view import RateColumns, View
+from tests.support.decide import decide
 from tests.unit.router.samples import Row, route, row, state, view
 
 TOKENS = 1600

@@ -37,8 +37,9 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.unread import UnreadText
-from router.prompt import EncodedPrompt, EncodersBusy, ModelPrompts, PromptLimits, with_prompt_ids
-from router.prompt.encoding_pool import EncodingPool
+from router.prompt.body import with_prompt_ids
+from router.prompt.encoding_pool import EncodersBusy, EncodingPool
+from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
@@ -188,7 +189,7 @@ def test_what_is_not_rendered_is_counted_by_its_key() -> None:
     prompts = ModelPrompts(TEXT)
     for inbound in (chat(messages=[1]), chat(chat_template="x"), chat(), completion("")):
         prompts.prompt(inbound, Hashing(4))
-    counted = {key: count for key, count in prompts.statistics().unrendered.items() if count}
+    counted = {key: count for key, count in prompts.unrendered.items() if count}
     assert counted == {"messages": 1, "chat_template": 1, "prompt": 1}
 
 
@@ -200,8 +201,8 @@ def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() ->
     assert [(each.unrendered, each.hashing.scheme) for each in made if isinstance(each, EncodedPrompt)] == [
         ("tokenizer", TEXT_SCHEME), ("tokenizer", TEXT_SCHEME), ("", Hashing(4).scheme),
     ]  # fmt: skip
-    assert prompts.statistics().unrendered["tokenizer"] == 2
-    assert prompts.statistics().encoder == "none"
+    assert prompts.unrendered["tokenizer"] == 2
+    assert prompts.encoder_name == "none"
     assert told == [{"event": "tokenizer_unread", "directory": "/models/m", "log_level": "warning"}]
 
 
@@ -223,7 +224,7 @@ async def with_threads(prompts: ModelPrompts, inbound: Inbound) -> EncodedPrompt
         finally:
             stop.set()
 
-    _, prompt = await asyncio.gather(run_parts(prompts.parts(0), stop=stop, drain_s=5.0), asked())
+    _, prompt = await asyncio.gather(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0), asked())
     return prompt
 
 
@@ -249,8 +250,8 @@ async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> No
     await asyncio.sleep(0)
     later = prompts.prompt(completion(LONG), Hashing(4))
     assert isinstance(later, asyncio.Future)
-    statistics = prompts.statistics()
-    assert (statistics.refused, statistics.cancelled, statistics.waiting_bytes) == (1, 1, 1002)
+    pool = prompts.pool
+    assert (pool.refused, pool.cancelled, pool.waiting_bytes) == (1, 1, 1002)
     later.cancel()
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_runtime.open_files import OpenFiles
-from router.http.client import ClientStatistics
+from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
 from router.http.heads import Headers
@@ -146,9 +146,9 @@ class Http:
         (watcher,) = self.watchers
         return watcher
 
-    def client(self) -> ClientStatistics:
-        """Return how the only connection stands."""
-        (client,) = self.plane.clients()
+    def client(self) -> ClientConnection:
+        """Return the only connection."""
+        (client,) = self.plane.connections
         return client
 
     async def dial(self, data: bytes = b"", **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -245,9 +245,13 @@ async def running(
     assert_nothing_is_left(http.plane)
 
 
+def dialing(plane: HttpPlane) -> int:
+    """Return how many connections to workers are being opened."""
+    return len(plane.upstreams.dials or ())
+
+
 def assert_nothing_is_left(plane: HttpPlane) -> None:
     """No connection, request, dial or watched time."""
-    now = plane.statistics()
-    assert (now.connections, now.inflight) == (0, 0)
-    assert (now.upstream.open, now.upstream.idle, now.upstream.dialing) == (0, 0, 0)
+    assert (len(plane.connections), plane.inflight) == (0, 0)
+    assert (len(plane.upstreams.connections), plane.upstreams.idle, dialing(plane)) == (0, 0, 0)
     assert len(plane.timeout_sweeper) == 0

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.http.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Recorded, Timeouts, answered, post, running, until
+from tests.system.integration.http.serving import Recorded, Timeouts, answered, dialing, post, running, until
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -207,7 +207,7 @@ async def test_a_worker_that_cannot_be_reached_fails_in_connecting() -> None:
         for http.worker in (address, "http://no-such-host.invalid:80", "ftp://127.0.0.1:1", "http://"):
             reader, _ = await http.dial(post())
             assert (await answered(reader)).status == 502
-        await until(lambda: http.plane.statistics().upstream.origins == 0)
+        await until(lambda: not http.plane.upstreams.origins)
     assert [watcher.heard[0].split(":")[0] for watcher in http.watchers] == ["failed connect"] * 4
 
 
@@ -297,7 +297,9 @@ async def test_a_connection_serves_many_requests() -> None:
         for _ in range(5):
             writer.write(post())
             assert (await answered(reader)).status == 200
-        assert http.plane.statistics().upstream[:5] == (1, 1, 0, 1, 5)
+        upstreams = http.plane.upstreams
+        assert (len(upstreams.connections), upstreams.idle, dialing(http.plane)) == (1, 1, 0)
+        assert (upstreams.opened, upstreams.stale) == (1, 0)
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -319,8 +321,7 @@ async def test_a_request_over_a_connection_that_the_worker_had_closed_is_sent_ag
         for _ in range(2):
             writer.write(post())
             assert (await answered(reader)).status == 200
-        statistics = http.plane.statistics().upstream
-    assert (statistics.stale, statistics.opened, served) == (1, 2, 3)
+    assert (http.plane.upstreams.stale, http.plane.upstreams.opened, served) == (1, 2, 3)
     assert [watcher.heard for watcher in http.watchers] == [["head 200", "end"]] * 2
 
 
@@ -363,7 +364,7 @@ async def test_an_idle_connection_is_closed_after_its_time() -> None:
         http.worker = worker.base_url
         reader, _ = await http.dial(post())
         await answered(reader)
-        await until(lambda: http.plane.statistics().upstream.open == 0)
+        await until(lambda: not http.plane.upstreams.connections)
 
 
 DROPPED: dict[str, tuple[Script, int]] = {
@@ -383,8 +384,8 @@ async def test_an_answer_that_is_not_wanted_goes_nowhere(script: Script, kept: i
         reader, _ = await http.dial(post())
         answer = await answered(reader)
         assert (answer.status, answer.body) == (503, b"{}")
-        await until(lambda: http.plane.statistics().upstream.open == kept)
-        assert http.plane.statistics().upstream.idle == kept
+        await until(lambda: len(http.plane.upstreams.connections) == kept)
+        assert http.plane.upstreams.idle == kept
     assert http.watcher.heard == ["head 503", "dropped"]
     assert http.watcher.retry_after == b"7"
 
@@ -413,8 +414,8 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
             _, writer = await http.dial(post(headers=b"connection: close\r\n"))
             await until(lambda: bool(worker.received))
             more.set()
-            await until(lambda: http.plane.statistics().connections == 0)
-            await until(lambda: http.plane.statistics().inflight == 0)
+            await until(lambda: not http.plane.connections)
+            await until(lambda: http.plane.inflight == 0)
             writer.close()
     assert [each["event"] for each in logs] == ["relay_failed"]
 
@@ -426,5 +427,5 @@ async def test_workers_that_are_gone_are_forgotten() -> None:
                 http.worker = worker.base_url
                 reader, _ = await http.dial(post())
                 await answered(reader)
-            await until(lambda: http.plane.statistics().upstream.open == 0)
-        assert http.plane.statistics().upstream.origins == 0
+            await until(lambda: not http.plane.upstreams.connections)
+        assert not http.plane.upstreams.origins

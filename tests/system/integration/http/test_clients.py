@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.http.plane import HttpPlane
-from tests.system.integration.http.serving import Http, answered, get, post, running, until
+from tests.system.integration.http.serving import Http, answered, dialing, get, post, running, until
 from tests.unit.router.upstream import (
     STREAM_HEAD,
     Exchange,
@@ -45,7 +45,7 @@ async def test_no_more_than_the_bound_is_read_ahead() -> None:
         big = post(b"x" * 3_000_000)
         writer.write(big)
         await until(lambda: http.client().reading_paused)
-        assert http.client().read_ahead_bytes <= 1024 + 256 * 1024
+        assert len(http.client().buffer) <= 1024 + 256 * 1024
         http.exchanges[0].answer(200, b"first")
         await until(lambda: len(http.exchanges) == 2)
         assert len(http.exchanges[1].body) == 3_000_000
@@ -126,7 +126,7 @@ async def test_what_is_no_request_is_refused_and_its_sender_sent_away(
         reader, _ = await http.dial(sent)
         answer = await answered(reader)
         assert await reader.read() == b""
-        assert http.plane.statistics().refused == {status: 1}
+        assert http.plane.refusals == {status: 1}
     assert (answer.status, answer.headers["connection"]) == (status, "close")
     assert (answer.error["type"], answer.error["code"]) == ("invalid_request_error", code)
     assert http.exchanges == []
@@ -144,18 +144,18 @@ async def test_a_body_up_to_the_limit_is_served() -> None:
 async def test_all_bodies_together_have_a_bound_and_what_is_answered_counts_no_more() -> None:
     async with running(bodies_bytes_max=3000) as http:
         _, first = await http.dial(get("/", b"content-length: 4000\r\n") + b"x" * 2000)
-        await until(lambda: http.plane.statistics().bodies_bytes == 2000)
+        await until(lambda: http.plane.bodies_bytes == 2000)
         refused, _ = await http.dial(get("/", b"content-length: 4000\r\n") + b"x" * 2000)
         answer = await answered(refused)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert answer.error["message"].startswith("data.bodies_bytes_max: ")
         first.close()
-        await until(lambda: http.plane.statistics().bodies_bytes == 0)
+        await until(lambda: http.plane.bodies_bytes == 0)
         served, writer = await http.dial(get("/", b"content-length: 2500\r\n") + b"x" * 2000)
-        await until(lambda: http.plane.statistics().bodies_bytes == 2000)
+        await until(lambda: http.plane.bodies_bytes == 2000)
         writer.write(b"x" * 500)
         assert (await answered(served)).status == 200
-        assert http.plane.statistics().bodies_bytes == 0
+        assert http.plane.bodies_bytes == 0
 
 
 async def test_a_fault_of_ours_is_a_500_that_tells_no_secret() -> None:
@@ -178,7 +178,7 @@ async def test_beyond_the_bound_connections_are_refused() -> None:
         assert (answer.status, answer.headers["retry-after"], answer.error["type"]) == (503, "1", "server_error")
         assert await reader.read() == b""
         kept[0][1].close()
-        await until(lambda: http.plane.statistics().connections < 2)
+        await until(lambda: len(http.plane.connections) < 2)
         reader, _ = await http.dial(get())
         assert (await answered(reader)).status == 200
 
@@ -228,7 +228,7 @@ async def test_a_body_that_trickles_is_refused(limits: dict[str, Any], message: 
             writer.write(b"1\r\nx\r\n" if in_chunks else b"x")
             await until_later(0.01)
         answer = await answering
-        assert http.plane.statistics().refused == {408: 1}
+        assert http.plane.refusals == {408: 1}
     assert (answer.status, answer.error["code"]) == (408, "timeout")
     assert message in answer.error["message"]
     assert http.exchanges == []
@@ -268,10 +268,10 @@ async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", http.plane.port))
         sock.sendall(post())
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         most = 0
         while not worker.gone.is_set():
-            most = max(most, *(each.unsent_bytes for each in http.plane.clients()), 0)
+            most = max(most, *(each.unsent_bytes for each in http.plane.connections), 0)
             await asyncio.sleep(0)
         sock.close()
     assert 64 << 10 < most < 1 << 20
@@ -285,7 +285,7 @@ async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
         http.worker = worker.base_url
         reader, writer = await http.dial(post(), limit=4096)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         (connection,) = http.plane.upstreams.connections
         now_s = asyncio.get_running_loop().time()
         for later_s in (0.0, http.timeouts.between_bytes_s + 1.0):
@@ -301,10 +301,10 @@ async def test_a_client_that_reads_no_answers_is_served_no_more_requests() -> No
         request = get("/" + "x" * 10_000)
         for _ in range(3000):
             writer.write(request)
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         assert http.client().unsent_bytes < 1 << 20
         await until(lambda: http.client().reading_paused)
-        kept_bytes, served = http.client().read_ahead_bytes, len(http.exchanges)
+        kept_bytes, served = len(http.client().buffer), len(http.exchanges)
         writer.transport.abort()
     assert kept_bytes <= (64 << 10) + 2 * (256 << 10), "the bound, and two reads of the loop"
     assert served < 3000
@@ -363,7 +363,7 @@ async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how
         await worker.gone.wait()
         assert http.watcher.heard[-1] == "gone"
         assert http.gone == []
-        assert http.plane.statistics().gone == 1
+        assert http.plane.gone == 1
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
@@ -378,10 +378,10 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: s
         http.worker = worker.base_url
         reader, writer = await http.dial(sent)
         writer.write_eof()
-        await until(lambda: any(each.half_closed for each in http.plane.clients()))
+        await until(lambda: any(each.half_closed for each in http.plane.connections))
         more.set()
         said = await reader.read()
-        assert http.plane.statistics().gone == 0
+        assert http.plane.gone == 0
     answers = said.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"HTTP/1.1 200 ")[1:]
     assert [each.partition(b"\r\n\r\n")[2] for each in answers] == [completion()] * (2 if version == "1.1" else 1)
     assert [b"connection: close\r\n" in each for each in answers] == ([False, True] if version == "1.1" else [True])
@@ -401,7 +401,7 @@ async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest()
         reader, writer = await http.dial(post())
         await reader.readuntil(event("a"))
         writer.write_eof()
-        await until(lambda: any(each.half_closed for each in http.plane.clients()))
+        await until(lambda: any(each.half_closed for each in http.plane.connections))
         more.set()
         rest = (await reader.read()).removeprefix(b"\r\n")
     assert rest.startswith(chunked(b":\n\n") + chunked(event("b")))
@@ -416,7 +416,7 @@ async def test_a_reset_after_a_probe_is_noticed_before_the_next_sweep() -> None:
         await reader.readuntil(event("a"))
         writer.close()
         await worker.gone.wait()
-        assert http.plane.statistics().gone == 1
+        assert http.plane.gone == 1
 
 
 async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_left() -> None:
@@ -439,9 +439,9 @@ async def test_a_client_that_leaves_in_its_own_request_leaves_nothing() -> None:
     async with running() as http:
         for sent in (post()[:10], post()[:-1], get("/", b"transfer-encoding: chunked\r\n") + b"5\r\nab"):
             _, writer = await http.dial(sent)
-            await until(lambda: http.plane.statistics().connections == 1)
+            await until(lambda: len(http.plane.connections) == 1)
             writer.close()
-            await until(lambda: http.plane.statistics().connections == 0)
+            await until(lambda: not http.plane.connections)
     assert http.exchanges == []
 
 
@@ -454,10 +454,9 @@ async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
             await until(lambda count=count: len(worker.received) == count)  # type: ignore[misc]
         for each, writer in enumerate(writers):
             writer.transport.abort() if each % 2 else writer.close()
-        await until(lambda: http.plane.statistics().connections == 0)
-        await until(lambda: http.plane.statistics().upstream.open == 0)
-        statistics = http.plane.statistics()
-        assert (statistics.inflight, statistics.upstream.dialing, len(http.plane.timeout_sweeper)) == (0, 0, 0)
+        await until(lambda: not http.plane.connections)
+        await until(lambda: not http.plane.upstreams.connections)
+        assert (http.plane.inflight, dialing(http.plane), len(http.plane.timeout_sweeper)) == (0, 0, 0)
     assert {watcher.heard[-1] for watcher in http.watchers} == {"gone"}
     assert not any(watcher.exchange.open for watcher in http.watchers)
 
@@ -470,9 +469,9 @@ async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() ->
             for _ in range(turns % 6):
                 await asyncio.sleep(0)
             writer.transport.abort()
-        await until(lambda: http.plane.statistics().accepted == 60)
-        await until(lambda: http.plane.statistics().connections == 0)
-        await until(lambda: http.plane.statistics().upstream[:3] == (0, 0, 0))
+        await until(lambda: http.plane.accepted == 60)
+        await until(lambda: not http.plane.connections)
+        await until(lambda: not (http.plane.upstreams.connections or dialing(http.plane)))
 
 
 # ---------------------------------------------------------------- the end
@@ -519,6 +518,6 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
         http.worker = worker.base_url
         _, writer = await http.dial(post())
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
-        await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])
+        await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
         http.stop.set()
-        await until(lambda: http.plane.statistics().connections == 0)
+        await until(lambda: not http.plane.connections)

@@ -92,7 +92,7 @@ async def test_beyond_the_bound_a_client_that_awaits_a_handshake_gets_no_plain_t
         for _ in range(1 + REFUSED_MAX):
             await http.dial()
         assert await http.said(b"") == b""
-        assert http.plane.statistics().refused == {503: 1}
+        assert http.plane.refusals == {503: 1}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_tls_streams_and_keeps_connections_and_a_new_certificate_drops_non
         assert (await answered(reader)).body == b"/new?"
         with pytest.raises(ssl.SSLError):
             await http.dial(ssl=trusting(first[0]))
-        await until(lambda: http.plane.statistics().handshakes_failed == 1)
+        await until(lambda: http.plane.handshakes_failed == 1)
 
 
 async def test_a_refusal_over_tls_can_be_read(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_with_an_authority_clients_need_its_certificate(tmp_path: Path) ->
         for own in (None, stranger):
             with pytest.raises((OSError, EOFError)):
                 await models(trusting(server[0], own))
-        await until(lambda: http.plane.statistics().handshakes_failed == 2)
+        await until(lambda: http.plane.handshakes_failed == 2)
         assert len(http.exchanges) == 1
 
 
@@ -179,7 +179,7 @@ async def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path) -> No
     async with running(credentials=credentials, head_s=0.05) as http:
         assert await http.said(b"\x16\x03\x01") == b""
         assert (await http.said(get()))[:1] != b"H", "plain text gets no answer of HTTP"
-        assert http.plane.statistics().handshakes_failed == 2
+        assert http.plane.handshakes_failed == 2
 
 
 async def test_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ async def test_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
             writer.close()
 
         await once()
-        await until(lambda: http.plane.statistics().connections == 0)
+        await until(lambda: not http.plane.connections)
         before = open_files().used
         for _ in range(20):
             await asyncio.gather(*(once() for _ in range(10)))
-        await until(lambda: http.plane.statistics().connections == 0)
+        await until(lambda: not http.plane.connections)
         assert open_files().used <= before

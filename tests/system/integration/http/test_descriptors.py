@@ -18,31 +18,27 @@ FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
-    with capture_logs() as logs:
-        async with Upstream(GOOD) as worker, running(FEW_FILES, connections_max=1000) as http:
-            http.worker = worker.base_url
-            kept = [await http.dial() for _ in range(CLIENTS_MIN)]
-            refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
-            assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
-            for reader, writer in kept:
-                writer.write(post())
-                assert (await answered(reader)).status == 200
-            assert http.plane.statistics().capacity == (CLIENTS_MIN, CLIENTS_MIN)
-    (line,) = [each for each in logs if each["event"] == "connections_bound_lowered"]
-    assert "data.connections_max is 1000, in force is 16" in line["reason"]
-    assert "ulimit" in line["reason"]
+    async with Upstream(GOOD) as worker, running(FEW_FILES) as http:
+        http.worker = worker.base_url
+        kept = [await http.dial() for _ in range(CLIENTS_MIN)]
+        refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
+        assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
+        for reader, writer in kept:
+            writer.write(post())
+            assert (await answered(reader)).status == 200
+        assert http.plane.capacity == (CLIENTS_MIN, CLIENTS_MIN)
 
 
 async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
     async with running(FEW_FILES, linger_s=30.0) as http:
         kept = [await http.dial() for _ in range(CLIENTS_MIN + REFUSED_MAX)]
-        await until(lambda: http.plane.statistics().connections == CLIENTS_MIN + REFUSED_MAX)
+        await until(lambda: len(http.plane.connections) == CLIENTS_MIN + REFUSED_MAX)
         reader, _ = await http.dial()
         answer = await answered(reader)
         assert await reader.read() == b""
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert answer.error["message"].startswith("data.connections_max: 16 connections are open")
-        assert http.plane.statistics().connections == len(kept)
+        assert answer.error["message"].startswith("16 connections are open")
+        assert len(http.plane.connections) == len(kept)
 
 
 async def test_with_room_for_hardly_any_client_the_plane_does_not_start() -> None:
@@ -60,7 +56,7 @@ async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> No
         with capture_logs() as logs, no_descriptors_left():
             with pytest.raises(BlockingIOError):
                 late.connect(("127.0.0.1", http.plane.port))
-            await until(lambda: http.plane.statistics().accept_failures.get("EMFILE", 0) >= 2)
+            await until(lambda: http.plane.acceptor.failures.get("EMFILE", 0) >= 2)
         await asyncio.get_running_loop().sock_sendall(late, get())
         said = await asyncio.get_running_loop().sock_recv(late, 4096)
         late.close()
@@ -88,7 +84,7 @@ async def test_an_idle_connection_to_one_worker_makes_room_for_another_worker() 
             http.worker = worker.base_url
             reader, _ = await http.dial(post())
             assert (await answered(reader)).status == 200
-        await until(lambda: http.plane.statistics().upstream.open == 1)
+        await until(lambda: len(http.plane.upstreams.connections) == 1)
 
 
 async def test_beyond_the_bound_of_workers_connections_no_worker_is_to_blame() -> None:

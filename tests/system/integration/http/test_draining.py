@@ -92,7 +92,7 @@ async def test_an_idle_connection_may_bring_a_request_for_a_while_after_the_stop
 async def test_a_request_that_becomes_whole_after_a_stop_is_served() -> None:
     async with running() as http:
         reader, writer = await http.dial(get()[:10])
-        await until(lambda: http.plane.statistics().connections == 1)
+        await until(lambda: len(http.plane.connections) == 1)
         http.stop.set()
         await until(lambda: http.plane.draining)
         writer.write(get()[10:])

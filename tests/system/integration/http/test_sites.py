@@ -28,7 +28,7 @@ async def test_a_name_that_is_not_ours_is_refused_before_the_body_is_read() -> N
         reader, _ = await http.dial(called(b"rebound.example:8000")[:-2] + b"content-length: 100000\r\n\r\n")
         answer = await answered(reader)
         assert await reader.read() == b""
-        assert http.plane.statistics().refused == {421: 1}
+        assert http.plane.refusals == {421: 1}
     assert (answer.status, answer.error["code"]) == (421, "unknown_host")
     assert answer.error["message"].endswith("allowed IP addresses, localhost and the names of data.hosts")
     assert http.exchanges == []

@@ -1,4 +1,4 @@
-"""`decide`: what a policy chooses of a view that somebody made, for tests and benches. Pure and reproducible.
+"""`decide`: what a policy chooses of a view that somebody made, for tests. Pure and reproducible.
 
 excluded     ranks that may not take the request (`eligibility.py`), and, for a full miss, of which no candidate
              holds or expects a block, newcomers with a spent share, unless all candidates are such newcomers
