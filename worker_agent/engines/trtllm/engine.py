@@ -23,7 +23,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -33,6 +33,7 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
+from worker_agent.engines.trtllm.calls import LoadedEncoder, Stream, files_of, handles_of
 from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
@@ -40,8 +41,8 @@ from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.media.inputs import has_media, with_digests
-from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds, handoff_of
+from worker_agent.media.inputs import has_media
+from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds
 from worker_agent.port.rules import takes_transfer
 from worker_agent.port.types import (
     EngineDescription,
@@ -58,44 +59,6 @@ _FAREWELL_S = 1.0
 _REST_S = 0.2
 """An engine without statistics for so long is idle."""
 _log = structlog.get_logger("trtllm")
-
-
-class LoadedEncoder(NamedTuple):
-    """The loaded encoder. The lock `placing` guards the placing of media in prompts: tokenizers are not thread-safe."""
-
-    bindings: Bindings
-    llm: Any
-    placing: asyncio.Lock
-
-
-class Stream:
-    """One request in TensorRT-LLM: its result and outputs; at most one task waits for its next response."""
-
-    def __init__(self, request_id: str, result: Any, outputs: Outputs, *, takes_transfer: bool) -> None:  # noqa: ANN401
-        self.request_id, self.result, self.outputs = request_id, result, outputs
-        self.takes_transfer = takes_transfer
-        self._patience: asyncio.Timeout | None = None
-
-    async def step(self) -> list[EngineOutput]:
-        """Return the new outputs of the engine's next response; raise TimeoutError once cut, or the engine's error."""
-        try:
-            async with asyncio.timeout(None) as self._patience:
-                await anext(self.result)
-        finally:
-            self._patience = None
-        return self.outputs.new(self.result)
-
-    def cut(self) -> None:
-        """End the wait for the next response."""
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
-
-    def abort(self) -> None:
-        """Cancel the request in the engine, if that still computes it."""
-        try:
-            self.result.abort()
-        except (AssertionError, RuntimeError) as error:  # the engine has ended already
-            _log.debug("abort_not_heard", request_id=self.request_id, reason=str(error))
 
 
 class TensorRTLLMEngine:
@@ -483,32 +446,3 @@ class TensorRTLLMEngine:
             return list(getattr(llm, poll)(timeout=0))
         except Exception as error:
             raise EngineError(f"{poll}: {type(error).__name__}: {error}") from error
-
-
-async def handles_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> Handoff:
-    """Return the handles, and the images' digests as their hashes.
-
-    Raises:
-        RequestRefused: an image cannot be decoded, or there is not a handle for each.
-        Exception: whatever the library raises.
-    """
-    bindings, llm = encoder.bindings, encoder.llm
-    async with encoder.placing:
-        prepared = await asyncio.to_thread(bindings.to_encode, llm, text, media)
-    handoff = handoff_of((await bindings.encode(llm, prepared)).disaggregated_params)
-    handles = len(handoff.multimodal_embedding_handles or ())
-    if handles != len(media):
-        raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
-    return with_digests(handoff, [each.digest for each in media])
-
-
-async def files_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
-    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
-
-    Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
-    """
-    handoff = await handles_of(encoder, text, media)
-    if handoff.mrope_position_ids_handle is not None:
-        raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
-    handles = handoff.multimodal_embedding_handles or ()
-    return tuple([await asyncio.to_thread(encoder.bindings.embeddings, handle) for handle in handles])

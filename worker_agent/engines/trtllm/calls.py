@@ -1,0 +1,82 @@
+"""Calls of the loaded library: the stream of one request, and what an encoder makes of a prompt's images."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import structlog
+
+from worker_agent.engines.trtllm.bindings import Bindings
+from worker_agent.engines.trtllm.outputs import Outputs
+from worker_agent.media.inputs import with_digests
+from worker_agent.port.handoff import Handoff, handoff_of
+from worker_agent.port.types import EngineOutput, Media, RequestRefused
+
+_log = structlog.get_logger("trtllm")
+
+
+class Stream:
+    """One request in TensorRT-LLM: its result and outputs; at most one task waits for its next response."""
+
+    def __init__(self, request_id: str, result: Any, outputs: Outputs, *, takes_transfer: bool) -> None:  # noqa: ANN401
+        self.request_id, self.result, self.outputs = request_id, result, outputs
+        self.takes_transfer = takes_transfer
+        self._patience: asyncio.Timeout | None = None
+
+    async def step(self) -> list[EngineOutput]:
+        """Return the new outputs of the engine's next response; raise TimeoutError once cut, or the engine's error."""
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                await anext(self.result)
+        finally:
+            self._patience = None
+        return self.outputs.new(self.result)
+
+    def cut(self) -> None:
+        """End the wait for the next response."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def abort(self) -> None:
+        """Cancel the request in the engine, if that still computes it."""
+        try:
+            self.result.abort()
+        except (AssertionError, RuntimeError) as error:  # the engine has ended already
+            _log.debug("abort_not_heard", request_id=self.request_id, reason=str(error))
+
+
+class LoadedEncoder(NamedTuple):
+    """The loaded encoder. The lock `placing` guards the placing of media in prompts: tokenizers are not thread-safe."""
+
+    bindings: Bindings
+    llm: Any
+    placing: asyncio.Lock
+
+
+async def handles_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> Handoff:
+    """Return the handles, and the images' digests as their hashes.
+
+    Raises:
+        RequestRefused: an image cannot be decoded, or there is not a handle for each.
+        Exception: whatever the library raises.
+    """
+    bindings, llm = encoder.bindings, encoder.llm
+    async with encoder.placing:
+        prepared = await asyncio.to_thread(bindings.to_encode, llm, text, media)
+    handoff = handoff_of((await bindings.encode(llm, prepared)).disaggregated_params)
+    handles = len(handoff.multimodal_embedding_handles or ())
+    if handles != len(media):
+        raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
+    return with_digests(handoff, [each.digest for each in media])
+
+
+async def files_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
+
+    Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
+    """
+    handoff = await handles_of(encoder, text, media)
+    if handoff.mrope_position_ids_handle is not None:
+        raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
+    handles = handoff.multimodal_embedding_handles or ()
+    return tuple([await asyncio.to_thread(encoder.bindings.embeddings, handle) for handle in handles])
