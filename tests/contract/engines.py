@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
+from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
@@ -28,7 +29,7 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import TransferSection
 from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineDescription, EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 BLOCK_SIZE = 4
 BLOCKS = 64
@@ -57,16 +58,7 @@ class RunEngine(Protocol):
     def __call__(self, role: Role = "aggregated") -> AbstractAsyncContextManager[Running]: ...
 
 
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=BLOCK_SIZE,
-    total_kv_blocks=BLOCKS,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=LONGEST,
-)
+DESCRIPTION = described(block_size=BLOCK_SIZE, total_kv_blocks=BLOCKS, max_seq_len=LONGEST)
 TRANSFERS = TransferRules(timeout_s=20.0)
 """One second of a test at `SPEED`: a prefill engine's stop waits so long for contexts that no decode engine fetches."""
 

@@ -95,13 +95,6 @@ def fold() -> IndexFold:
 # ------------------------------------------------------------------------------------------------- facts to overlap
 
 
-@pytest.mark.parametrize("ranks", [63, 64, 129])
-def test_what_any_number_of_ranks_hold_is_no_overlap_of_a_rank_without_a_slot(fold: IndexFold, ranks: int) -> None:
-    known = [WorkerRank("w", at) for at in range(ranks)]
-    told(fold, *(batch(rank, 1, path()) for rank in known))
-    assert depths(fold, *known, C0) == [*[(6, 6, 6, 6)] * ranks, (0, 0, 0, 0)]
-
-
 def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFold) -> None:
     assert told(fold, batch(A0, 1, path()), batch(A1, 1, path(0, 2)), batch(B0, 1, path(0, 4, Tier.HOST))) == []
     views = fold.overlap(PATH, [B0, C0, A0, A1])
@@ -334,12 +327,6 @@ def test_a_rank_in_a_reused_slot_has_no_blocks_of_the_former_rank(fold: IndexFol
     assert fold.held(C0) == []
 
 
-def test_a_rank_that_falls_silent_with_blocks_parked_is_forgotten_with_them(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path(1, 2)))
-    assert fold.tick(GONE_S) == []
-    assert fold.statistics().index.parked_blocks == 0
-
-
 def test_ranks_come_and_go_without_end_and_nothing_stays_behind(fold: IndexFold) -> None:
     for life in range(200):
         rank = WorkerRank(f"w{life}", life % 3)
@@ -373,10 +360,7 @@ def test_there_is_a_depth_for_each_rank_however_many_there_are(fold: IndexFold) 
     ranks = [WorkerRank(f"w{at}", 0) for at in range(140)]
     for at, rank in enumerate(ranks):
         told(fold, batch(rank, 1, path(0, 1 + at % 6)))
-        assert depths(fold, rank, ranks[0]) == [(1 + at % 6,) * 4, (1,) * 4]
-
-
-# ------------------------------------------------------------------------------------------------- figures
+        assert depths(fold, rank, ranks[0], C0) == [(1 + at % 6,) * 4, (1,) * 4, (0,) * 4]
 
 
 # ------------------------------------------------------------------------------------------------- all together

@@ -159,16 +159,6 @@ def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
     assert (fold.held(A0), stale(fold, A0)) == ([], [""])
 
 
-# ------------------------------------------------------------------------------------------------- whose answers
-
-
-def test_an_answer_for_a_forgotten_rank_adds_no_rank(fold: IndexFold) -> None:
-    life = lived(fold, 3)
-    (question,) = told(fold, BytesRefused(A0))
-    told(fold, WorkerGone("a"), *life.answer(question))
-    assert fold.ranks() == []
-
-
 # ------------------------------------------------------------------------------------------------- turns
 
 
