@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pytest
+
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from tests.support.engine_description import described
@@ -92,6 +94,13 @@ def trtllm_worker(role: Role) -> TensorRTLLMEngine:
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Fake], RunEngine]] = {"simulated": simulated, "trtllm": trtllm}
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
+def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
+    """Give a test each engine; it imports the fake's fixture, too."""
+    made: RunEngine = request.param(trtllm)
+    return made
 
 
 def trtllm_engine(

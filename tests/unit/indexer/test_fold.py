@@ -11,7 +11,6 @@ from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
-    Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
@@ -28,7 +27,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -65,22 +64,10 @@ def dump(
     return AnswerArrived(rank, chunk)
 
 
-def asks_tail(rank: WorkerRank, request_id: int, after_seq: int, epoch: int = EPOCH) -> Question:
-    return Question(rank, RecoverRequest(request_id, epoch, after_seq))
-
-
 def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, host: Sequence[int] = ()) -> Question:
     """Return the question for a repair of a rank of which the index holds these blocks."""
     table = bucket_table(SetDigest(held).buckets for held in (gpu, host, (), ()))
     return Question(rank, RecoverRequest(request_id, EPOCH, after_seq, table))
-
-
-def asks_dump(rank: WorkerRank, request_id: int) -> Question:
-    return Question(rank, RecoverRequest(request_id))
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
 
 
 def depths(fold: IndexFold, *ranks: WorkerRank) -> list[tuple[int, ...]]:
@@ -111,7 +98,7 @@ def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFo
 
 def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 2)), batch(B0, 1, path(0, 2)))
-    assert told(fold, batch(A0, 3, path(4, 6))) == [asks_tail(A0, 1, 1)]
+    assert told(fold, batch(A0, 3, path(4, 6))) == [Question(A0, RecoverRequest(1, EPOCH, 1))]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
     assert depths(fold, A0) == [(2, 2, 2, 2)], "the last known set goes on to be read"
     told(fold, batch(A0, 4, path(5, 6)))
@@ -169,7 +156,7 @@ def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFol
 
 
 def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
-    assert told(fold, BytesRefused(A0)) == [asks_dump(A0, 1)]
+    assert told(fold, BytesRefused(A0)) == [Question(A0, RecoverRequest(1))]
     told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
 
