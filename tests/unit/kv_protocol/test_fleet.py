@@ -124,7 +124,9 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("base_url", "http://h/" + "x" * 2048),
     ("served_names", ()),
 ]
-BAD_NAMES: list[tuple[str, tuple[str, ...], str]] = [
+BAD_MEMBERS: list[tuple[str, tuple[object, ...], str]] = [
+    ("dp_ranks", (0, -1), r"fleet event: dp_rank: found -1, allowed 0\.\.4095"),
+    ("dp_ranks", (0, 4096), r"fleet event: dp_rank: found 4096, allowed 0\.\.4095"),
     ("served_names", ("m", ""), r"served_names\[1\]: found '', allowed 1..256 characters"),
     ("served_names", ("m" * 257,), r"served_names\[0\]: found 'm+\.\.\., allowed 1..256 characters"),
     ("served_names", ("m",) * 257, "served_names: found '257 names', allowed 256 at most"),
@@ -171,12 +173,12 @@ def test_a_registration_with_a_bad_field_is_refused_by_its_name(field: str, valu
         decode_fleet_event(wire(LEAST | {field: value}))
 
 
-@pytest.mark.parametrize(("field", "names", "refusal"), BAD_NAMES)
-def test_a_registration_with_a_bad_name_is_refused_by_its_place(
-    field: str, names: tuple[str, ...], refusal: str
+@pytest.mark.parametrize(("field", "members", "refusal"), BAD_MEMBERS)
+def test_a_registration_with_a_bad_name_or_rank_is_refused_by_its_place(
+    field: str, members: tuple[object, ...], refusal: str
 ) -> None:
     with pytest.raises(MalformedMessage, match=refusal):
-        decode_fleet_event(wire(LEAST | {field: names}))
+        decode_fleet_event(wire(LEAST | {field: members}))
 
 
 def test_a_registration_at_its_bounds_is_accepted() -> None:
@@ -195,18 +197,6 @@ def test_a_registration_at_its_bounds_is_accepted() -> None:
 def test_a_worker_that_goes_is_checked_too(kind: str, worker_id: str, instance: str, field: str) -> None:
     with pytest.raises(MalformedMessage, match=f"{field}: found '"):
         decode_fleet_event(wire({"worker_id": worker_id, "instance": instance}, kind))
-
-
-@pytest.mark.parametrize(("field", "value"), [("instance", ""), ("instance", "i" * 129), ("stale", "s" * 4097)])
-def test_a_heartbeat_with_a_text_beyond_its_bound_is_refused(field: str, value: str) -> None:
-    with pytest.raises(MalformedMessage, match=f"heartbeat: {field}: found '"):
-        decode_heartbeat(json.dumps(HEARTBEAT | {field: value}).encode())
-
-
-@pytest.mark.parametrize("dp_rank", [-1, 4096])
-def test_a_data_parallel_rank_out_of_range_is_refused(dp_rank: int) -> None:
-    with pytest.raises(MalformedMessage, match=rf"fleet event: dp_rank: found {dp_rank}, allowed 0\.\.4095"):
-        decode_fleet_event(wire(LEAST | {"dp_ranks": [0, dp_rank]}))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +242,9 @@ def test_a_fleet_event_of_an_unknown_type_is_refused() -> None:
         ({"tiers": {}}, r"at `\$\.tiers"),
         ({"instance": None}, r"at `\$\.instance"),
         ({"stale": 1}, r"at `\$\.stale"),
+        ({"instance": ""}, "instance: found ''"),
+        ({"instance": "i" * 129}, "instance: found 'iii"),
+        ({"stale": "s" * 4097}, "stale: found 'sss"),
     ],
 )
 def test_a_heartbeat_with_a_bad_field_is_refused_by_its_name(change: Fields, named: str) -> None:
