@@ -51,6 +51,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
+from tests.unit.kv_protocol.test_fleet import LEAST
 
 U64_MAX = 2**64 - 1
 RANK: dict[str, Any] = {"worker_id": "w-1", "dp_rank": 0}
@@ -62,18 +63,7 @@ LEDGER: list[LedgerEvent] = [
     Reconciled(running_requests=1, waiting_requests=2, used_blocks=3, **RANK),
 ]
 FLEET: list[FleetEvent] = [
-    WorkerRegistered(
-        worker_id="w-1",
-        instance="i",
-        model="m",
-        served_names=("m", "模型"),
-        base_url="http://h:1",
-        block_size=16,
-        hash_scheme="xxh3-1337",
-        tokenizer_digest="t",
-        template_digest="c",
-        canary=U64_MAX,
-    ),
+    WorkerRegistered(**LEAST | {"served_names": ("m", "模型"), "canary": U64_MAX}),
     WorkerDraining(worker_id="w-1", instance="i"),
     WorkerLeft(worker_id="w-1", instance="i", reason="silent"),
 ]
