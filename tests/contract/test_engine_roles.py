@@ -8,16 +8,7 @@ import msgspec
 import pytest
 
 from kv_protocol.fleet import Role
-from tests.contract.engines import (
-    BLOCK_SIZE,
-    PROMPT,
-    RunEngine,
-    outputs,
-    request,
-    rows_until,
-    run_engine,
-    tokens_of,
-)
+from tests.contract.engines import BLOCK_SIZE, PROMPT, RunEngine, outputs, request, rows_until, run_engine, tokens_of
 from tests.support.trtllm import trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.media.inputs import digest_words

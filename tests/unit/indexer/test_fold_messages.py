@@ -9,14 +9,7 @@ from typing_extensions import Buffer
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BatchArrived,
-    BytesRefused,
-    Fact,
-    MessageArrived,
-    Question,
-)
+from indexer.follow.inputs import AnswerArrived, BatchArrived, BytesRefused, Fact, MessageArrived, Question
 from indexer.follow.messages import BatchSpan, read_message
 from indexer.index.prefix_index import RefusedEvent
 from indexer.native.index import NativeIndex
