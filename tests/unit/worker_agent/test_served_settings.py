@@ -20,7 +20,6 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter
 
 TRTLLM = "engine.kind=trtllm"
-HOST_SOURCE = "events.sources=[{source: host, endpoint: 'ipc://x'}]"
 
 
 def loaded(*assignments: str) -> AgentSettings:
