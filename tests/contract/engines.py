@@ -13,8 +13,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pytest
+
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
+from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
@@ -28,7 +31,7 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import TransferSection
 from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineDescription, EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 BLOCK_SIZE = 4
 BLOCKS = 64
@@ -57,16 +60,7 @@ class RunEngine(Protocol):
     def __call__(self, role: Role = "aggregated") -> AbstractAsyncContextManager[Running]: ...
 
 
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=BLOCK_SIZE,
-    total_kv_blocks=BLOCKS,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    max_seq_len=LONGEST,
-)
+DESCRIPTION = described(block_size=BLOCK_SIZE, total_kv_blocks=BLOCKS, max_seq_len=LONGEST)
 TRANSFERS = TransferRules(timeout_s=20.0)
 """One second of a test at `SPEED`: a prefill engine's stop waits so long for contexts that no decode engine fetches."""
 
@@ -100,6 +94,13 @@ def trtllm_worker(role: Role) -> TensorRTLLMEngine:
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Fake], RunEngine]] = {"simulated": simulated, "trtllm": trtllm}
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
+def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
+    """Give a test each engine; it imports the fake's fixture, too."""
+    made: RunEngine = request.param(trtllm)
+    return made
 
 
 def trtllm_engine(

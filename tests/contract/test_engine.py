@@ -9,25 +9,19 @@ import pytest
 from tests.contract.engines import (
     BLOCK_SIZE,
     BLOCKS,
-    IMPLEMENTATIONS,
     PROMPT,
     RunEngine,
     outputs,
     request,
     rows_until,
+    run_engine,
     tokens_of,
 )
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import trtllm
 from worker_agent.load.reports import load_report
 from worker_agent.port.types import EngineStopped, RequestRefused
 
-__all__ = ["trtllm"]
-
-
-@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
-def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
-    made: RunEngine = request.param(trtllm)
-    return made
+__all__ = ["run_engine", "trtllm"]
 
 
 async def test_a_generation_has_its_tokens_and_then_says_length(run_engine: RunEngine) -> None:

@@ -8,17 +8,8 @@ import msgspec
 import pytest
 
 from kv_protocol.fleet import Role
-from tests.contract.engines import (
-    BLOCK_SIZE,
-    IMPLEMENTATIONS,
-    PROMPT,
-    RunEngine,
-    outputs,
-    request,
-    rows_until,
-    tokens_of,
-)
-from tests.support.trtllm import Fake, trtllm
+from tests.contract.engines import BLOCK_SIZE, PROMPT, RunEngine, outputs, request, rows_until, run_engine, tokens_of
+from tests.support.trtllm import trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import content_digest
@@ -27,7 +18,7 @@ from worker_agent.port.handoff import Handoff, handoff_json, handoff_of_json
 from worker_agent.port.sampling import Sampling
 from worker_agent.port.types import EngineOutput, Media, RequestRefused
 
-__all__ = ["trtllm"]
+__all__ = ["run_engine", "trtllm"]
 
 LOGPROBS = 3
 STEPS = 6
@@ -35,12 +26,6 @@ PICTURES = [
     Media(field="f", kind="image", media_type=kind, data=data, digest=content_digest(data))
     for kind, data in (("image/png", PNG), ("image/gif", GIF))
 ]
-
-
-@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
-def run_engine(request: pytest.FixtureRequest, trtllm: Fake) -> RunEngine:
-    made: RunEngine = request.param(trtllm)
-    return made
 
 
 async def handed_over(prefill: Engine, name: str = "a", **fields: Any) -> tuple[EngineOutput, Handoff]:

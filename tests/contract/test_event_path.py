@@ -123,7 +123,7 @@ async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
         await engine.tell(stored(1, block_size=2 * BLOCK_SIZE), stored(2))
         await engine.until_read()
         assert engine.path.consolidator.stale(0) == f"engine: block_size: found {2 * BLOCK_SIZE}, allowed {BLOCK_SIZE}"
-        assert held(engine) == set(hashes_of(2))
+        assert (held(engine), engine.path.consolidator.stale(1)) == (set(hashes_of(2)), "")
         await engine.tell(EngineCleared())
         await engine.until_read()
         assert (engine.path.consolidator.stale(0), held(engine)) == ("", set())

@@ -77,11 +77,6 @@ def test_sequence_hashes_equal_the_peers(vector: Vector) -> None:
     assert found == vector["sequence_hashes_u64"]
 
 
-@each("zmq_ingest_vectors")
-def test_what_the_peer_makes_of_an_engines_event_is_what_we_make_of_it(vector: Vector) -> None:
-    assert local_hashes(vector) == vector["tokens_hashes_u64"]
-
-
 @each("lora_name_to_id")
 def test_adapter_ids_equal_the_peers(vector: Vector) -> None:
     assert hashing.lora_id(vector["lora_name"]) == vector["lora_id"]

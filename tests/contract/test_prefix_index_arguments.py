@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from indexer.index.prefix_index import RANK_MAX, PrefixIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import TIERS, Batch, Stored
-from tests.contract.indexes import GPU, HOST, U64_MAX, both, chain, held
+from tests.contract.indexes import GPU, HOST, U64_MAX, both, chain, forest, held
 
 PATH = [*chain(3), 0, U64_MAX]
 Given = Callable[[list[int]], Any]
@@ -35,6 +36,7 @@ NO_HASHES: dict[str, Any] = {
     "i64s": array("q", [1]),
     "every second": memoryview(array("Q", [1, 2, 3, 4]))[::2],
     "a number": 7,
+    "None": None,
 }
 
 NO_U64: dict[str, Any] = {
@@ -89,14 +91,6 @@ def refuses_hashes(index: PrefixIndex, given: Any, match: str) -> None:
             ask()
     assert state(index) == before
     assert list(out) == [7] * 12
-
-
-@pytest.mark.parametrize("parent", [-1, 2**64, 2**100])
-def test_a_parent_that_is_no_u64_is_refused(index: PrefixIndex, parent: int) -> None:
-    before = state(index)
-    with pytest.raises(LimitExceeded, match=rf"^parent: found {parent}, allowed u64$"):
-        index.store(0, parent, PATH, GPU, 0)
-    assert state(index) == before
 
 
 @pytest.mark.parametrize("tier", [-1, 4, 255])
@@ -205,3 +199,60 @@ def test_a_limit_below_nothing_is_refused(index: PrefixIndex, limit: int) -> Non
 def test_an_order_that_there_is_not_is_refused(index: PrefixIndex, order_by: Any) -> None:
     with pytest.raises(LimitExceeded, match=f"^order_by: found '{order_by}', allowed blocks, holders, last_stored$"):
         index.prefixes(1, order_by)
+
+
+# ------------------------------------------------------------------------------------------------- no buffers
+
+NO_NUMBERS: list[Any] = [-1, 2**64, -(10**30), 10**30, 1.5, "1"]
+
+
+@pytest.fixture
+def full(index: PrefixIndex) -> PrefixIndex:
+    """Return an index with forks, a hole, and a block that is parked."""
+    forest(index)
+    index.store(1, 77, [78], GPU, 0)
+    return index
+
+
+@pytest.mark.parametrize("sequence_hash", NO_NUMBERS)
+def test_what_is_no_sequence_hash_has_neither_holders_nor_children(full: PrefixIndex, sequence_hash: Any) -> None:
+    for ask in (full.holders, full.children):
+        with pytest.raises(LimitExceeded) as refused:
+            ask(sequence_hash)
+        assert (refused.value.field, refused.value.allowed) == ("sequence_hash", "u64")
+        assert refused.value.found == sequence_hash
+
+
+@pytest.mark.parametrize("parent", NO_NUMBERS)
+def test_what_is_no_sequence_hash_is_no_parent(full: PrefixIndex, parent: Any) -> None:
+    before = state(full)
+    with pytest.raises(LimitExceeded, match=r"^parent: found .*, allowed u64$"):
+        full.store(0, parent, [1], GPU, 0)
+    assert state(full) == before
+
+
+@pytest.mark.parametrize("now_s", [inf, -inf, nan], ids=str)
+def test_a_time_that_is_not_finite_is_refused_and_changes_nothing(full: PrefixIndex, now_s: float) -> None:
+    snapshot, columns = full.snapshot(), list(full.dump(0))
+    full.remove(0, chain(4)[3:], GPU)  # so that a load or a restore would be seen
+    before = state(full)
+    for tell in (
+        lambda: full.store(0, None, [1], GPU, now_s),
+        lambda: full.store(0, 404, [1], GPU, now_s),
+        lambda: full.store(0, None, [], GPU, now_s),
+        lambda: full.load(0, columns, now_s),
+        lambda: full.apply_batch(0, MESSAGE, now_s),
+        lambda: full.restore(snapshot, now_s),
+    ):
+        with pytest.raises(LimitExceeded, match=f"^now_s: found {now_s}, allowed a finite number$"):
+            tell()
+        assert state(full) == before
+
+
+@pytest.mark.parametrize("given", ["x", "", None, 7, [1, 2]], ids=repr)
+def test_what_is_no_buffer_is_neither_a_message_nor_a_snapshot(full: PrefixIndex, given: Any) -> None:
+    before = state(full)
+    for take in (lambda: full.apply_batch(0, given, 0), lambda: full.restore(given, 0)):
+        with pytest.raises(TypeError):
+            take()
+    assert state(full) == before

@@ -7,17 +7,7 @@ import pytest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns
-from tests.contract.indexes import (
-    GPU,
-    both,
-    chain,
-    dumped,
-    forest,
-    held,
-    is_parents_first,
-    is_proven,
-    load,
-)
+from tests.contract.indexes import GPU, both, chain, dumped, forest, held, is_parents_first, is_proven, load
 
 # ------------------------------------------------------------------------------------------------- dump, load
 

@@ -5,13 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex, RefusedEvent
-from kv_protocol.codec import (
-    MESSAGE_BYTES_MAX,
-    decode_frame,
-    decode_message,
-    encode_message,
-    split_message,
-)
+from kv_protocol.codec import MESSAGE_BYTES_MAX, decode_frame, decode_message, encode_message, split_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored
 from tests.contract.indexes import DISK, EXTERNAL, GPU, HOST, U64_MAX, MakeIndex, chain, held, is_proven

@@ -4,17 +4,7 @@ import pytest
 
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import (
-    GPU,
-    HOST,
-    TTL_S,
-    MakeIndex,
-    both,
-    chain,
-    held,
-    load,
-    with_ranks,
-)
+from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, held, load, with_ranks
 
 # ------------------------------------------------------------------------------------------------- parked
 

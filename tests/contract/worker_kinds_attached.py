@@ -24,6 +24,7 @@ from tests.contract.worker_runs import (
     trtllm_arguments,
 )
 from tests.contract.workers import Ground, Worker
+from tests.support.engine_description import described
 from tests.system.e2e.test_attached_engines import published
 from tests.system.integration.engine_doubles import Rank
 from tests.system.integration.event_path import zmq_context
@@ -31,7 +32,6 @@ from worker_agent.attached.config import AttachSettings
 from worker_agent.commands.attach import run_attached
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.port.types import EngineDescription
 
 
 @asynccontextmanager
@@ -58,7 +58,9 @@ async def attached_trtllm_serve(ground: Ground, role: Role, model: str) -> Async
 async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker]:
     assert role == "aggregated"
     server = ComputingVllm(model=model, ranks=[Rank()] * RANKS, total_blocks=BLOCKS, max_model_len=LONGEST)
-    server.engine = engine = MortalEngine(Simulator(described(RANKS)), SystemClock(), speed=SPEED)
+    sizes = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": BATCHED, "max_seq_len": LONGEST}
+    description = described(block_size=BLOCK_SIZE, total_kv_blocks=BLOCKS, dp_ranks=tuple(range(RANKS)), **sizes)
+    server.engine = engine = MortalEngine(Simulator(description), SystemClock(), speed=SPEED)
     server.answering = completions(server.engine, model, role)
 
     async def kill() -> None:
@@ -73,21 +75,6 @@ async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator
         settings = attached_settings(ground, role, model, at)
         async with publishing(server.engine, sources), attached(ground, settings, kill) as worker:
             yield worker
-
-
-def described(ranks: int) -> EngineDescription:
-    """Return a simulated engine as large as the others."""
-    return EngineDescription(
-        model="simulated",
-        version="0.24.0",
-        event_source="simulated",
-        block_size=BLOCK_SIZE,
-        total_kv_blocks=BLOCKS,
-        max_num_seqs=SEQUENCES,
-        max_num_batched_tokens=BATCHED,
-        max_seq_len=LONGEST,
-        dp_ranks=tuple(range(ranks)),
-    )
 
 
 def attached_settings(ground: Ground, role: Role, model: str, assignments: list[str]) -> AttachSettings:

@@ -27,7 +27,6 @@ class Span(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.message.name
 
     @property
@@ -37,12 +36,10 @@ class Span(NamedTuple):
 
     @property
     def trace_id(self) -> str:
-        """The trace."""
         return self.message.trace_id.hex()
 
     @property
     def span_id(self) -> str:
-        """Itself."""
         return self.message.span_id.hex()
 
     @property
@@ -52,7 +49,6 @@ class Span(NamedTuple):
 
     @property
     def attributes(self) -> dict[str, object]:
-        """What it says."""
         return values(self.message.attributes)
 
     @property
@@ -115,11 +111,9 @@ class OtlpSink:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
-        """Take one request."""
         body = handler.rfile.read(int(handler.headers["content-length"]))
         self.entered.set()
         self.answers.wait()

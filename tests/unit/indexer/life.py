@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sized
 from random import Random
 
-from indexer.follow.inputs import AnswerArrived, HeartbeatArrived, Question
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question
+from indexer.follow.messages import read_message
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -15,6 +17,15 @@ from tests.dumped import dump_chunks
 from tests.reference.index.parents_first import parents_first
 
 RING_BATCHES = 12
+
+
+def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
+    """Return what the fold asks after these facts."""
+    return [question for fact in facts for question in fold.apply(fact, now_s)]
+
+
+def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
+    return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
 class Life:

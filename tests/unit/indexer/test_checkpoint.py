@@ -9,29 +9,18 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerGone
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import BytesRefused, HeartbeatArrived, Question, WorkerGone
 from indexer.follow.question_turns import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
-from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Batch
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import RecoverRequest
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, arrived, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
 PLACE = RankCheckpoint("a", 3, 5, 7, 12, 11, "behind", "i")
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
-def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
 def lived(fold: IndexFold, rank: WorkerRank, batches: int) -> Life:

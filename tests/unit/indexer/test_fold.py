@@ -11,7 +11,6 @@ from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
-    Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
@@ -28,7 +27,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -65,22 +64,10 @@ def dump(
     return AnswerArrived(rank, chunk)
 
 
-def asks_tail(rank: WorkerRank, request_id: int, after_seq: int, epoch: int = EPOCH) -> Question:
-    return Question(rank, RecoverRequest(request_id, epoch, after_seq))
-
-
 def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, host: Sequence[int] = ()) -> Question:
     """Return the question for a repair of a rank of which the index holds these blocks."""
     table = bucket_table(SetDigest(held).buckets for held in (gpu, host, (), ()))
     return Question(rank, RecoverRequest(request_id, EPOCH, after_seq, table))
-
-
-def asks_dump(rank: WorkerRank, request_id: int) -> Question:
-    return Question(rank, RecoverRequest(request_id))
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
 
 
 def depths(fold: IndexFold, *ranks: WorkerRank) -> list[tuple[int, ...]]:
@@ -93,13 +80,6 @@ def fold() -> IndexFold:
 
 
 # ------------------------------------------------------------------------------------------------- facts to overlap
-
-
-@pytest.mark.parametrize("ranks", [63, 64, 129])
-def test_what_any_number_of_ranks_hold_is_no_overlap_of_a_rank_without_a_slot(fold: IndexFold, ranks: int) -> None:
-    known = [WorkerRank("w", at) for at in range(ranks)]
-    told(fold, *(batch(rank, 1, path()) for rank in known))
-    assert depths(fold, *known, C0) == [*[(6, 6, 6, 6)] * ranks, (0, 0, 0, 0)]
 
 
 def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFold) -> None:
@@ -118,7 +98,7 @@ def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFo
 
 def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 2)), batch(B0, 1, path(0, 2)))
-    assert told(fold, batch(A0, 3, path(4, 6))) == [asks_tail(A0, 1, 1)]
+    assert told(fold, batch(A0, 3, path(4, 6))) == [Question(A0, RecoverRequest(1, EPOCH, 1))]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
     assert depths(fold, A0) == [(2, 2, 2, 2)], "the last known set goes on to be read"
     told(fold, batch(A0, 4, path(5, 6)))
@@ -176,7 +156,7 @@ def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFol
 
 
 def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
-    assert told(fold, BytesRefused(A0)) == [asks_dump(A0, 1)]
+    assert told(fold, BytesRefused(A0)) == [Question(A0, RecoverRequest(1))]
     told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
 
@@ -334,12 +314,6 @@ def test_a_rank_in_a_reused_slot_has_no_blocks_of_the_former_rank(fold: IndexFol
     assert fold.held(C0) == []
 
 
-def test_a_rank_that_falls_silent_with_blocks_parked_is_forgotten_with_them(fold: IndexFold) -> None:
-    told(fold, batch(A0, 1, path(1, 2)))
-    assert fold.tick(GONE_S) == []
-    assert fold.statistics().index.parked_blocks == 0
-
-
 def test_ranks_come_and_go_without_end_and_nothing_stays_behind(fold: IndexFold) -> None:
     for life in range(200):
         rank = WorkerRank(f"w{life}", life % 3)
@@ -373,10 +347,7 @@ def test_there_is_a_depth_for_each_rank_however_many_there_are(fold: IndexFold) 
     ranks = [WorkerRank(f"w{at}", 0) for at in range(140)]
     for at, rank in enumerate(ranks):
         told(fold, batch(rank, 1, path(0, 1 + at % 6)))
-        assert depths(fold, rank, ranks[0]) == [(1 + at % 6,) * 4, (1,) * 4]
-
-
-# ------------------------------------------------------------------------------------------------- figures
+        assert depths(fold, rank, ranks[0], C0) == [(1 + at % 6,) * 4, (1,) * 4, (0,) * 4]
 
 
 # ------------------------------------------------------------------------------------------------- all together

@@ -35,7 +35,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, told
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH = 11
@@ -87,14 +87,6 @@ def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) 
         parent = block
     (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
     return AnswerArrived(rank, chunk)
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
-def asks_all(rank: WorkerRank) -> Question:
-    return Question(rank, RecoverRequest(1))
 
 
 def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
@@ -155,7 +147,7 @@ def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(k
     told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 :])))
     assert fold.tick(1.0) == []
     told(fold, batch(A0, 3, Cleared()))
-    assert fold.tick(2.0) == [asks_all(B0)]
+    assert fold.tick(2.0) == [Question(B0, RecoverRequest(1))]
     assert fold.tick(2.1) == [], "one question is in flight"
     assert told(fold, dump(B0, 1, 1, B), now_s=2.2) == []
     assert stale(fold, A0, B0) == ["", ""]

@@ -9,14 +9,7 @@ from typing_extensions import Buffer
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import (
-    AnswerArrived,
-    BatchArrived,
-    BytesRefused,
-    Fact,
-    MessageArrived,
-    Question,
-)
+from indexer.follow.inputs import AnswerArrived, BatchArrived, BytesRefused, Fact, MessageArrived, Question
 from indexer.follow.messages import BatchSpan, read_message
 from indexer.index.prefix_index import RefusedEvent
 from indexer.native.index import NativeIndex
@@ -30,16 +23,12 @@ from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, arrived, told
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=16)
 PATH = tuple(splitmix64(at) for at in range(8))
 SEEDS = range(examples(20, least=8))
-
-
-def arrived(*batches: Batch, rank: WorkerRank = A0) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
 def path(seq: int, first: int, last: int, epoch: int = 7) -> Batch:
@@ -58,10 +47,6 @@ class Recording(ReferenceIndex):
         return super().apply_batch(rank, message, now_s)
 
 
-def told(fold: IndexFold, *facts: Fact) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, 0.0)]
-
-
 def asks_repair(fold: IndexFold, request_id: int, after_seq: int) -> Question:
     digest = SetDigest(block.sequence_hash for block in fold.held(A0))
     table = bucket_table([digest.buckets, *[SetDigest().buckets] * 3])
@@ -77,9 +62,9 @@ def depth(fold: IndexFold, rank: WorkerRank = A0) -> int:
 
 def test_a_message_that_continues_its_stream_goes_to_the_index_as_it_is() -> None:
     fold = IndexFold(index := Recording())
-    told(fold, arrived(path(1, 0, 1)))
+    told(fold, arrived(A0, path(1, 0, 1)))
     assert (index.messages, depth(fold)) == (0, 1), "the first of a rank proves nothing yet"
-    told(fold, arrived(path(2, 1, 3)), arrived(path(3, 3, 5), path(4, 5, 8)))
+    told(fold, arrived(A0, path(2, 1, 3)), arrived(A0, path(3, 3, 5), path(4, 5, 8)))
     assert (index.messages, depth(fold)) == (2, 8)
     now = fold.statistics().streams[A0]
     assert (now.cursor, now.counts.applied, now.stale) == (4, 4, "")
@@ -101,7 +86,7 @@ def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
     whole, single = IndexFold(index := Recording()), IndexFold(Recording())
     for fold in (whole, single):
         told(fold, *(BatchArrived(A0, path(seq, seq - 1, seq)) for seq in (1, 2)))
-    questions = told(whole, arrived(*batches))
+    questions = told(whole, arrived(A0, *batches))
     assert index.messages == 0
     assert questions == told(single, *(BatchArrived(A0, batch) for batch in batches))
     assert whole.statistics() == single.statistics()
@@ -128,8 +113,8 @@ class Unreadable(ReferenceIndex):
 @pytest.mark.parametrize("kind", [Refusing, Unreadable])
 def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[], ReferenceIndex]) -> None:
     fold = IndexFold(kind())
-    told(fold, arrived(path(1, 0, 1)))
-    assert told(fold, arrived(path(2, 1, 2))) == [asks_repair(fold, 1, 1)]
+    told(fold, arrived(A0, path(1, 0, 1)))
+    assert told(fold, arrived(A0, path(2, 1, 2))) == [asks_repair(fold, 1, 1)]
     view = fold.overlap((), [A0])[0]
     assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
     ((rank, reason),) = fold.take_refusals()
@@ -156,10 +141,10 @@ class Short(ReferenceIndex):
 
 def test_want_of_memory_is_no_fault_of_a_message_and_hides_none() -> None:
     fold = IndexFold(Short())
-    told(fold, arrived(path(1, 0, 1)))
-    assert (told(fold, arrived(path(2, 1, 2))), fold.take_refusals(), fold.overfull_ranks()) == ([], [], {A0})
+    told(fold, arrived(A0, path(1, 0, 1)))
+    assert (told(fold, arrived(A0, path(2, 1, 2))), fold.take_refusals(), fold.overfull_ranks()) == ([], [], {A0})
     fold = IndexFold(Short(RefusedEvent(3, 88, "parent among the blocks")))
-    told(fold, arrived(path(1, 0, 1)), arrived(path(2, 1, 2)))
+    told(fold, arrived(A0, path(1, 0, 1)), arrived(A0, path(2, 1, 2)))
     assert fold.take_refusals() == [(A0, "event 3, byte 88: parent among the blocks")]
 
 

@@ -12,18 +12,14 @@ from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
-    Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
-    MessageArrived,
     Question,
     WorkerGone,
 )
-from indexer.follow.messages import read_message
 from indexer.follow.question_turns import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
-from kv_protocol import codec
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
@@ -31,7 +27,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
-from tests.unit.indexer.life import Life
+from tests.unit.indexer.life import Life, arrived, told
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
@@ -41,14 +37,6 @@ SPOILT = 1 << 20
 @pytest.fixture
 def fold() -> IndexFold:
     return IndexFold(NativeIndex(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
-
-
-def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
-    return [question for fact in facts for question in fold.apply(fact, now_s)]
-
-
-def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
-    return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
 def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
@@ -157,16 +145,6 @@ def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
     assert question.request.request_id == 1
     told(fold, BatchArrived(B0, Batch(7, 1, Stored((PARENT,)))))
     assert (fold.held(A0), stale(fold, A0)) == ([], [""])
-
-
-# ------------------------------------------------------------------------------------------------- whose answers
-
-
-def test_an_answer_for_a_forgotten_rank_adds_no_rank(fold: IndexFold) -> None:
-    life = lived(fold, 3)
-    (question,) = told(fold, BytesRefused(A0))
-    told(fold, WorkerGone("a"), *life.answer(question))
-    assert fold.ranks() == []
 
 
 # ------------------------------------------------------------------------------------------------- turns

@@ -18,7 +18,7 @@ from kv_protocol.decided import (
 )
 from kv_protocol.decision import CostTerms, Exclusion
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     MESSAGE_BYTES_MAX,
@@ -51,6 +51,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
+from tests.unit.kv_protocol.test_fleet import EVENTS
 
 U64_MAX = 2**64 - 1
 RANK: dict[str, Any] = {"worker_id": "w-1", "dp_rank": 0}
@@ -60,22 +61,6 @@ LEDGER: list[LedgerEvent] = [
     FirstToken(lease_id="l"),
     Finished(lease_id="l"),
     Reconciled(running_requests=1, waiting_requests=2, used_blocks=3, **RANK),
-]
-FLEET: list[FleetEvent] = [
-    WorkerRegistered(
-        worker_id="w-1",
-        instance="i",
-        model="m",
-        served_names=("m", "模型"),
-        base_url="http://h:1",
-        block_size=16,
-        hash_scheme="xxh3-1337",
-        tokenizer_digest="t",
-        template_digest="c",
-        canary=U64_MAX,
-    ),
-    WorkerDraining(worker_id="w-1", instance="i"),
-    WorkerLeft(worker_id="w-1", instance="i", reason="silent"),
 ]
 REQUEST = RouteRequest(
     decision_id="d",
@@ -119,7 +104,7 @@ RECORDS: list[JournalRecord] = [
     ),
     *(LedgerApplied(now_s=2.0, event=event) for event in LEDGER),
     LedgerApplied(now_s=2.0, event=LEDGER[0], router="router-2"),
-    *(FleetApplied(now_s=3.0, event=event) for event in FLEET),
+    *(FleetApplied(now_s=3.0, event=event) for event in EVENTS),
     WorkerHeard(now_s=3.5, worker_id="w-1", instance="i"),
     LogConnection(now_s=3.6, heard=True),
     AttemptEnded(now_s=4.0, outcome="back_pressure", phase="first_byte", reason="503", retry_after_s=5.5, **RANK),
@@ -169,7 +154,7 @@ def kinds(values: list[Any]) -> set[type]:
 
 def test_every_kind_of_record_and_of_fleet_event_is_among_the_samples() -> None:
     assert kinds(RECORDS) == set(get_args(JournalRecord))
-    assert kinds(FLEET) == set(get_args(FleetEvent))
+    assert kinds(EVENTS) == set(get_args(FleetEvent))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

@@ -36,10 +36,6 @@ def completion(**fields: Any) -> CompletionInbound:
     return inbound
 
 
-def keys_of(*kinds: type[msgspec.Struct]) -> set[str]:
-    return {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
-
-
 def test_what_routing_needs_is_read() -> None:
     inbound = chat(stream=True, stream_options={"include_usage": True}, max_tokens=5, n=2, cache_salt="s", priority=0.5)
     assert (inbound.model, inbound.stream, inbound.include_usage, inbound.limit_tokens) == ("m", True, True, 5)
@@ -194,4 +190,4 @@ def test_keys_without_effect_are_told_by_their_paths(fields: dict[str, Any], ine
 
 
 def test_every_key_of_the_extension_is_tried_here() -> None:
-    assert keys_of(NvExt) == set(EXTENSION)
+    assert {field.encode_name for field in msgspec.structs.fields(NvExt)} == set(EXTENSION)

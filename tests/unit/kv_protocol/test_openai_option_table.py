@@ -37,8 +37,19 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 FAR = 1 << 40
 
+SWITCHES = (
+    *("stream", "store", "include_stop_str_in_output", "ignore_eos", "use_beam_search", "add_special_tokens"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
+    "detokenize",
+)
+TEXTS = (
+    *("guided_regex", "guided_grammar", "guided_whitespace_pattern", "guided_decoding_backend"),
+    *("user", "service_tier", "safety_identifier"),
+)
+
 RIGHT: dict[str, list[Any]] = {
-    "stream": [True],
+    **{name: [True, False] for name in SWITCHES},
+    **{name: ["a"] for name in TEXTS},
     "stream_options": [{}, {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True}],
     "max_tokens": [1, 1 << 24],
     "min_tokens": [0, 5],
@@ -46,8 +57,6 @@ RIGHT: dict[str, list[Any]] = {
     "best_of": [1, 128],
     "stop": ["a", [], ["a"] * 128],
     "stop_token_ids": [[], [0, 5]],
-    "include_stop_str_in_output": [True],
-    "ignore_eos": [True],
     "temperature": [0, 2, 0.5],
     "top_p": [0, 1],
     "top_k": [-1, 0, 50],
@@ -59,19 +68,12 @@ RIGHT: dict[str, list[Any]] = {
     "repetition_penalty": [0.1, 2.5],
     "length_penalty": [-1.5],
     "early_stopping": [True, "never"],
-    "use_beam_search": [False],
     "logit_bias": [{}, {"5": -100, "6": 100.0}],
     "bad_words": [["a"]],
     "allowed_token_ids": [[1]],
     "logits_processors": [["a"]],
     "prompt_logprobs": [-1, 0, 20],
     "thinking_token_budget": [-1, 100],
-    "add_special_tokens": [True],
-    "skip_special_tokens": [True],
-    "spaces_between_special_tokens": [True],
-    "detokenize": [True],
-    "return_token_ids": [True],
-    "return_tokens_as_token_ids": [True],
     "response_format": [
         {"type": "text"},
         {"type": "json_object"},
@@ -83,20 +85,12 @@ RIGHT: dict[str, list[Any]] = {
         {"type": "structural_tag", "structures": [{"begin": "<x>"}], "triggers": ["<x>"]},
     ],
     "guided_json": [{"type": "object"}, "{}"],
-    "guided_regex": ["a+"],
     "guided_choice": [["a"]],
-    "guided_grammar": ["g"],
-    "guided_whitespace_pattern": [" "],
-    "guided_decoding_backend": ["xgrammar"],
     "structured_outputs": [{"choice": ["a"]}, {"json": {}}, {"json": "{}"}, {"structural_tag": "{}"}],
     "structural_tag": [{"begin": "<x>"}, "{}"],
     "cache_salt": ["s"],
     "priority": [-1e9, 0.5],
-    "user": ["u"],
-    "service_tier": ["auto"],
-    "store": [False],
     "metadata": [{"a": "b"}],
-    "safety_identifier": ["x"],
 }
 RIGHT_CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [1],
@@ -120,7 +114,8 @@ RIGHT_COMPLETION: dict[str, list[Any]] = {"echo": [True], "suffix": ["s"], "logp
 
 WHOLE, SWITCH = "a whole number, ", "true or false"
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"stream": 1}, "stream", SWITCH),
+    *(({name: 1}, name, SWITCH) for name in SWITCHES),
+    *(({name: 7}, name, "a string") for name in TEXTS),
     ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", SWITCH),
     ({"max_tokens": 0}, "max_tokens", WHOLE + "1..16777216"),
     ({"max_tokens": 1.5}, "max_tokens", WHOLE + "1..16777216"),
@@ -134,8 +129,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", None]}, "stop[1]", "a string"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", WHOLE + "0..4294967295"),
     ({"stop_token_ids": "a"}, "stop_token_ids", "a list of whole numbers (0..4294967295)"),
-    ({"include_stop_str_in_output": "x"}, "include_stop_str_in_output", SWITCH),
-    ({"ignore_eos": "x"}, "ignore_eos", SWITCH),
     ({"temperature": 2.1}, "temperature", "a number, 0..2"),
     ({"temperature": "hot"}, "temperature", "a number, 0..2"),
     ({"top_p": 1.1}, "top_p", "a number, 0..1"),
@@ -152,7 +145,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": "x"}, "repetition_penalty", "a number, more than 0"),
     ({"length_penalty": "x"}, "length_penalty", "a number"),
     ({"early_stopping": "soon"}, "early_stopping", 'true or false or "never"'),
-    ({"use_beam_search": 1}, "use_beam_search", SWITCH),
     ({"logit_bias": {"5": 101}}, "logit_bias", "values: a number, -100..100"),
     ({"logit_bias": {"a": 1}}, "logit_bias", r"keys: a string, as ^[0-9]{1,10}\Z"),
     ({"logit_bias": {"5\n": 1}}, "logit_bias", r"keys: a string, as ^[0-9]{1,10}\Z"),
@@ -162,12 +154,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logits_processors": [7]}, "logits_processors[0]", "a string"),
     ({"prompt_logprobs": -2}, "prompt_logprobs", WHOLE + "-1..16777216"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", WHOLE + "-1..16777216"),
-    ({"add_special_tokens": 0}, "add_special_tokens", SWITCH),
-    ({"skip_special_tokens": 0}, "skip_special_tokens", SWITCH),
-    ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens", SWITCH),
-    ({"detokenize": 0}, "detokenize", SWITCH),
-    ({"return_token_ids": 0}, "return_token_ids", SWITCH),
-    ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", SWITCH),
     ({"response_format": "json"}, "response_format", "an object"),
     ({"response_format": {}}, "response_format.type", "a value: it is required"),
     ({"response_format": {"type": 7}}, "response_format.type", '"text" or "json_object" or "json_schema"'),
@@ -192,22 +178,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"response_format": {"type": "regex", "regex": 7}}, "response_format.regex", "a string"),
     ({"guided_json": 7}, "guided_json", "an object or a string"),
-    ({"guided_regex": 7}, "guided_regex", "a string"),
     ({"guided_choice": []}, "guided_choice", "a list of strings, 1..1024 items"),
     ({"guided_choice": [7]}, "guided_choice[0]", "a string"),
-    ({"guided_grammar": {}}, "guided_grammar", "a string"),
-    ({"guided_whitespace_pattern": 7}, "guided_whitespace_pattern", "a string"),
-    ({"guided_decoding_backend": 7}, "guided_decoding_backend", "a string"),
     ({"structured_outputs": {"surprise": 1}}, "structured_outputs.surprise", "no others"),
     ({"structured_outputs": {"json": 7}}, "structured_outputs.json", "an object or a string"),
     ({"structural_tag": [1]}, "structural_tag", "an object or a string"),
     ({"cache_salt": 7}, "cache_salt", "a string, up to 1024 characters"),
     ({"priority": 1e10}, "priority", "a number, -1000000000..1000000000"),
-    ({"user": 7}, "user", "a string"),
-    ({"service_tier": 7}, "service_tier", "a string"),
-    ({"store": "yes"}, "store", SWITCH),
     ({"metadata": "x"}, "metadata", "an object"),
-    ({"safety_identifier": 7}, "safety_identifier", "a string"),
 ]
 WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "0..5"),

@@ -66,9 +66,8 @@ def test_a_continued_message_ends_the_text(source: str, content: str, expected: 
     assert template(source).render([message], continue_final_message=True) == expected
 
 
-@pytest.mark.parametrize("content", ["<think>x</think>"])
-def test_a_message_that_the_template_does_not_write_cannot_be_continued(content: str) -> None:
-    message = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f"}}]}
+def test_a_message_that_the_template_does_not_write_cannot_be_continued() -> None:
+    message = {"role": "assistant", "content": "<think>x</think>", "tool_calls": [{"function": {"name": "f"}}]}
     error = refused(lambda: template("nothing").render([message], continue_final_message=True))
     assert error.field == "continue_final_message"
 

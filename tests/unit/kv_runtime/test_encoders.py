@@ -119,14 +119,6 @@ class Failing(Unkept):
         raise RuntimeError(inputs, add_special_tokens)
 
 
-def test_a_text_at_which_the_fast_one_fails_gets_the_ids_of_tokenizers_and_is_counted() -> None:
-    tokenizer = llama_like()
-    encoder = FastEncoder(Failing(), HfEncoder(tokenizer, ""), "")
-    expected = packed(tokenizer.encode("hello", add_special_tokens=False).ids)
-    assert encoder.pack("hello", add_special_tokens=False) == expected
-    assert encoder.failures == 1
-
-
 def panicking() -> Tokenizer:
     """Return a model that panics at the text of `PANIC`, and at ids whose names are shorter than it strips."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
@@ -146,9 +138,12 @@ class Panicking(Unkept):
         raise AssertionError(encoding)
 
 
-def test_a_text_at_which_the_fast_one_panics_gets_the_ids_of_tokenizers() -> None:
+@pytest.mark.parametrize("library", [Failing(), Panicking()], ids=["fails", "panics"])
+def test_a_text_at_which_the_fast_one_fails_or_panics_gets_the_ids_of_tokenizers_and_is_counted(
+    library: Failing | Panicking,
+) -> None:
     tokenizer = llama_like()
-    encoder = FastEncoder(Panicking(), HfEncoder(tokenizer, ""), "")
+    encoder = FastEncoder(library, HfEncoder(tokenizer, ""), "")
     expected = packed(tokenizer.encode(PANIC, add_special_tokens=False).ids)
     assert (encoder.pack(PANIC, add_special_tokens=False), encoder.failures) == (expected, 1)
 

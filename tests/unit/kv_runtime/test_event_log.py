@@ -56,12 +56,6 @@ async def test_who_waits_for_a_server_stops_when_asked() -> None:
         await connecting
 
 
-async def test_publishing_to_no_stream_is_an_error_that_names_the_subject(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        with pytest.raises(BrokerUnavailable, match=r"^publish nowhere\.a: "):
-            await connection.log.publish("nowhere.a", b"x")
-
-
 async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(broker: Broker) -> None:
     async with connected(broker.url) as connection:
         with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):

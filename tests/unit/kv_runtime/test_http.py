@@ -247,8 +247,6 @@ async def test_a_body_beyond_the_bound_is_a_413(chunked: bool) -> None:
     [
         b"POST /v1/echo",
         b"GET /v1/none",
-        b"GET /v1/echo",
-        b"GET /metrics/",
         b"GET //metrics",
         b"GET /metrics%2f..%2fv1",
         b"GET /v1/fail",
@@ -260,14 +258,7 @@ async def test_requests_without_the_token_are_refused_alike_for_any_path(line: b
         answer = await server.raw(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + b"\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
-    assert json.loads(body) == {
-        "error": {
-            "message": "Authorization: a bearer token is needed",
-            "type": "authentication_error",
-            "param": None,
-            "code": None,
-        }
-    }
+    assert body == error_body("Authorization: a bearer token is needed", "authentication_error")
 
 
 async def test_with_the_token_everything_is_as_without_one() -> None:

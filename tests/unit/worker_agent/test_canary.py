@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.fleet import WorkerLeft, WorkerRegistered, decode_fleet_event
+from kv_protocol.fleet import WorkerLeft, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
-from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from tests.support.engine_description import described
 from tests.support.manual_clock import ManualClock
+from tests.unit.router.samples import registered
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
@@ -126,21 +126,9 @@ class Watched:
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.clock, self.log, self.stop = ManualClock(), Log(), asyncio.Event()
         self.engine, self.idle = Scripted(self.clock), Canary((0,), WAIT_S, 0.0)
-        registration = WorkerRegistered(
-            worker_id="w",
-            instance="i",
-            model="m",
-            served_names=("m",),
-            base_url="http://127.0.0.1:1",
-            block_size=4,
-            hash_scheme=HASH_SCHEME,
-            tokenizer_digest="",
-            template_digest="",
-            canary=canary(4),
-        )
         log: Any = self.log
         worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
-        self.membership = Membership(registration, worker_id, self.clock, asyncio.Event())
+        self.membership = Membership(registered("w", instance="i"), worker_id, self.clock, asyncio.Event())
         self.watch = CanaryWatch(
             self.engine, self.idle, self.membership, self.clock, timeout_s=timeout_s, begin_id=None, is_decode=False
         )

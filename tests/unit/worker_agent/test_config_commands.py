@@ -43,14 +43,6 @@ def test_check_prints_a_diff_and_writes_nothing(tmp_path: Path) -> None:
     assert not output.exists()
 
 
-def test_the_result_is_read_as_a_file_again(tmp_path: Path) -> None:
-    there, back = tmp_path / "agg.yaml", tmp_path / "decode.yaml"
-    assert config("convert", DECODE, "--to", "aggregated", "--output", str(there)).exit_code == 0
-    assert config("convert", str(there), "--to", "decode", "--output", str(back)).exit_code == 0
-    first, last = yaml.safe_load(Path(DECODE).read_text()), yaml.safe_load(back.read_text())
-    assert last == {**first, "enable_chunked_prefill": True}
-
-
 def test_another_size_is_printed() -> None:
     done = config("convert", DECODE, "--to", "decode", "--tensor-parallel-size", "8")
     assert (yaml.safe_load(done.stdout)["tensor_parallel_size"], done.stderr) == (8, "")

@@ -7,7 +7,7 @@ import pytest
 from bench.capture.payloads import encode_payload
 from kv_protocol.codec import decode_message
 from kv_protocol.digest import SetDigest, TierDigest
-from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
+from kv_protocol.events import Batch, Cleared, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
@@ -60,29 +60,10 @@ def test_an_event_becomes_a_batch_with_its_hop_a_sequence_and_time(core: Consoli
     assert told(core) == [Batch(1000, 1, STORED_EVENT, 7, 1_250_000_000)]
 
 
-def test_the_events_of_a_payload_are_told_in_their_order(core: Consolidation) -> None:
-    core.on_payload(0, payload(STORED, REMOVED, EngineCleared()))
-    assert [batch.event for batch in told(core)] == [STORED_EVENT, Removed(CHAIN[2:]), Cleared()]
-
-
-def test_each_rank_has_its_own_mirror_stream_and_epoch(core: Consolidation) -> None:
-    assert core.dp_ranks == (0, 1)
-    assert (core.on_payload(0, payload(STORED)), core.on_payload(1, payload(STORED, dp_rank=1))) == ({0}, {1})
-    assert core.on_payload(2, payload(REMOVED, dp_rank=1)) == {1}
-    assert [(batch.epoch, batch.seq) for batch in told(core, 0) + told(core, 1)] == [(1000, 1), (1001, 1), (1001, 2)]
-    assert (len(dumped(core, 0)), len(dumped(core, 1))) == (3, 2)
-
-
 def test_a_payload_that_changes_nothing_has_nothing_to_publish(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     assert core.on_payload(1, payload(STORED)) == set()
     assert core.outbox(0).last_seq == 1
-
-
-def test_a_rank_that_was_not_announced_is_counted_and_ignored(core: Consolidation) -> None:
-    assert core.on_payload(0, payload(STORED, dp_rank=2)) == set()
-    assert core.statistics().origins[SOLE].foreign_rank_batches_total == 1
-    assert [core.heartbeat(dp_rank).stale for dp_rank in core.dp_ranks] == ["", ""]
 
 
 # -------------------------------------------------------------------- proof and dump
@@ -168,15 +149,6 @@ def test_the_source_s_own_doubt_is_told_where_we_have_none(core: Consolidation) 
     assert core.heartbeat(0, "engine event not read").stale == "engine event not read"
     core.on_payload(0, b"\xc1")
     assert core.heartbeat(0, "engine event not read").stale.startswith("engine: unreadable batch: ")
-
-
-def test_blocks_of_a_wrong_size_cost_nothing_else_and_make_their_rank_stale(core: Consolidation) -> None:
-    other = EngineStored(block_hashes=(21,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
-    assert core.on_payload(0, payload(other, STORED)) == {0}
-    assert [block.sequence_hash for chunk in core.dump(0, 1) for block in chunk.blocks()] == list(CHAIN)
-    assert core.heartbeat(0).stale == f"engine: block_size: found 3, allowed {BLOCK_SIZE}"
-    assert core.heartbeat(1).stale == ""
-    assert core.statistics().ranks[0].counts["engine"].unfit == 1
 
 
 # -------------------------------------------------------------------- losses

@@ -3,25 +3,19 @@
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from bench.capture.payloads import encode_payload
-from kv_protocol.codec import decode_message
 from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
-from kv_protocol.hashing import sequence_hashes
+from tests.unit.worker_agent.test_consolidation import BLOCK_SIZE, CHAIN, STORED, TOKENS, payload, told
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineStored
 
-BLOCK_SIZE = 2
-TOKENS = (1, 2, 3, 4, 5, 6)
-CHAIN = tuple(sequence_hashes(TOKENS, BLOCK_SIZE))
 ENGINE, HOST = Origin("engine"), Origin("host")
-GPU_STORED = EngineStored(block_hashes=(11, 12, 13), parent_block_hash=None, token_ids=TOKENS, block_size=BLOCK_SIZE)
 HOST_STORED = EngineStored(
     block_hashes=(71, 72), parent_block_hash=None, token_ids=TOKENS[:4], block_size=BLOCK_SIZE, tier=Tier.HOST
 )
-HOST_COPY_ON_GPU = EngineStored(
-    block_hashes=(71, 72), parent_block_hash=None, token_ids=TOKENS[:4], block_size=BLOCK_SIZE
-)
+HOST_COPY_ON_GPU = replace(HOST_STORED, tier=Tier.GPU)
 
 
 @pytest.fixture
@@ -30,21 +24,13 @@ def core() -> Consolidation:
     return Consolidation((0, 1), BLOCK_SIZE, "instance", count(1000).__next__, origins=(ENGINE, HOST))
 
 
-def payload(*events: EngineEvent, dp_rank: int = 0) -> bytes:
-    return encode_payload(1.5, events, dp_rank)
-
-
 def without_rank(*events: EngineEvent) -> bytes:
     return encode_payload(1.5, events, 0)[:-1] + b"\xc0"
 
 
-def told(core: Consolidation) -> list[Event]:
+def events_told(core: Consolidation) -> list[Event]:
     """Return what the outbox of rank 0 publishes now."""
-    events: list[Event] = []
-    while message := core.outbox(0).next_message():
-        events += [batch.event for batch in decode_message(message.payload)]
-        core.outbox(0).acknowledge(message)
-    return events
+    return [batch.event for batch in told(core)]
 
 
 def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
@@ -54,12 +40,12 @@ def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
 
 # -------------------------------------------------------------------- losses and clears
 def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_payload(0, payload(STORED), ENGINE)
     core.on_payload(0, payload(HOST_COPY_ON_GPU, HOST_STORED), HOST)
-    core.on_payload(1, payload(GPU_STORED, dp_rank=1), ENGINE)
+    core.on_payload(1, payload(STORED, dp_rank=1), ENGINE)
     told(core)
     assert core.on_loss(ENGINE) == {0, 1}
-    assert told(core) == [Removed((CHAIN[2],))]
+    assert events_told(core) == [Removed((CHAIN[2],))]
     assert held(core) == {CHAIN[0]: (Tier.GPU, Tier.HOST), CHAIN[1]: (Tier.GPU, Tier.HOST)}
     assert held(core, 1) == {}
     origins = core.statistics().origins
@@ -67,10 +53,10 @@ def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) 
 
 
 def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> None:
-    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_payload(0, payload(STORED), ENGINE)
     core.on_loss(ENGINE, began_anew=True)
-    assert core.on_payload(0, payload(GPU_STORED), ENGINE) == {0}
-    assert told(core) == [Stored(CHAIN), Cleared(), Stored(CHAIN)]
+    assert core.on_payload(0, payload(STORED), ENGINE) == {0}
+    assert events_told(core) == [Stored(CHAIN), Cleared(), Stored(CHAIN)]
     assert core.statistics().origins[ENGINE].decoded.stored == 2
 
 
@@ -94,40 +80,40 @@ def by_rank() -> Consolidation:
 
 
 def test_a_batch_without_a_rank_is_its_publisher_s(by_rank: Consolidation) -> None:
-    assert by_rank.on_payload(0, without_rank(GPU_STORED), Origin("engine", 1)) == {1}
+    assert by_rank.on_payload(0, without_rank(STORED), Origin("engine", 1)) == {1}
     assert (len(held(by_rank, 0)), len(held(by_rank, 1))) == (0, 3)
 
 
 def test_a_batch_without_a_rank_is_rank_0_s_where_the_publisher_speaks_for_all(core: Consolidation) -> None:
-    assert core.on_payload(0, without_rank(GPU_STORED), ENGINE) == {0}
+    assert core.on_payload(0, without_rank(STORED), ENGINE) == {0}
 
 
 def test_a_batch_of_another_rank_than_its_publisher_s_is_refused_and_named(by_rank: Consolidation) -> None:
     origin = Origin("engine", 1)
-    assert by_rank.on_payload(0, payload(GPU_STORED, dp_rank=0), origin) == set()
+    assert by_rank.on_payload(0, payload(STORED, dp_rank=0), origin) == set()
     assert by_rank.statistics().origins[origin].foreign_rank_batches_total == 1
     assert (by_rank.stale(0), by_rank.stale(1)) == ("", "engine: dp_rank: found 0, allowed 1")
 
 
 def test_an_engine_with_one_rank_may_name_any_place_in_a_group_but_only_one() -> None:
     core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__)
-    assert core.on_payload(0, payload(GPU_STORED, dp_rank=7)) == {0}
+    assert core.on_payload(0, payload(STORED, dp_rank=7)) == {0}
     assert (len(held(core, 0)), core.stale(0)) == (3, "")
-    assert core.on_payload(1, payload(GPU_STORED, dp_rank=1)) == set()
+    assert core.on_payload(1, payload(STORED, dp_rank=1)) == set()
     assert core.stale(0) == "engine: dp_rank: found 1 beside 7, allowed one rank"
 
 
 def test_an_engine_with_one_rank_may_come_back_at_another_place_in_its_group() -> None:
     core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__)
-    core.on_payload(0, payload(GPU_STORED, dp_rank=7))
+    core.on_payload(0, payload(STORED, dp_rank=7))
     core.on_loss(began_anew=True)
-    assert core.on_payload(0, payload(GPU_STORED, dp_rank=1)) == {0}
+    assert core.on_payload(0, payload(STORED, dp_rank=1)) == {0}
     assert (len(held(core, 0)), core.stale(0)) == (3, "")
 
 
 def test_a_loss_at_the_publisher_of_one_rank_concerns_that_rank_alone(by_rank: Consolidation) -> None:
     for dp_rank in (0, 1):
-        by_rank.on_payload(0, payload(GPU_STORED, dp_rank=dp_rank), Origin("engine", dp_rank))
+        by_rank.on_payload(0, payload(STORED, dp_rank=dp_rank), Origin("engine", dp_rank))
     by_rank.on_payload(1, b"\xc1", Origin("engine", 0))
     assert by_rank.on_loss(Origin("engine", 1)) == {1}
     assert (len(held(by_rank, 0)), len(held(by_rank, 1))) == (3, 0)

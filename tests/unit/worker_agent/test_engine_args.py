@@ -74,15 +74,11 @@ def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> N
 
 
 # ---------------------------------------------------------------- forced
-@pytest.mark.parametrize("size", [None, 0])
-def test_published_events_get_a_buffer_where_none_is_given(size: int | None) -> None:
+@pytest.mark.parametrize(("size", "published"), [(None, 100_000), (0, 100_000), (7, 7)])
+def test_published_events_get_a_buffer_where_none_is_given(size: int | None, published: int) -> None:
     file = {"kv_cache_config": {} if size is None else {"event_buffer_max_size": size}}
-    assert effective(file, **EVENTS).value(*BUFFER) == 100_000
+    assert effective(file, **EVENTS).value(*BUFFER) == published
     assert effective(file).value(*BUFFER) == size
-
-
-def test_a_buffer_that_is_given_stays() -> None:
-    assert effective({"kv_cache_config": {"event_buffer_max_size": 7}}, **EVENTS).value(*BUFFER) == 7
 
 
 def test_events_that_the_engine_streams_itself_need_no_buffer() -> None:

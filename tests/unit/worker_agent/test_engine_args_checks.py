@@ -88,6 +88,10 @@ def test_a_worker_that_transfers_says_how(role: str) -> None:
             },
             "moe_tensor_parallel_size 2 x moe_expert_parallel_size 4 x moe_cluster_parallel_size 2 = 16",
         ),
+        (
+            {"moe_expert_parallel_size": 8},
+            "expected a divisor of tensor_parallel_size, 1, found moe_expert_parallel_size 8 = 8",
+        ),
     ],
 )
 def test_the_experts_ranks_are_the_tensor_parallel_ones(args: Args, problem: str) -> None:
@@ -167,11 +171,6 @@ def test_an_engine_outside_the_supported_versions_is_refused_with_what_is_allowe
 
 def test_a_supported_engine_and_none_are_not_spoken_of() -> None:
     assert warned(engine_version="1.3.0rc29") == warned(engine_version="") == []
-
-
-def test_experts_alone_are_more_than_the_one_gpu_of_the_default() -> None:
-    (told,) = refused({"moe_expert_parallel_size": 8})
-    assert "expected a divisor of tensor_parallel_size, 1, found moe_expert_parallel_size 8 = 8" in told
 
 
 # ---------------------------------------------------------------- secrets

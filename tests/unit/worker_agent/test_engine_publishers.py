@@ -109,10 +109,6 @@ def test_ports_of_replays_are_none_of_the_publishers(port: int, is_refused: bool
         engine_publishers(args)
 
 
-def test_a_path_has_a_suffix_for_each_rank() -> None:
-    assert addresses(streaming(2, endpoint="ipc:///tmp/kv")) == ["ipc:///tmp/kv", "ipc:///tmp/kv_dp1"]
-
-
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/kv", "tcp://10.0.0.1:5557"])
 def test_with_several_nodes_an_address_must_be_every_node_s(endpoint: str) -> None:
     with pytest.raises(LimitExceeded, match=r"allowed tcp://\*:port, where ranks are on several nodes"):

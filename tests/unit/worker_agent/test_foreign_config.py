@@ -57,17 +57,6 @@ def test_what_may_not_be_is_named(worker: dict[str, Any], problem: str) -> None:
     assert problem in str(refused.value)
 
 
-def test_a_name_that_no_request_can_use_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"engine\.served_names\.1: found ''"):
-        attach(served_names=["chat", ""])
-
-
-@pytest.mark.parametrize("base_url", ["http://h:1/v1", "http://h:1/v1/"])
-def test_the_path_that_every_request_adds_is_no_part_of_the_base_url(base_url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"base_url: found '.*', allowed without /v1"):
-        attach(base_url=base_url)
-
-
 def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
     labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
     settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **labels})
@@ -106,6 +95,9 @@ def test_one_rank_has_one_publisher_whose_batches_say_the_rank() -> None:
         ({"kind": "trtllm-serve", "base_url": "http://h", "replay_endpoint": "tcp://*:1"}, "allowed none where events"),
         ({"requests": "both"}, "engine.requests: found 'both'"),
         ({"metrics_path": "metrics"}, "engine.metrics_path: found 'metrics'"),
+        ({"served_names": ["chat", ""]}, "engine.served_names.1: found ''"),
+        ({"base_url": "http://h:1/v1"}, "base_url: found 'http://h:1/v1', allowed without /v1"),
+        ({"base_url": "http://h:1/v1/"}, "base_url: found 'http://h:1/v1/', allowed without /v1"),
     ],
 )
 def test_what_an_engine_may_not_be_is_named(engine: dict[str, Any], problem: str) -> None:

@@ -2,22 +2,14 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from kv_protocol.openai.requests import RequestInvalid, decode_chat, decode_completion
+from kv_protocol.openai.requests import RequestInvalid
+from tests.unit.worker_agent.test_request_rules import chat, completion
 from worker_agent.api.request_sampling import sampling_of
 from worker_agent.port.sampling import Guide, Sampling
 
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
-
-
-def chat(**fields: Any) -> Any:
-    return decode_chat(msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}))
-
-
-def completion(**fields: Any) -> Any:
-    return decode_completion(msgspec.json.encode({"model": "m", "prompt": "hi", **fields}))
 
 
 def test_a_request_that_wishes_nothing_has_no_wishes() -> None:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from kv_protocol.openai.requests import Request, RequestInvalid, decode_completion
+from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.text.byte_model import ByteText
+from tests.unit.worker_agent.test_request_rules import completion
 from worker_agent.api.request_tokens import (
     BAD_WORDS_MAX,
     BIASES_MAX,
@@ -18,10 +18,6 @@ from worker_agent.api.request_tokens import (
 
 TEXT = ByteText()
 (END,) = TEXT.eos_ids
-
-
-def completion(**fields: Any) -> Request:
-    return decode_completion(msgspec.json.encode({"model": "m", "prompt": "hi", **fields}))
 
 
 @pytest.mark.parametrize(

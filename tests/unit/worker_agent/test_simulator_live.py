@@ -40,12 +40,7 @@ def request(name: str = "a", max_tokens: int = 4) -> EngineRequest:
 
 @asynccontextmanager
 async def running(clock: LeapingClock, speed: float = 1.0, **limits: Any) -> AsyncIterator[SimulatedEngine]:
-    async with driven(SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)) as engine:
-        yield engine
-
-
-@asynccontextmanager
-async def driven(engine: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
+    engine = SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)
     await engine.start()
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
@@ -72,20 +67,15 @@ async def test_speed_divides_wall_time() -> None:
         assert await arrivals_s(engine, clock, request(max_tokens=1)) == pytest.approx([CONTEXT_S / 10])
 
 
-async def test_a_late_wake_up_shortens_the_next_wait() -> None:
+@pytest.mark.parametrize(("lag_s", "given_up_s"), [(H200_8B.base_s / 2, 0.0), (1.0, 1.0)])
+async def test_a_late_wake_up_shortens_the_next_wait_unless_it_is_of_more_than_an_iteration(
+    lag_s: float, given_up_s: float
+) -> None:
     clock = LeapingClock()
     async with running(clock) as engine:
-        clock.lag_s = H200_8B.base_s / 2
+        clock.lag_s = lag_s
         arrived_s = await arrivals_s(engine, clock, request(max_tokens=2))
-    assert arrived_s[1] == pytest.approx(CONTEXT_S + H200_8B.base_s, rel=1e-3)
-
-
-async def test_a_delay_of_more_than_an_iteration_is_given_up() -> None:
-    clock = LeapingClock()
-    async with running(clock) as engine:
-        clock.lag_s = 1.0
-        arrived_s = await arrivals_s(engine, clock, request(max_tokens=2))
-    assert arrived_s[1] == pytest.approx(CONTEXT_S + 1.0 + H200_8B.base_s, rel=1e-3)
+    assert arrived_s[1] == pytest.approx(CONTEXT_S + given_up_s + H200_8B.base_s, rel=1e-3)
 
 
 async def test_an_idle_engine_does_not_sleep() -> None:

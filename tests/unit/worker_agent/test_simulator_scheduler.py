@@ -140,11 +140,3 @@ def test_the_buffer_is_one_for_all_ranks_and_each_rank_s_numbers_show_what_it_lo
     engine.submit(request("d", dp_rank=1), 0.0)
     run_out(engine)
     assert [(event.attention_dp_rank, event.event_id) for event in engine.drain_events()] == [(1, 1), (1, 2)]
-
-
-def test_the_last_row_before_idleness_shows_no_load() -> None:
-    engine = simulator()
-    engine.submit(request("a", max_tokens=1), 0.0)
-    last = row(engine.step(0.0))
-    assert (last["numActiveRequests"], last["kvCacheStats"]["usedNumBlocks"]) == (0, 0)
-    assert not engine.has_work

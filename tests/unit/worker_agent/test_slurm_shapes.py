@@ -1,4 +1,4 @@
-"""Node lists and tasks of an allocation, and the workers that are placed on them."""
+"""Tasks of an allocation, and the workers that are placed on them."""
 
 from collections import Counter
 from typing import Any
@@ -9,30 +9,11 @@ from hypothesis import strategies as st
 
 from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engine_args.slurm import Shape, ShapeRefused, engine_arguments, moe_backend, placed, tasks_per_node
-from worker_agent.engines.trtllm.slurm_nodes import expanded
-
-FORMS = {
-    "node1": ["node1"],
-    "node[01-03,07]": ["node01", "node02", "node03", "node07"],
-    "a,b": ["a", "b"],
-    "n[1-2],m[3-4]": ["n1", "n2", "m3", "m4"],
-    "n[9-11]": ["n9", "n10", "n11"],
-    "n[009-011]": ["n009", "n010", "n011"],
-    "r[1-2]n[1-2]": ["r1n1", "r1n2", "r2n1", "r2n2"],
-    "n[1]": ["n1"],
-    "gpu-[2,4].cluster": ["gpu-2.cluster", "gpu-4.cluster"],
-    "login,n[1,3-4]": ["login", "n1", "n3", "n4"],
-}
 
 
 def shape(role: Any = "decode", workers: int = 1, gpus: int = 8, **rest: Any) -> Shape:
     sizes = {"max_batch_size": 64, "max_num_tokens": 4096, "max_seq_len": 8192}
     return Shape(role=role, workers=workers, gpus=gpus, **{**sizes, **rest})
-
-
-@pytest.mark.parametrize(("text", "nodes"), FORMS.items())
-def test_ten_forms_of_a_node_list(text: str, nodes: list[str]) -> None:
-    assert list(expanded(text)) == nodes
 
 
 @pytest.mark.parametrize(("text", "tasks"), [("4(x2)", (4, 4)), ("4(x2),3", (4, 4, 3)), ("8", (8,)), ("1,2", (1, 2))])

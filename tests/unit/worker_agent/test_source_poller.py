@@ -34,26 +34,6 @@ NAMED_STORE = EngineStored(block_hashes=(2**64 - 1,), parent_block_hash=None, to
 REMOVAL = EngineRemoved(block_hashes=(2**64 - 1,), tier=Tier.HOST)
 
 
-class ScriptedSource:
-    """Says what a test says; a poll takes all of it, as an engine's does."""
-
-    def __init__(self) -> None:
-        self._said: deque[RankEvent] = deque()
-        self._changed = threading.Condition()
-
-    def say(self, *events: RankEvent) -> None:
-        with self._changed:
-            self._said.extend(events)
-            self._changed.notify()
-
-    def poll(self, timeout_s: float) -> list[RankEvent]:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._said), timeout_s)
-            said = list(self._said)
-            self._said.clear()
-            return said
-
-
 class ScriptedPolls:
     """A source whose polls bring what a test says, or fail; then nothing, until it says more."""
 
@@ -113,12 +93,12 @@ async def running_poller(source: Source) -> AsyncIterator[tuple[SourcePoller, De
 
 
 async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> None:
-    source = ScriptedSource()
+    source = ScriptedPolls()
     said = [RankEvent(0, HOST_STORE), RankEvent(1, REMOVAL), RankEvent(0, NAMED_STORE), RankEvent(0, REMOVAL)]
     async with running_poller(Source(source.poll)) as (poller, delivered):
-        source.say(RankEvent(0, REMOVAL))
+        source.say([RankEvent(0, REMOVAL)])
         await poller.until_delivered()
-        source.say(*said)
+        source.say(said)
         await poller.until_delivered()
         assert poller.delivered == 3
     assert delivered.batches == [
@@ -129,7 +109,7 @@ async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> Non
 
 
 async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_polling_continues() -> None:
-    source, errors = ScriptedSource(), [ZeroDivisionError("unexpected")]
+    source, errors = ScriptedPolls(), [ZeroDivisionError("unexpected")]
 
     def take(timeout_s: float) -> list[RankEvent]:
         taken = source.poll(timeout_s)
@@ -138,9 +118,9 @@ async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_pollin
         return taken
 
     async with running_poller(Source(take)) as (poller, delivered):
-        source.say(RankEvent(0, REMOVAL))
+        source.say([RankEvent(0, REMOVAL)])
         await eventually(lambda: poller.delivered == 1)
-        source.say(RankEvent(0, REMOVAL))
+        source.say([RankEvent(0, REMOVAL)])
         await poller.until_delivered()
         assert (poller.lost_at, poller.thread.failures_total) == (0, 1)
     assert delivered.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
@@ -184,9 +164,9 @@ async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_bri
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("worker_agent.events.source_poller.BATCH_NUMBERS_MAX", 10)
-    source = ScriptedSource()
+    source = ScriptedPolls()
     async with running_poller(Source(source.poll)) as (poller, delivered):
-        source.say(*[RankEvent(0, HOST_STORE)] * 8)
+        source.say([RankEvent(0, HOST_STORE)] * 8)
         await poller.until_delivered()
         assert delivered.sizes == [3, 3, 2]
 

@@ -113,15 +113,6 @@ def test_each_role_asks_for_its_part(
 @pytest.mark.parametrize(
     ("role", "fields", "says"),
     [
-        ("aggregated", {"handoff": STATE}, 'disaggregated_params: found "one", allowed none'),
-        ("prefill", {"handoff": STATE}, 'disaggregated_params: found "one", allowed none, or an encoder\'s'),
-        ("prefill", {"sampling": Sampling(choices=2)}, "n: found 2, allowed 1 on a prefill worker"),
-        ("decode", {}, 'disaggregated_params: found "none", allowed those of a prefill worker'),
-        (
-            "decode",
-            {"handoff": STATE, "is_context_and_generation": True},
-            'disaggregated_params: found "one", allowed none',
-        ),
         ("prefill", {"handoff": MEDIA}, "text: found null, allowed the prompt as text"),
         ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, 'media: found "1 kinds", allowed none beside'),
         ("decode", {"handoff": STATE, "media": (IMAGE,)}, 'media: found "1 items", allowed none: the prefill worker'),
@@ -132,8 +123,6 @@ def test_each_role_asks_for_its_part(
         ("aggregated", {"logit_bias": ((1, 101.0),)}, "logit_bias: found [101.0], allowed -100..100"),
         ("aggregated", {"bad_token_ids": (1,) * 1025}, 'bad_token_ids: found "1025 tokens", allowed at most 1024'),
         ("decode", {"handoff": MEDIA}, "disaggregated_params.first_gen_tokens: found null"),
-        ("encode", {}, 'role: found "encode", allowed aggregated, prefill or decode'),
-        ("aggregated", {"max_tokens": 98}, 'max_tokens: found "3 prompt tokens + max_tokens 98"'),
         ("aggregated", {"queue_priority": 1.5}, "queue_priority: found 1.5, allowed 0..1"),
         ("aggregated", {"sampling": Sampling(logprobs=21)}, "logprobs: found 21, allowed 0..20"),
         ("aggregated", {"sampling": Sampling(top_k=-2)}, "top_k: found -2"),
