@@ -17,6 +17,7 @@ from router.http.plane import HttpPlane
 from router.http.sites import Sites
 from router.http.stream_replay import StreamReplayBuffer
 from tests.system.integration.broker import WAIT_S
+from tests.unit.router.upstream import Script, Upstream
 
 OURS = b"x-decision-id: d1\r\n"
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
@@ -159,6 +160,11 @@ class Http:
             writer.write(data)
         return reader, writer
 
+    async def ask(self, data: bytes, **options: Any) -> "Answered":
+        """Return the first answer to these bytes, on a connection of their own."""
+        reader, _ = await self.dial(data, **options)
+        return await answered(reader)
+
     async def said(self, data: bytes) -> bytes:
         """Return all that the plane says to these bytes, until it closes the connection."""
         reader, _ = await self.dial(data)
@@ -243,6 +249,14 @@ async def running(
             http.stop.set()
             await serving
     assert_nothing_is_left(http.plane)
+
+
+@contextlib.asynccontextmanager
+async def with_worker(script: Script, *files: OpenFiles, **options: Any) -> AsyncIterator[tuple[Http, Upstream]]:
+    """Run a plane before a worker that does what the script says."""
+    async with Upstream(script) as worker, running(*files, **options) as http:
+        http.worker = worker.base_url
+        yield http, worker
 
 
 def assert_nothing_is_left(plane: HttpPlane) -> None:
