@@ -21,9 +21,10 @@ import pytest
 
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
+from tests.support.processes import running
 from tests.support.vllm_server import stream_events
-from tests.system.e2e.test_attached_engines import MODEL, Cluster, published, running_cluster, speaking_for
-from tests.system.integration.event_path import zmq_context
+from tests.system.e2e.test_attached_engines import MODEL, Cluster, running_cluster, speaking_for
+from tests.system.integration.event_path import playing, zmq_context
 
 STREAMS = 200
 WAIT_S = 60.0
@@ -60,20 +61,11 @@ def said(events: bytes) -> tuple[str, str, dict[str, int], bool]:
 @asynccontextmanager
 async def engine(cluster: Cluster, worker: str) -> AsyncIterator[tuple[ChildProcess, str]]:
     """An engine's server and the agent that attaches it; yields the server and its address."""
-    server = ChildProcess(worker, [sys.executable, "-m", "tests.support.vllm_server", MODEL])
-    async with asyncio.TaskGroup() as group, zmq_context() as context:
-        sources, (publish, replay) = await published(context, 1)
-        serving = [group.create_task(each.serve()) for each in sources]
-        await server.start(group)
-        try:
-            url = (await server.line_with("vllm on")).split()[2]
-            sockets = ("--kv-events", publish, "--replay-endpoint", replay)
-            async with speaking_for(worker, cluster.nats_url, "--engine", "vllm", "--url", url, *sockets):
-                yield server, url
-        finally:
-            await server.end()
-            for each in serving:
-                each.cancel()
+    process = ChildProcess(worker, [sys.executable, "-m", "tests.support.vllm_server", MODEL])
+    async with zmq_context() as context, playing(context, topic=()) as (source,), running(process) as server:
+        url = (await server.line_with("vllm on")).split()[2]
+        async with speaking_for(worker, cluster.nats_url, "--engine", "vllm", "--url", url, *source.flags):
+            yield server, url
 
 
 async def stream(session: aiohttp.ClientSession, cluster: Cluster, number: int) -> tuple[str, bytes]:

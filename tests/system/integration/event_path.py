@@ -266,6 +266,23 @@ class PlayedSource:
     async def live(self, sequence: int) -> None:
         await self.send(b"", encode_sequence(sequence), self.ring[sequence])
 
+    async def add(self, payload: bytes) -> None:
+        """Publish one more message, which replays bring, too."""
+        sequence = len(self.ring)
+        self.ring[sequence] = payload
+        await self.live(sequence)
+
+    async def subscribed(self) -> None:
+        """Return once somebody has subscribed."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.publish.recv() != b"\x01":
+                pass
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What an agent is told of the addresses; of several ranks, those of the first."""
+        return ("--kv-events", endpoint_of(self.publish), "--replay-endpoint", endpoint_of(self.replay))
+
     async def serve(self) -> None:
         """Answer replays until cancelled."""
         while True:
@@ -304,21 +321,47 @@ def endpoint_of(socket: zmq.asyncio.Socket) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def bound_in_a_row(context: zmq.asyncio.Context, kind: int, count: int) -> list[zmq.asyncio.Socket]:
+    """Return so many sockets on consecutive ports."""
+    while True:
+        sockets = [context.socket(kind) for _ in range(count)]
+        sockets[0].bind("tcp://127.0.0.1:*")
+        host, _, first = endpoint_of(sockets[0]).rpartition(":")
+        try:
+            for at, socket in enumerate(sockets[1:], 1):
+                socket.bind(f"{host}:{int(first) + at}")
+        except zmq.ZMQError:  # another process has the port
+            for socket in sockets:
+                socket.close(linger=0)
+            continue
+        return sockets
+
+
+@asynccontextmanager
+async def playing(
+    context: zmq.asyncio.Context, ranks: int = 1, *, topic: tuple[bytes, ...] = (b"",)
+) -> AsyncIterator[list[PlayedSource]]:
+    """A publisher a rank, on consecutive ports, whose replays are answered; vLLM's answers have no topic: `()`."""
+    pairs = zip(*(bound_in_a_row(context, kind, ranks) for kind in (zmq.XPUB, zmq.ROUTER)), strict=True)
+    sources = [PlayedSource(publish, replay, topic=topic) for publish, replay in pairs]
+    async with asyncio.TaskGroup() as group:
+        serving = [group.create_task(each.serve()) for each in sources]
+        yield sources
+        for task in serving:
+            task.cancel()
+    for each in sources:
+        each.publish.close(linger=0)
+        each.replay.close(linger=0)
+
+
 @asynccontextmanager
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
-    async with zmq_context() as context:
-        publish, replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
-        for socket in (publish, replay):
-            socket.bind("tcp://127.0.0.1:*")
-        source = PlayedSource(publish, replay)
-        at = PublishedAt(endpoint_of(publish), endpoint_of(replay))
-        async with running_agent(log, consolidator_on(log, context, at)) as agent, asyncio.TaskGroup() as group:
-            serving = group.create_task(source.serve())
-            async with asyncio.timeout(WAIT_S):
-                assert await publish.recv() == b"\x01"
+    async with zmq_context() as context, playing(context) as (source,):
+        at = PublishedAt(endpoint_of(source.publish), endpoint_of(source.replay))
+        async with running_agent(log, consolidator_on(log, context, at)) as agent:
+            await source.subscribed()
             yield source, agent
-            serving.cancel()
 
 
 def stored(*blocks: int, parent: int | None = None) -> bytes:

@@ -252,9 +252,11 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def with_worker(script: Script, *files: OpenFiles, **options: Any) -> AsyncIterator[tuple[Http, Upstream]]:
+async def with_worker(
+    script: Script, files: OpenFiles = MANY_FILES, **options: Any
+) -> AsyncIterator[tuple[Http, Upstream]]:
     """Run a plane before a worker that does what the script says."""
-    async with Upstream(script) as worker, running(*files, **options) as http:
+    async with Upstream(script) as worker, running(files, **options) as http:
         http.worker = worker.base_url
         yield http, worker
 
