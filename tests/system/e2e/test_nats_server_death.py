@@ -10,17 +10,9 @@ from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
+from tests.system.faults.scraped import scrape
 
 WAIT_S = 60.0
-
-
-async def until_shown(session: aiohttp.ClientSession, url: str, line: str) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            async with session.get(f"{url}/metrics") as response:
-                if line in (await response.text()).splitlines():
-                    return
-            await SystemClock().sleep(0.05)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -36,5 +28,7 @@ async def test_a_killed_nats_server_is_started_again_and_costs_no_stream(process
             server.kill()
             answer += await response.content.read()
         assert answer.endswith(b"data: [DONE]\n\n")
-        await until_shown(session, fleet.control_url, "kvrouter_nats_server_restarts_total 1.0")
+        async with asyncio.timeout(WAIT_S):
+            while (await scrape(session, fleet.control_url)).total("nats_server_restarts_total") != 1:
+                await SystemClock().sleep(0.05)
         await fleet.until_ready()

@@ -81,7 +81,6 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
         ("unreadable", Fault(body=b"<html>")),
         ("oversize", Fault(body=b" " * (2 << 20))),
         ("slow", Fault(hangs=True)),
-        ("unreachable", Fault(cuts=True)),
     ],
 )
 async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
