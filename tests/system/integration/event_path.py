@@ -13,7 +13,7 @@ import zmq.asyncio
 from bench.capture.capture import CapturedFrame
 from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
-from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.embedded import EmbeddedIndex
 from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch
@@ -21,9 +21,10 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.sections import IndexSection, NatsSection
+from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
+from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
@@ -41,6 +42,7 @@ MODEL, WORKER = "sim-8b", "w0"
 RANK = WorkerRank(WORKER, 0)
 NATS = NatsSection(events_max_bytes=1 << 26)
 OUTBOX_BYTES = 64 << 20
+LIMITS = FollowerLimits(behind_s=0.3, answer_s=0.5)
 WAIT_S = 20.0
 
 
@@ -197,16 +199,9 @@ async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
 
 @asynccontextmanager
 async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
-    """The reader: a real index."""
-    stop = asyncio.Event()
-    async with connected(url) as log:
-        await ensure_streams(log, NATS)
-        index = EmbeddedIndex(IndexSection(), log, SystemClock(), limits=FollowerLimits(behind_s=0.3, answer_s=0.5))
-        await index.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
-            yield index
-            stop.set()
+    """The reader: a real index, in real time."""
+    async with index_on_log.running_index(url, SystemClock(), nats=NATS, limits=LIMITS) as running:
+        yield running.index
 
 
 async def until_converged(index: EmbeddedIndex, agent: Agent, dp_rank: int = 0) -> None:

@@ -9,6 +9,7 @@ from prometheus_client import generate_latest
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.follower import FollowerLimits
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import make_index
 from indexer.service.feed import TICK_S
@@ -26,6 +27,7 @@ from tests.system.integration.scripted_rank import ScriptedRank
 
 NATS = NatsSection(events_max_bytes=1 << 24)
 WAIT_S = 10.0
+_LIMITS = FollowerLimits()
 
 
 def gpu(blocks: int) -> tuple[int, int, int, int]:
@@ -81,13 +83,14 @@ async def running_index(
     settings: IndexSection | None = None,
     nats: NatsSection = NATS,
     tracing: EventTracing | None = None,
+    limits: FollowerLimits = _LIMITS,
 ) -> AsyncIterator[Index]:
     manual, stop = ManualClock(), asyncio.Event()
     async with AsyncExitStack() as cleanup:
         log = await EventLog.connect(url, name="index")
         cleanup.push_async_callback(log.close)
         await ensure_streams(log, nats)
-        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, tracing=tracing)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, limits=limits, tracing=tracing)
         await index.start()
         group = await cleanup.enter_async_context(asyncio.TaskGroup())
         group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
