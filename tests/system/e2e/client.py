@@ -1,10 +1,12 @@
 """What end-to-end tests ask of a router, and the barrier by which they wait for the index: sequences, never sleeps."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
 
+from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 from tests.system.faults.scraped import Scraped, scrape
 
@@ -73,3 +75,10 @@ class Client:
     async def scrape(self) -> Scraped:
         """Return the router's metrics."""
         return await scrape(self.session, self.control_url)
+
+
+@asynccontextmanager
+async def fleet_of(shape: FleetShape) -> AsyncIterator[tuple[FleetProcesses, Client]]:
+    """A fleet of real processes runs; the other is a client of it."""
+    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+        yield fleet, Client(session, fleet.data_url, fleet.control_url)

@@ -2,15 +2,13 @@
 
 import asyncio
 
-import aiohttp
 import psutil
 import pytest
 
-from bench.processes import FleetProcesses, FleetShape
+from bench.processes import FleetShape
 from kv_runtime.clock import SystemClock
-from tests.system.e2e.client import MODEL
+from tests.system.e2e.client import MODEL, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
-from tests.system.faults.scraped import scrape
 
 WAIT_S = 60.0
 
@@ -19,9 +17,9 @@ WAIT_S = 60.0
 async def test_a_killed_nats_server_is_started_again_and_costs_no_stream(processes: int) -> None:
     router = (*QUIET_ROUTER, f"data.processes={processes}")
     shape = FleetShape(workers=1, worker_settings=(*FAST_WORKER, "engine.speed=2"), router_settings=router)
-    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+    async with fleet_of(shape) as (fleet, client):
         body = {"model": MODEL, "prompt": "a prompt", "max_tokens": 100, "stream": True}
-        async with session.post(f"{fleet.data_url}/v1/completions", json=body) as response:
+        async with client.session.post(f"{fleet.data_url}/v1/completions", json=body) as response:
             answer = await response.content.readany()
             children = psutil.Process(fleet.router.pid).children(recursive=True)
             (server,) = [each for each in children if each.name() == "nats-server"]
@@ -29,6 +27,6 @@ async def test_a_killed_nats_server_is_started_again_and_costs_no_stream(process
             answer += await response.content.read()
         assert answer.endswith(b"data: [DONE]\n\n")
         async with asyncio.timeout(WAIT_S):
-            while (await scrape(session, fleet.control_url)).total("nats_server_restarts_total") != 1:
+            while (await client.scrape()).total("nats_server_restarts_total") != 1:
                 await SystemClock().sleep(0.05)
         await fleet.until_ready()

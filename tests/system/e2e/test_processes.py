@@ -164,17 +164,9 @@ async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[
         router = await children.start_ours(
             "router", "router", *started, ready="control plane", settings=(f"nats.port={nats}", *QUIET, *settings)
         )
-        worker = (
-            "worker_agent",
-            "serve",
-            "--worker-id",
-            "w0",
-            "--model",
-            "m",
-            "--nats-url",
-            f"nats://127.0.0.1:{nats}",
-        )
-        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=(speed, QUIET[0]))
+        worker = ("worker_agent", "serve", "--worker-id", "w0", "--model", "m")
+        of_agent = (f"nats.url=nats://127.0.0.1:{nats}", speed, *QUIET)
+        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=of_agent)
         async with Fleet(router, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}") as made:
 
             async def is_ready() -> bool:

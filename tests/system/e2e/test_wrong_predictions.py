@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
@@ -18,7 +17,7 @@ from kv_protocol.journal import TrustMoved
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from router.journal.reader import JournalEntry, read_journal
-from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.client import MODEL, Client, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -84,10 +83,7 @@ class Doubtful:
 @asynccontextmanager
 async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
     """Yield a fleet with that fault."""
-    async with (
-        FleetProcesses(FleetShape(workers=1, worker_settings=FAST_WORKER)) as fleet,
-        aiohttp.ClientSession() as session,
-    ):
+    async with fleet_of(FleetShape(workers=1, worker_settings=FAST_WORKER)) as (fleet, client):
         module = ("-m", "tests.system.e2e.faulty_worker", fault, "serve", "--worker-id", FAULTY)
         command = [sys.executable, *module, "--nats-url", fleet.nats_url, "--model", MODEL]
         for setting in FAST_WORKER:
@@ -96,7 +92,7 @@ async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
         await fleet.add_worker(worker)
         fleet.worker_urls[FAULTY] = (await worker.line_with(f"worker {FAULTY} on")).split()[3]
         await fleet.until_ready()
-        found = Doubtful(fleet, Client(session, fleet.data_url, fleet.control_url))
+        found = Doubtful(fleet, client)
         async with asyncio.timeout(WAIT_S):
             while FAULTY not in await found.ranks():
                 await SystemClock().sleep(0.05)
