@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from kv_runtime.clock import SystemClock
 from tests.golden.record_codex import CONVERSATIONS, compact
 from tests.support.paths import RECORDINGS, ROOT
 from tests.system.clients.engine import ANSWERS, DOUBLES, AllEndpoints
@@ -19,7 +18,6 @@ from tests.system.integration.engine_doubles import Rank
 from tests.system.integration.event_path import playing, zmq_context
 
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
-WAIT_S = 60.0
 CODEX = RECORDINGS / "codex-0.171.0.jsonl.gz"
 
 
@@ -35,9 +33,7 @@ async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[l
             doubles.append(await cleanup.enter_async_context(double.serving()))
             arguments = ("--engine", kind, "--url", double.url, *source.flags)
             await cleanup.enter_async_context(speaking_for(worker, cluster.nats_url, *arguments))
-        async with asyncio.timeout(WAIT_S):
-            while await cluster.candidates([1, 2, 3]) != set(workers):
-                await SystemClock().sleep(0.05)
+        await cluster.until_choosing_among(*workers)
         yield doubles
 
 

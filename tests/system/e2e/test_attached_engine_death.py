@@ -106,7 +106,7 @@ async def test_every_stream_of_a_dead_engine_goes_on_at_another_without_a_seam(d
         engine(cluster, "vb") as (_, other_url),
         aiohttp.ClientSession(connector=connector) as session,
     ):
-        await until_served_by_both(cluster)
+        await cluster.until_choosing_among("va", "vb")
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(stream(session, cluster, number)) for number in range(STREAMS)]
             await until_held(session, [victim_url, other_url], STREAMS)
@@ -122,15 +122,3 @@ async def test_every_stream_of_a_dead_engine_goes_on_at_another_without_a_seam(d
         assert shown.total("streams_lost_total") == 0
         migrated = shown.total("request_turns_total", reason="migrated")
         assert moved // 2 <= migrated <= moved, "of some streams only the end was missing"
-
-
-async def until_served_by_both(cluster: Cluster) -> None:
-    """Return once the router would choose between both engines."""
-    names = set[str]()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while names != {"va", "vb"}:
-                await SystemClock().sleep(0.05)
-                names = await cluster.candidates([1, 2, 3])
-    except TimeoutError:
-        raise AssertionError(f"the router would choose among {names}") from None

@@ -26,7 +26,7 @@ MODEL, BLOCK_SIZE = "llama", 16
 CACHED = [token for block in range(1, 5) for token in [block] * BLOCK_SIZE]
 PROMPT = [*CACHED, 5]
 """Four blocks that are cached and a token more: the last token of a prompt is always computed."""
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @dataclass
@@ -65,10 +65,17 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
 
-    async def candidates(self, prompt: list[int]) -> set[str]:
-        """Return the workers that the router would choose among; none while it has none."""
-        decision = await self._decision(prompt)
-        return set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
+    async def until_choosing_among(self, *workers: str) -> None:
+        """Return once the router would choose among these workers."""
+        found = set[str]()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while found != set(workers):
+                    await SystemClock().sleep(0.05)
+                    decision = await self._decision([1, 2, 3])
+                    found = set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
+        except TimeoutError:
+            raise AssertionError(f"the router would choose among {found}") from None
 
     async def _routed(self, prompt: list[int]) -> tuple[str, int]:
         decision = await self._decision(prompt)

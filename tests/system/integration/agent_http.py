@@ -13,12 +13,13 @@ import aiohttp
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts, until
+from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.engine_description import described
+from tests.support.parts import at_work
 from worker_agent.api.app import AgentApi
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
@@ -153,22 +154,17 @@ async def serving(
         **options,
     )
     app = api.app(new_registry(), token="", body_bytes_max=body_bytes)
-    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True), asyncio.Event()
+    server = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True)
     await server.start()
 
     async def run_engine(stop: asyncio.Event) -> None:
         await until(stop, engine.run() if drive else asyncio.Event().wait())
 
     async with (
-        asyncio.TaskGroup() as group,
+        at_work(Part("http", server.run), Part("engine", run_engine, 1)),
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
     ):
-        parts = [Part("http", server.run), Part("engine", run_engine, 1)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        try:
-            yield Agent(api, session, server.port)
-        finally:
-            stop.set()
+        yield Agent(api, session, server.port)
 
 
 @asynccontextmanager

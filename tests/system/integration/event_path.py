@@ -23,7 +23,8 @@ from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
+from tests.support.parts import at_work
 from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
@@ -175,11 +176,9 @@ async def publishing(
     context: zmq.asyncio.Context, *, ring: int = 1 << 20, live_hwm: int = 100_000
 ) -> AsyncIterator["PublishingEngine"]:
     """An engine that publishes its own events, before the first subscription."""
-    publisher, stop = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts([Part("replay", publisher.run)], stop=stop, drain_s=5.0))
+    publisher = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm)
+    async with at_work(Part("replay", publisher.run)):
         yield PublishingEngine(publisher)
-        stop.set()
 
 
 @asynccontextmanager
@@ -191,10 +190,8 @@ async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncItera
 @asynccontextmanager
 async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
     await agent.consolidator.start()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(parts, stop=agent.stop, drain_s=5.0))
+    async with at_work(*parts, stop=agent.stop):
         yield agent
-        agent.stop.set()
 
 
 @asynccontextmanager

@@ -12,8 +12,9 @@ from aiohttp import web
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import (
@@ -98,15 +99,10 @@ async def encoding(model: Model, transfers: TransferSection | None = None, **rul
     transfer = HttpEmbeddingTransfer(transfers or TransferSection(), ManualClock())
     await transfer.start()
     async with running(worker(model, "encode")) as engine:
-        made, stop = EncodeWorker(model, engine, transfer, **rules), asyncio.Event()
+        made = EncodeWorker(model, engine, transfer, **rules)
         await made.server.start()
-        async with asyncio.TaskGroup() as group:
-            parts = (Part("http", made.server.run, 0), *transfer.parts(0))
-            group.create_task(run_parts(parts, stop=stop, drain_s=5))
-            try:
-                yield made
-            finally:
-                stop.set()
+        async with at_work(Part("http", made.server.run, 0), *transfer.parts(0)):
+            yield made
 
 
 @asynccontextmanager

@@ -15,8 +15,9 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from tests.contract.engines import outputs, tokens_of
+from tests.support.parts import at_work
 from tests.support.trtllm import trtllm
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
@@ -53,17 +54,14 @@ async def wait(stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def started(media: ServedMedia, *parts: Part, encoders: tuple[str, ...] = ()) -> AsyncIterator[ServedMedia]:
     await media.start()
-    stop, log = asyncio.Event(), fleet_log(*(encoder(f"w{at}", base_url=url) for at, url in enumerate(encoders)))
-    async with asyncio.TaskGroup() as group:
-        of_media = media.parts(0, log, FleetGate())
-        group.create_task(run_parts((*parts, Part("test", wait), *of_media), stop=stop, drain_s=5))
-        try:
+    log = fleet_log(*(encoder(f"w{at}", base_url=url) for at, url in enumerate(encoders)))
+    try:
+        async with at_work(*parts, Part("test", wait), *media.parts(0, log, FleetGate())):
             if encoders:
                 await log.followed.wait()
             yield media
-        finally:
-            stop.set()
-            await media.close()
+    finally:
+        await media.close()
 
 
 @asynccontextmanager
