@@ -188,13 +188,12 @@ async def test_a_bad_request_is_named(body: dict[str, Any], status: int, param: 
         assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
-@pytest.mark.parametrize("rank", ["2", "-1", "x", "1.0", "", "9" * 5000, "\u0661", "0x1"])
-async def test_a_bad_rank_is_named(rank: str) -> None:
+async def test_a_bad_rank_is_named() -> None:
     async with worker() as running:
-        answered = await running.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, x_dp_rank=rank)
-        assert answered.status == 400, answered.data
-        assert answered.body["error"]["param"] == "x-dp-rank"
-        assert len(answered.body["error"]["message"]) < 200
+        for rank in ("2", "-1", "x", "1.0", "", "9" * 5000, "\u0661", "0x1"):
+            answered = await running.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, x_dp_rank=rank)
+            assert (answered.status, answered.body["error"]["param"]) == (400, "x-dp-rank"), rank
+            assert len(answered.body["error"]["message"]) < 200
 
 
 async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None:

@@ -70,7 +70,7 @@ async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\x00", b"garbage" * 100, bytes(60), b"\xff" * 1000])
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100])
 async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_it(
     index: Index, scripted: ScriptedRank, data: bytes
 ) -> None:
