@@ -17,9 +17,11 @@ from router.http.plane import HttpPlane
 from router.http.sites import Sites
 from router.http.stream_replay import StreamReplayBuffer
 from tests.system.integration.broker import WAIT_S
-from tests.unit.router.upstream import Script, Upstream
+from tests.unit.router.upstream import Exchange as UpstreamExchange
+from tests.unit.router.upstream import Script, Upstream, completion
 
 OURS = b"x-decision-id: d1\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(completion()) + completion()
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
 
 
@@ -175,6 +177,17 @@ class Http:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+
+def in_two(more: asyncio.Event, first: bytes, rest: bytes) -> Script:
+    """Send the one at once, and the other when there may be more."""
+
+    async def script(exchange: UpstreamExchange) -> None:
+        await exchange.send(first)
+        await more.wait()
+        await exchange.send(rest)
+
+    return script
 
 
 class Answered(NamedTuple):

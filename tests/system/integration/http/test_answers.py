@@ -8,7 +8,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.http.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Recorded, Timeouts, answered, post, running, until, with_worker
+from tests.system.integration.http.serving import (
+    Recorded,
+    Timeouts,
+    answered,
+    in_two,
+    post,
+    running,
+    until,
+    with_worker,
+)
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -52,14 +61,8 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
 async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
     more = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.head(transfer_encoding="chunked")
-        await exchange.chunk(event("first") + b"data: half")
-        await more.wait()
-        await exchange.chunk(b" an event\n\n")
-        await exchange.chunk(b"")
-
-    async with with_worker(script) as (http, _):
+    rest = chunked(b" an event\n\n") + b"0\r\n\r\n"
+    async with with_worker(in_two(more, STREAM_HEAD + chunked(event("first") + b"data: half"), rest)) as (http, _):
         reader, _ = await http.dial(post())
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")

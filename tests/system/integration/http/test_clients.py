@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.http.plane import HttpPlane
-from tests.system.integration.http.serving import Http, answered, get, post, running, until, with_worker
+from tests.system.integration.http.serving import WHOLE, Http, answered, get, in_two, post, running, until, with_worker
 from tests.unit.router.upstream import (
     STREAM_HEAD,
     Exchange,
@@ -183,6 +183,16 @@ async def test_beyond_the_bound_connections_are_refused() -> None:
 # ---------------------------------------------------------------- slow clients
 
 
+async def flood(exchange: Exchange) -> None:
+    """Events without end, until the router goes."""
+    await exchange.head(transfer_encoding="chunked")
+    with suppress(ConnectionError):
+        while True:
+            await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
+    exchange.upstream.gone.set()
+    await exchange.cut()
+
+
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\n", b"\r\n"])
 async def test_a_head_that_does_not_come_is_not_awaited(sent: bytes) -> None:
     async with running(head_s=0.05) as http:
@@ -246,18 +256,7 @@ async def test_an_idle_connection_is_closed_after_its_time(sent: bytes) -> None:
 
 
 async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None:
-    sent = 0
-
-    async def script(exchange: Exchange) -> None:
-        nonlocal sent
-        await exchange.head(transfer_encoding="chunked")
-        with suppress(ConnectionError):
-            while True:
-                await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-                sent += 1
-        worker.gone.set()
-
-    async with with_worker(script, write_s=0.2) as (http, worker):
+    async with with_worker(flood, write_s=0.2) as (http, worker):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", http.plane.port))
@@ -360,13 +359,9 @@ async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: str) -> None:
-    async def script(exchange: Exchange) -> None:
-        await more.wait()
-        await exchange.answer(200, completion())
-
     more = asyncio.Event()
     sent = post() + post() if version == "1.1" else post().replace(b"HTTP/1.1", b"HTTP/1.0")
-    async with with_worker(script) as (http, _):
+    async with with_worker(in_two(more, b"", WHOLE)) as (http, _):
         reader, writer = await http.dial(sent)
         writer.write_eof()
         await until(lambda: any(each.half_closed for each in http.plane.clients()))
@@ -380,14 +375,9 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: s
 
 
 async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD + chunked(event("a")))
-        await more.wait()
-        await exchange.send(chunked(event("b")))
-        await exchange.chunk(b"")
-
     more = asyncio.Event()
-    async with with_worker(script) as (http, _):
+    rest = chunked(event("b")) + b"0\r\n\r\n"
+    async with with_worker(in_two(more, STREAM_HEAD + chunked(event("a")), rest)) as (http, _):
         reader, writer = await http.dial(post())
         await reader.readuntil(event("a"))
         writer.write_eof()
@@ -494,14 +484,7 @@ async def test_what_waits_when_the_drain_is_over_is_told_and_its_service_too() -
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.head(transfer_encoding="chunked")
-        with suppress(ConnectionError):
-            while True:
-                await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-        await exchange.cut()
-
-    async with with_worker(script, drain_s=0.05, linger_s=0.05) as (http, _):
+    async with with_worker(flood, drain_s=0.05, linger_s=0.05) as (http, _):
         _, writer = await http.dial(post())
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
         await until(lambda: [each.writing_paused for each in http.plane.clients()] == [True])

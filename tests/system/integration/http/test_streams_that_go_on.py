@@ -10,7 +10,7 @@ import pytest
 
 from kv_protocol.continuation import token_comment
 from router.http.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Http, get, post, until, with_worker
+from tests.system.integration.http.serving import Http, get, in_two, post, until, with_worker
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -207,12 +207,8 @@ async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
     first, *others = (each.replace(b"\n\n", end) for each in (ONE, TWO, THREE, DONE))
     has_begun = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD + chunked(first))
-        await has_begun.wait()
-        await exchange.send(b"".join(map(chunked, others)) + b"0\r\n\r\n")
-
-    async with with_worker(script) as (http, _):
+    rest = b"".join(map(chunked, others)) + b"0\r\n\r\n"
+    async with with_worker(in_two(has_begun, STREAM_HEAD + chunked(first), rest)) as (http, _):
         reader, _ = await http.dial(post())
         await reader.readuntil(end)
         has_begun.set()
