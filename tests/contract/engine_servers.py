@@ -126,25 +126,26 @@ class ComputingVllm(VllmDouble):
 
 @asynccontextmanager
 async def publishing(engine: Engine, sources: Sequence[PlayedSource]) -> AsyncIterator[None]:
-    """The engine's events are published as vLLM's, each rank's at its own publisher, and replayed."""
+    """The engine's events are published as vLLM's, each rank's at its own publisher."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each.serve()) for each in sources]
-        tasks.append(group.create_task(_publish(engine, sources)))
+        task = group.create_task(_publish(engine, sources))
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
+            task.cancel()
 
 
 async def _publish(engine: Engine, sources: Sequence[PlayedSource]) -> None:
     rules = TrtllmRules(engine.describe().block_size)
     while True:
         for told in rules.translate(await asyncio.to_thread(engine.kv_events, _POLL_S)):
-            source, sequence = sources[told.dp_rank], len(sources[told.dp_rank].ring)
-            source.ring[sequence] = msgspec.msgpack.encode([1.5, [vllm_event(told.event)], told.dp_rank])
             with suppress(zmq.ZMQError):
-                await source.live(sequence)
+                await sources[told.dp_rank].add(vllm_payload(told.event, told.dp_rank))
+
+
+def vllm_payload(event: EngineEvent, dp_rank: int | None = 0) -> bytes:
+    """Return a batch of one event as vLLM 0.24 encodes it. Source: `docs/SOURCES.md` E3.4, E3.7."""
+    return msgspec.msgpack.encode([1.5, [vllm_event(event)], dp_rank])
 
 
 def vllm_event(event: EngineEvent) -> dict[str, Any]:

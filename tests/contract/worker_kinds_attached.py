@@ -25,9 +25,8 @@ from tests.contract.worker_runs import (
 )
 from tests.contract.workers import Ground, Worker
 from tests.support.engine_description import described
-from tests.system.e2e.test_attached_engines import published
 from tests.system.integration.engine_doubles import Rank
-from tests.system.integration.event_path import zmq_context
+from tests.system.integration.event_path import endpoint_of, playing, zmq_context
 from worker_agent.attached.config import AttachSettings
 from worker_agent.commands.attach import run_attached
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -67,8 +66,13 @@ async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator
         server.is_healthy = False
         engine.death.set()
 
-    async with engine_running(server.engine), server.serving(), zmq_context() as context:
-        sources, (publish, replay) = await published(context, RANKS)
+    async with (
+        engine_running(server.engine),
+        server.serving(),
+        zmq_context() as context,
+        playing(context, RANKS, topic=()) as sources,
+    ):
+        publish, replay = endpoint_of(sources[0].publish), endpoint_of(sources[0].replay)
         at = [f"engine.publish_endpoint={publish}", f"engine.replay_endpoint={replay}", "engine.kind=vllm"]
         at += [f"engine.base_url={server.url}", f"engine.dp_ranks={RANKS}"]
         at += ["engine.stream_token_ids=false"]  # our agent's code answers for the engine, and knows no such wish

@@ -1,7 +1,6 @@
-"""`worker-agent serve --engine trtllm` as a process, with the fake TensorRT-LLM in place of the real one."""
+"""Processes for as long as a block lasts; `worker-agent serve --engine trtllm` among them, with the fake library."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,12 +29,18 @@ def with_fake(**told: Any) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running_agent(worker_id: str, nats_url: str, *arguments: str, **told: Any) -> AsyncIterator[ChildProcess]:
-    """Be where the worker runs; ask it to stop in the end, if it still does."""
-    process = agent_process(worker_id, nats_url, *arguments)
+async def running(process: ChildProcess, **variables: str) -> AsyncIterator[ChildProcess]:
+    """Be where the process runs, with these variables; ask it to stop in the end, if it still does."""
     async with asyncio.TaskGroup() as group:
-        await process.start(group, with_fake(**told))
+        await process.start(group, variables)
         try:
             yield process
         finally:
-            await process.end(signal.SIGTERM)
+            await process.end()
+
+
+@asynccontextmanager
+async def running_agent(worker_id: str, nats_url: str, *arguments: str, **told: Any) -> AsyncIterator[ChildProcess]:
+    """Be where a worker with the fake runs."""
+    async with running(agent_process(worker_id, nats_url, *arguments), **with_fake(**told)) as process:
+        yield process

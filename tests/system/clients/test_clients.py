@@ -10,16 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from kv_runtime.clock import SystemClock
 from tests.golden.record_codex import CONVERSATIONS, compact
 from tests.support.paths import RECORDINGS, ROOT
 from tests.system.clients.engine import ANSWERS, DOUBLES, AllEndpoints
-from tests.system.e2e.test_attached_engines import MODEL, Cluster, published, running_cluster, speaking_for
+from tests.system.e2e.test_attached_engines import MODEL, Cluster, running_cluster, speaking_for
 from tests.system.integration.engine_doubles import Rank
-from tests.system.integration.event_path import zmq_context
+from tests.system.integration.event_path import playing, zmq_context
 
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
-WAIT_S = 60.0
 CODEX = RECORDINGS / "codex-0.171.0.jsonl.gz"
 
 
@@ -28,17 +26,14 @@ async def engines(kind: str, cluster: Cluster, *workers: str) -> AsyncIterator[l
     """Engines of a kind, attached, once the router would choose among all of them."""
     async with AsyncExitStack() as cleanup:
         context = await cleanup.enter_async_context(zmq_context())
-        published_by = [await published(context, 1) for _ in workers]
         doubles = []
-        for worker, (_, (publish, replay)) in zip(workers, published_by, strict=True):
+        for worker in workers:
+            (source,) = await cleanup.enter_async_context(playing(context, topic=()))
             double = DOUBLES[kind](model=MODEL, ranks=[Rank()], served_paths=tuple(ANSWERS), max_model_len=1 << 17)
             doubles.append(await cleanup.enter_async_context(double.serving()))
-            sockets = ("--kv-events", publish, "--replay-endpoint", replay)
-            arguments = ("--engine", kind, "--url", double.url, *sockets)
+            arguments = ("--engine", kind, "--url", double.url, *source.flags)
             await cleanup.enter_async_context(speaking_for(worker, cluster.nats_url, *arguments))
-        async with asyncio.timeout(WAIT_S):
-            while await cluster.candidates([1, 2, 3]) != set(workers):
-                await SystemClock().sleep(0.05)
+        await cluster.until_choosing_among(*workers)
         yield doubles
 
 

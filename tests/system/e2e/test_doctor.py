@@ -7,6 +7,7 @@ import pytest
 
 from bench.processes import ChildProcess, FleetProcesses
 from tests.support.forked import Ended
+from tests.support.processes import running
 from tests.system.e2e.client import Client
 from tests.system.e2e.typed import typed
 
@@ -28,8 +29,8 @@ async def doctor(*arguments: str) -> Ended:
     return await typed("-m", "router", "doctor", *arguments)
 
 
-def at(running: FleetProcesses) -> tuple[str, ...]:
-    return "--nats-url", running.nats_url, "--router", running.control_url, "--data", running.data_url
+def at(fleet: FleetProcesses) -> tuple[str, ...]:
+    return "--nats-url", fleet.nats_url, "--router", fleet.control_url, "--data", fleet.data_url
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -78,18 +79,12 @@ async def test_where_nothing_can_be_seen_it_says_so_and_why(fleet: FleetProcesse
 async def test_a_router_without_workers_is_seen_with_its_token_only() -> None:
     settings = ("nats.port=0", "data.port=0", "control.port=0", f"control.token={TOKEN}", "journal.enabled=false")
     command = [sys.executable, "-m", "router", *(word for each in settings for word in ("--set", each))]
-    async with asyncio.TaskGroup() as group:
-        router = ChildProcess("router", command)
-        await router.start(group)
-        try:
-            control_url = (await router.line_with("control plane")).split()[2]
-            nats_url = (await router.line_with("event log")).split()[2]
-            where = ("--nats-url", nats_url, "--router", control_url)
-            none, wrong, right = await asyncio.gather(
-                doctor(*where), doctor(*where, "--token", "another"), doctor(*where, "--token", TOKEN, "--json")
-            )
-        finally:
-            await router.end()
+    async with running(ChildProcess("router", command)) as router:
+        control_url = (await router.line_with("control plane")).split()[2]
+        where = ("--nats-url", (await router.line_with("event log")).split()[2], "--router", control_url)
+        none, wrong, right = await asyncio.gather(
+            doctor(*where), doctor(*where, "--token", "another"), doctor(*where, "--token", TOKEN, "--json")
+        )
     allowed = f"router: --token: found none or another at {control_url}, allowed its control.token\n"
     assert [(each.code, each.out, each.err) for each in (none, wrong)] == [(3, "", allowed)] * 2
     assert (right.code, sorted(by_id(right))) == (2, ["fleet.empty", "router.not_ready"])

@@ -1,28 +1,18 @@
 """A worker of a real fleet is drained under load: no request fails, and with a hand-over nothing is computed twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
-import pytest_asyncio
 
-from bench.processes import FleetProcesses, FleetShape
-from tests.system.e2e.client import Answered, Client
+from bench.processes import FleetShape
+from tests.system.e2e.client import Answered, Client, fleet_of
 from tests.system.e2e.conftest import BLOCK_SIZE, FAST_WORKER, QUIET_ROUTER
 
 PEOPLE = 8
 TOKENS = 20 * BLOCK_SIZE
 REUSABLE_TOKENS = TOKENS - BLOCK_SIZE
 """The last token is always computed, and so is its block."""
-
-
-@pytest_asyncio.fixture
-async def three_workers() -> AsyncIterator[FleetProcesses]:
-    settings = (*QUIET_ROUTER, "policy.history_weight=0")  # the holder of a prompt is chosen, whatever it computed last
-    async with FleetProcesses(FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)) as fleet:
-        yield fleet
 
 
 def prompt(person: int) -> list[int]:
@@ -40,11 +30,11 @@ async def drained(client: Client, **wish: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("tokens", "found_tokens"), [(PEOPLE * TOKENS, REUSABLE_TOKENS), (0, 0)])
 async def test_what_a_drained_worker_held_is_found_elsewhere_if_it_was_handed_over(
-    three_workers: FleetProcesses, tokens: int, found_tokens: int
+    tokens: int, found_tokens: int
 ) -> None:
-    fleet = three_workers
-    async with aiohttp.ClientSession() as session:
-        client = Client(session, fleet.data_url, fleet.control_url)
+    settings = (*QUIET_ROUTER, "policy.history_weight=0")  # the holder of a prompt is chosen, whatever it computed last
+    shape = FleetShape(workers=3, worker_settings=FAST_WORKER, router_settings=settings)
+    async with fleet_of(shape) as (fleet, client):
         for person in range(PEOPLE):
             assert (await client.complete(prompt(person), x_worker_instance_id="w1")).status == 200
         await client.until_index_has("w1")

@@ -12,11 +12,12 @@ from kv_protocol.journal import PolicyChanged, TimePassed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from router.decision.state import RouterState
 from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.system.e2e.replays import figure
 from tests.system.e2e.typed import typed
 from tests.system.integration.broker import Broker, eventually
@@ -92,7 +93,7 @@ async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_d
 async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, JournalWriter]]:
     """Yield a life and the writer of its journal, at work."""
     await ensure_journal(log, SETTINGS, NatsSection())
-    writers, stop = list[JournalWriter](), asyncio.Event()
+    writers = list[JournalWriter]()
 
     def writer_of(clock: ManualClock, state: RouterState) -> JournalWriter:
         made_of = router_life.SETTINGS
@@ -105,12 +106,9 @@ async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, Jour
 
     life = Life(1, POLICIES["kv"], writer_of)
     life.begin()
-    async with asyncio.TaskGroup() as group:
-        parts = [Part("journal", writers[0].run), Part("event-log", log.run, 1)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+    async with at_work(Part("journal", writers[0].run), Part("event-log", log.run, 1)):
         yield life, writers[0]
         await eventually(lambda: not writers[0].waiting())
-        stop.set()
 
 
 async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_that_is_left(

@@ -5,13 +5,12 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import nats
 import pytest
 
-from bench.processes import FleetProcesses, FleetShape
+from bench.processes import FleetShape
 from kv_protocol import subjects
-from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.client import MODEL, Client, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 
 SECRET = "the launch code is 0000"
@@ -40,10 +39,10 @@ async def test_without_the_setting_no_text_is_kept(client: Client) -> None:
 async def test_a_prompt_stands_with_its_decision_and_not_in_journal_or_logs(processes: int, tmp_path: Path) -> None:
     settings = (*QUIET_ROUTER, "control.keep_text=true", f"data.processes={processes}", "telemetry.log_level=info")
     shape = FleetShape(workers=1, worker_settings=FAST_WORKER, router_settings=settings, log_directory=tmp_path)
-    async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
+    async with fleet_of(shape) as (fleet, client):
         log = await nats.connect(fleet.nats_url)
         journal = await log.subscribe(subjects.JOURNAL_ALL)
-        found = await decision_after_a_chat(Client(session, fleet.data_url, fleet.control_url))
+        found = await decision_after_a_chat(client)
         assert SECRET in found["prompt"]["head"]
         assert (found["prompt"]["tail"], found["prompt"]["omitted_tokens"]) == ("", 0)
         recorded, decision_id = b"", found["decision"]["decision_id"].encode()

@@ -20,6 +20,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import find_binary
 from tests.support.paths import ROOT
+from tests.support.processes import running
 from tests.system.integration.broker import eventually
 
 CONFIGURATION = ROOT / "configs" / "nats" / "nats.conf"
@@ -61,15 +62,10 @@ class Server(NamedTuple):
 async def running_server(directory: Path) -> AsyncIterator[Server]:
     variables = {f"KV_NATS_{role.upper()}_PASSWORD": password_of(role) for role in ROLES}
     command = [find_binary(), "--config", str(CONFIGURATION), "--port", "-1"]
-    process = ChildProcess("nats", command)
-    async with asyncio.TaskGroup() as group:
-        await process.start(group, variables | {"KV_NATS_STORE": str(directory / "store")})
+    async with running(ChildProcess("nats", command), KV_NATS_STORE=str(directory / "store"), **variables) as process:
         listening = await process.line_with("Listening for client connections on")
         await process.line_with("Server is ready")
-        try:
-            yield Server(process, int(listening.rpartition(":")[2]))
-        finally:
-            await process.end(signal.SIGTERM)
+        yield Server(process, int(listening.rpartition(":")[2]))
 
 
 def command(server: Server, role: str, module: str, *arguments: str, last: Sequence[str] = ()) -> list[str]:

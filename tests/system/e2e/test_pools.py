@@ -17,6 +17,7 @@ import pytest_asyncio
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
+from tests.support.processes import running as running_process
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.test_commands import run
@@ -51,14 +52,10 @@ class PoolsProcess(NamedTuple):
 @asynccontextmanager
 async def pools_process(config: Path, *arguments: str) -> AsyncIterator[PoolsProcess]:
     command = [sys.executable, "-m", "router", "pools", "--config", str(config), "--model-name", MODEL]
-    process = ChildProcess("pools", [*command, "--port", "0", "--control-port", "0", *arguments])
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            url = (await process.line_with("pools on")).split()[2]
-            yield PoolsProcess(process, url, (await process.line_with("control plane")).split()[2])
-        finally:
-            await process.end()
+    started = ChildProcess("pools", [*command, "--port", "0", "--control-port", "0", *arguments])
+    async with running_process(started) as process:
+        url = (await process.line_with("pools on")).split()[2]
+        yield PoolsProcess(process, url, (await process.line_with("control plane")).split()[2])
 
 
 class Seen(NamedTuple):
@@ -162,17 +159,13 @@ async def test_routers_may_run_in_the_same_process(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", "w0", "--nats-url", log_url]
         settings = [part for setting in FAST_WORKER for part in ("--set", setting)]
         worker = ChildProcess("w0", [*command, "--model", MODEL, *settings])
-        async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-            await worker.start(group)
-            try:
-                client = PoolsClient(pools, session)
-                await client.until("fast", lambda found: found["fitness"] == "fit" and found["queued_requests"] == 0)
-                await client.until("slow", lambda found: found["fitness"] == "down")
-                for ttft_ms in (0.0, 900.0):
-                    one = await client.stream("hello", ttft_ms)
-                    assert (one.status, one.pool, one.done) == (200, "fast", True)
-            finally:
-                await worker.end()
+        async with running_process(worker), aiohttp.ClientSession() as session:
+            client = PoolsClient(pools, session)
+            await client.until("fast", lambda found: found["fitness"] == "fit" and found["queued_requests"] == 0)
+            await client.until("slow", lambda found: found["fitness"] == "down")
+            for ttft_ms in (0.0, 900.0):
+                one = await client.stream("hello", ttft_ms)
+                assert (one.status, one.pool, one.done) == (200, "fast", True)
 
 
 def test_flags_are_read_from_the_peers_variables_and_old_names_are_warned_of() -> None:

@@ -17,6 +17,7 @@ from tests.system.e2e.client import MODEL
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.test_pools import CONFIG as AGG_CONFIG
 from tests.system.e2e.test_pools import PoolsProcess, pools_process
+from tests.system.faults.scraped import scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 UNREACHABLE_URL = "http://127.0.0.1:1"
@@ -80,10 +81,8 @@ class Running(NamedTuple):
 
     async def attempts(self, phase: str, pool: str) -> float:
         """Return how many requests the pool has answered in that phase."""
-        sample = f'kvrouter_pool_attempts_total{{outcome="ok",phase="{phase}",pool="{pool}"}}'
-        async with self.session.get(f"{self.disagg.control_url}/metrics") as response:
-            page = (await response.text()).splitlines()
-        return float(next(line for line in page if line.startswith(sample)).rpartition(" ")[2])
+        shown = await scrape(self.session, self.disagg.control_url)
+        return shown.total("pool_attempts_total", outcome="ok", phase=phase, pool=pool)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=ENGINES)

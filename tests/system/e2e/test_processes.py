@@ -86,29 +86,14 @@ class Fleet:
                 return Stream(process, is_whole=False)
             return Stream(process, is_whole=answer.endswith(b"data: [DONE]\n\n"))
 
-    async def streams(self, count: int) -> tuple["asyncio.Task[list[Stream]]", Awaitable[None]]:
-        """Begin streams of some seconds; the second is done once all have begun."""
-        begun, all_begun = 0, asyncio.Event()
-
-        def count_one() -> Callable[[], None]:
-            is_first = [True]
-
-            def on_chunk() -> None:
-                nonlocal begun
-                begun += is_first[0]
-                is_first[0] = False
-                if begun == count:
-                    all_begun.set()
-
-            return on_chunk
-
-        async def all_of_them() -> list[Stream]:
-            return await asyncio.gather(*(self.ask(tokens=100, began=count_one()) for _ in range(count)))
-
-        async def until_begun() -> None:
-            await asyncio.wait_for(all_begun.wait(), WAIT_S)
-
-        return asyncio.create_task(all_of_them()), until_begun()
+    async def streams(self, count: int) -> "asyncio.Future[list[Stream]]":
+        """Return streams of some seconds, all of which have begun."""
+        begun = [asyncio.Event() for _ in range(count)]
+        running = asyncio.gather(*(self.ask(tokens=100, began=each.set) for each in begun))
+        async with asyncio.timeout(WAIT_S):
+            for each in begun:
+                await each.wait()
+        return running
 
     async def until_both_serve(self) -> None:
         """Return once both processes accept requests: one that was started again may not do so yet."""
@@ -164,17 +149,9 @@ async def fleet(*settings: str, speed: str = "engine.speed=5") -> AsyncIterator[
         router = await children.start_ours(
             "router", "router", *started, ready="control plane", settings=(f"nats.port={nats}", *QUIET, *settings)
         )
-        worker = (
-            "worker_agent",
-            "serve",
-            "--worker-id",
-            "w0",
-            "--model",
-            "m",
-            "--nats-url",
-            f"nats://127.0.0.1:{nats}",
-        )
-        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=(speed, QUIET[0]))
+        worker = ("worker_agent", "serve", "--worker-id", "w0", "--model", "m")
+        of_agent = (f"nats.url=nats://127.0.0.1:{nats}", speed, *QUIET)
+        agent = await children.start_ours("w0", *worker, ready="worker w0 on", settings=of_agent)
         async with Fleet(router, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control}") as made:
 
             async def is_ready() -> bool:
@@ -266,8 +243,7 @@ async def test_shadows_of_all_processes_are_one() -> None:
 
 async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
     async with fleet(speed=SLOW) as made:
-        running, begun = await made.streams(24)
-        await begun
+        running = await made.streams(24)
         await made.kill("serving-0")
         outcomes = defaultdict(set)
         for each in await running:
@@ -293,8 +269,7 @@ async def test_a_process_that_stands_still_is_killed_and_started_again_and_the_o
 
 async def test_a_stop_lets_all_processes_finish_their_streams() -> None:
     async with fleet(speed=SLOW) as made:
-        running, begun = await made.streams(12)
-        await begun
+        running = await made.streams(12)
         await made.router.end(signal.SIGTERM)
         assert all(each.is_whole for each in await running)
         assert await made.router.until_ended() == 0

@@ -13,8 +13,10 @@ import psutil
 from bench.ports import free_ports
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
+from tests.support.processes import running
 from tests.system.e2e.client import Answered, Client
 from tests.system.e2e.computing_engines import Computing, ComputingSglang, ComputingVllm
+from tests.system.e2e.typed import typed
 from tests.system.integration.event_path import zmq_context
 
 MODEL = "llama"
@@ -60,15 +62,11 @@ class Routed(NamedTuple):
 @asynccontextmanager
 async def router(*arguments: str) -> AsyncIterator[Routed]:
     command = [sys.executable, "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0"]
-    process = ChildProcess("router", [*command, "--text", "byte", *arguments])
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        await process.start(group)
-        try:
-            data_url = (await process.line_with("router on")).split()[2]
-            control_url = (await process.line_with("control plane")).split()[2]
-            yield Routed(Client(session, data_url, control_url), process)
-        finally:
-            await process.end()
+    started = ChildProcess("router", [*command, "--text", "byte", *arguments])
+    async with running(started) as process, aiohttp.ClientSession() as session:
+        data_url = (await process.line_with("router on")).split()[2]
+        control_url = (await process.line_with("control plane")).split()[2]
+        yield Routed(Client(session, data_url, control_url), process)
 
 
 @asynccontextmanager
@@ -179,10 +177,6 @@ async def test_event_addresses_that_were_swapped_are_named_within_32_requests() 
 
 async def test_a_router_that_cannot_read_the_model_s_directory_says_what_to_run() -> None:
     async with engines(ComputingVllm) as (engine,):
-        command = (sys.executable, "-m", "router", "--port", "0", "--control-port", "0", "--set", "nats.port=0")
-        process = ChildProcess("router", [*command, *worker(engine, "a")])
-        async with asyncio.TaskGroup() as group:
-            await process.start(group)
-            assert await process.until_ended() == 1
-        assert "allowed the model's directory: router --worker URL --text DIR" in process.output
-        assert "Traceback" not in process.output
+        places = ("--port", "0", "--control-port", "0", "--set", "nats.port=0")
+        ended = await typed("-m", "router", *places, *worker(engine, "a"))
+        assert (ended.code, "allowed the model's directory: router --worker URL --text DIR" in ended.err) == (1, True)

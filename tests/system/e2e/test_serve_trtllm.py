@@ -19,7 +19,7 @@ from kv_runtime.config.loading import load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.text.loading import load_text
-from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running_agent
+from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running, running_agent
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import running_index
@@ -40,20 +40,12 @@ def kinds(told: list[FleetEvent]) -> list[type[FleetEvent]]:
 
 
 async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: EventLog, tmp_path: Path) -> None:
-    arguments = (
-        "--served-name",
-        "chat",
-        "--endpoint",
-        "dyn://a.b.c",
-        "--tensor-parallel-size",
-        "2",
-        "--max-num-tokens",
-        "4000",
-    )
-    lora = ("--set", f"trtllm.loras={{law: {tmp_path}}}", "--trtllm.enable_lora", "true", "--enable-attention-dp")
+    arguments = ("--served-name", "chat", "--endpoint", "dyn://a.b.c", "--enable-attention-dp")
+    sizes = ("--tensor-parallel-size", "2", "--max-num-tokens", "4000")
+    lora = ("--set", f"trtllm.loras={{law: {tmp_path}}}", "--trtllm.enable_lora", "true")
     async with (
         fleet_events(log) as told,
-        running_agent(WORKER, broker.url, *ENGINE, *arguments, *lora, model={"gpu_blocks": 77}) as agent,
+        running_agent(WORKER, broker.url, *ENGINE, *arguments, *sizes, *lora, model={"gpu_blocks": 77}) as agent,
     ):
         base_url = (await agent.line_with(f"worker {WORKER} on")).split()[3]
         await eventually(lambda: told)
@@ -91,9 +83,7 @@ async def test_an_engine_that_cannot_be_loaded_was_never_in_the_fleet(broker: Br
 
 
 async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
-    agent = agent_process(WORKER, broker.url, *ENGINE)
-    async with asyncio.TaskGroup() as group:
-        await agent.start(group)
+    async with running(agent_process(WORKER, broker.url, *ENGINE)) as agent:
         assert await agent.until_ended() == 1
     needed = "worker-agent: the engine trtllm needs kv-router[trtllm]: pip install 'kv-router[trtllm]'"
     assert needed in agent.output.splitlines()

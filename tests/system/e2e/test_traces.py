@@ -2,12 +2,11 @@
 
 import signal
 
-import aiohttp
 import pytest
 
-from bench.processes import FleetProcesses, FleetShape, roles_of, settings_of
+from bench.processes import FleetShape, roles_of, settings_of
 from tests.support.otlp_sink import OtlpSink, Span
-from tests.system.e2e.client import Client
+from tests.system.e2e.client import fleet_of
 from tests.system.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.test_attached_engines import PROMPT, running_cluster
 
@@ -19,8 +18,7 @@ async def test_a_router_sends_the_spans_of_its_requests_before_it_ends(processes
     with OtlpSink() as sink:
         settings = (*QUIET_ROUTER, f"tracing.endpoint={sink.url}", "tracing.ratio=0", f"data.processes={processes}")
         shape = FleetShape(workers=1, worker_settings=FAST_WORKER, router_settings=settings)
-        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
-            client = Client(session, fleet.data_url, fleet.control_url)
+        async with fleet_of(shape) as (fleet, client):
             for flag in ("01", "00"):
                 answered = await client.complete([7] * 40, traceparent=f"00-{TRACE}-{CALLER}-{flag}")
                 assert answered.status == 200
@@ -56,8 +54,7 @@ async def test_the_spans_of_router_prefill_and_decode_workers_are_one_tree() -> 
             worker_settings=(*FAST_WORKER, tracing),
             router_settings=(*QUIET_ROUTER, tracing),
         )
-        async with FleetProcesses(shape) as fleet, aiohttp.ClientSession() as session:
-            client = Client(session, fleet.data_url, fleet.control_url)
+        async with fleet_of(shape) as (fleet, client):
             answered = await client.complete([7] * 40, max_tokens=4, traceparent=f"00-{TRACE}-{CALLER}-01")
             assert answered.status == 200
             for process in (fleet.router, *fleet.workers.values()):

@@ -97,10 +97,8 @@ async def is_frozen_in_midstream(fleet: FleetProcesses, client: Client, streamin
 
 
 async def running_requests(client: Client) -> dict[str, int]:
-    async with client.session.get(f"{client.control_url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    ledger = [line for line in lines if line.startswith("kvrouter_ledger_active_requests{")]
-    return {line.partition('worker="')[2].partition('"')[0]: int(float(line.rpartition(" ")[2])) for line in ledger}
+    samples = (await client.scrape()).samples
+    return {labels["worker"]: int(n) for name, labels, n in samples if name == "kvrouter_ledger_active_requests"}
 
 
 async def returns_empty(fleet: FleetProcesses, client: Client) -> None:

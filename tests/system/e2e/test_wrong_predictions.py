@@ -5,13 +5,11 @@ All are real processes: a router, a right worker, and one with a planted fault (
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape
@@ -19,7 +17,7 @@ from kv_protocol.journal import TrustMoved
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from router.journal.reader import JournalEntry, read_journal
-from tests.system.e2e.client import MODEL, Client
+from tests.system.e2e.client import MODEL, Client, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -36,7 +34,7 @@ class Doubtful:
     """A fleet with a faulty worker."""
 
     def __init__(self, fleet: FleetProcesses, client: Client) -> None:
-        self.fleet, self._client = fleet, client
+        self.fleet, self.client = fleet, client
         self._sent = 0
 
     async def ask(self, worker: str) -> None:
@@ -45,13 +43,13 @@ class Doubtful:
         self._sent += 1
         messages = [{"role": "user", "content": f"{family} and so on, " * 12}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 2}
-        answer = await self._client.post("/v1/chat/completions", body, {"x-worker-instance-id": worker})
+        answer = await self.client.post("/v1/chat/completions", body, {"x-worker-instance-id": worker})
         assert (answer.status, answer.worker) == (200, worker)
-        await self._client.until_index_has(worker)
+        await self.client.until_index_has(worker)
 
     async def ranks(self) -> dict[str, Any]:
         """Return each worker's rank, as `/v1/workers` shows it."""
-        workers = (await self._client.control("/v1/workers"))["workers"]
+        workers = (await self.client.control("/v1/workers"))["workers"]
         return {worker["registration"]["worker_id"]: worker["ranks"][0] for worker in workers}
 
     async def until_doubted(self) -> int:
@@ -62,12 +60,6 @@ class Doubtful:
             if (await self.ranks())[FAULTY]["evidence"] is not None:
                 return asked
         raise AssertionError(f"not found: {(await self.ranks())[FAULTY]}")
-
-    async def metric(self, sample: str) -> float:
-        """Return a sample of the router's metrics."""
-        async with self._client.session.get(f"{self.fleet.control_url}/metrics") as response:
-            found = re.search(rf"^{re.escape(sample)} (\S+)$", await response.text(), re.MULTILINE)
-        return 0.0 if found is None else float(found[1])
 
     async def moved(self) -> list[TrustMoved]:
         """Return the records of trust in the journal, once one of the faulty worker is there."""
@@ -91,10 +83,7 @@ class Doubtful:
 @asynccontextmanager
 async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
     """Yield a fleet with that fault."""
-    async with (
-        FleetProcesses(FleetShape(workers=1, worker_settings=FAST_WORKER)) as fleet,
-        aiohttp.ClientSession() as session,
-    ):
+    async with fleet_of(FleetShape(workers=1, worker_settings=FAST_WORKER)) as (fleet, client):
         module = ("-m", "tests.system.e2e.faulty_worker", fault, "serve", "--worker-id", FAULTY)
         command = [sys.executable, *module, "--nats-url", fleet.nats_url, "--model", MODEL]
         for setting in FAST_WORKER:
@@ -103,7 +92,7 @@ async def doubtful(fault: str) -> AsyncIterator[Doubtful]:
         await fleet.add_worker(worker)
         fleet.worker_urls[FAULTY] = (await worker.line_with(f"worker {FAULTY} on")).split()[3]
         await fleet.until_ready()
-        found = Doubtful(fleet, Client(session, fleet.data_url, fleet.control_url))
+        found = Doubtful(fleet, client)
         async with asyncio.timeout(WAIT_S):
             while FAULTY not in await found.ranks():
                 await SystemClock().sleep(0.05)
@@ -126,8 +115,9 @@ async def test_a_faulty_worker_is_found_and_every_place_says_so_with_evidence(
         logged = json.loads(await found.fleet.router.line_with("predictions_doubted"))
         assert (logged["worker"], logged["dp_rank"]) == (FAULTY, 0)
         assert {name: logged[name] for name in evidence} == evidence
-        assert await found.metric(f'kvrouter_predictions_doubted_total{{doubt="{doubt}"}}') == 1
-        assert await found.metric(f'kvrouter_rank_trust{{dp_rank="0",trust="{trust}",worker="{FAULTY}"}}') == 1
+        shown = await found.client.scrape()
+        assert shown.total("predictions_doubted_total", doubt=doubt) == 1
+        assert shown.total("rank_trust", dp_rank="0", trust=trust, worker=FAULTY) == 1
         (record,) = [each for each in await found.moved() if each.worker_id == FAULTY and each.requests]
         assert (record.trust, record.was, record.reason.partition(";")[0]) == (trust, "EXACT", doubt)
         assert record.newest_decision == evidence["newest_decision"]

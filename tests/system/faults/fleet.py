@@ -20,10 +20,13 @@ from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import Limits, NatsServer
 from tests.system.faults.proof import IndexAt, Proof
 from tests.system.faults.scraped import Scraped, scrape
+from tests.system.faults.stream_reader import Stored, holes, stored_in
 from tests.system.faults.traffic import BLOCK_TOKENS, MODEL, Traffic, TrafficShape, traffic
 
 READY_S = 30.0
 """For processes to start and to know of each other."""
+PUBLISHED_S = 10.0
+"""The longest pause between two attempts, and what the server needs to find itself."""
 _LOOK_S = 0.05
 _QUIET = "telemetry.log_level=warning"
 _WORKER = (f"engine.block_size={BLOCK_TOKENS}", "engine.speed=50", _QUIET)
@@ -167,6 +170,13 @@ class Fleet:
                 return
             await SystemClock().sleep(_LOOK_S)
         raise AssertionError(f"not published within {within_s} s: {waiting} bytes")
+
+    async def nothing_is_lost(self, kept: list[Stored]) -> None:
+        """Expect in the log what it had, and, once all is published, everything else that was numbered."""
+        await self.until_published(PUBLISHED_S)
+        stored = await stored_in(self.nats_urls)
+        assert set(kept) <= set(stored)
+        assert holes(stored) == {}
 
     async def scrape(self, name: str) -> Scraped:
         """Return the metrics of one process."""

@@ -16,8 +16,10 @@ import zmq.asyncio
 
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
+from tests.contract.engine_servers import vllm_event
 from tests.system.faults.traffic import MODEL
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
+from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 
 FOREIGN = WorkerRank("vllm-0", 0)
 BLOCK_TOKENS = 16
@@ -49,7 +51,6 @@ class ForeignEngine:
             socket.bind("tcp://127.0.0.1:*")
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
         self.steps = 0
-        self.replays_asked = 0
 
     def configuration(self) -> str:
         """Return what `worker-agent consolidate` is to read."""
@@ -69,10 +70,10 @@ class ForeignEngine:
     async def step(self) -> None:
         """One more chain is stored, the oldest is removed where there are too many; one batch tells of both."""
         sequence, chain = self.steps, self.steps + 1
-        events: list[dict[str, object]] = [_stored(chain)]
+        events: list[EngineEvent] = [_stored(chain)]
         if chain > _CHAINS_MAX:
-            events.append(_removed(chain - _CHAINS_MAX))
-        payload = msgspec.msgpack.encode([float(chain), events, FOREIGN.dp_rank])
+            events.append(EngineRemoved(block_hashes=_hashes(chain - _CHAINS_MAX)))
+        payload = msgspec.msgpack.encode([float(chain), [*map(vllm_event, events)], FOREIGN.dp_rank])
         self._ring.append((sequence, payload))
         await self._live.send_multipart([b"", encode_sequence(sequence), payload])
         self.steps = chain
@@ -87,7 +88,6 @@ class ForeignEngine:
         """Send what the ring has to each subscriber that asks; answers have no topic."""
         while True:
             identity, _, start = await self._replay.recv_multipart()
-            self.replays_asked += 1
             for sequence, payload in list(self._ring):
                 if sequence >= int.from_bytes(start, "big"):
                     await self._replay.send_multipart([identity, b"", encode_sequence(sequence), payload])
@@ -103,25 +103,17 @@ def _sequence_hashes(chain: int) -> tuple[int, ...]:
     return tuple(sequence_hashes(_tokens(chain), BLOCK_TOKENS))
 
 
-def _hashes(chain: int) -> list[int]:
-    return [chain * _CHAIN_BLOCKS + at for at in range(_CHAIN_BLOCKS)]
+def _hashes(chain: int) -> tuple[int, ...]:
+    return tuple(chain * _CHAIN_BLOCKS + at for at in range(_CHAIN_BLOCKS))
 
 
-def _stored(chain: int) -> dict[str, object]:
-    return {
-        "type": "BlockStored",
-        "block_hashes": _hashes(chain),
-        "parent_block_hash": None,
-        "token_ids": _tokens(chain),
-        "block_size": BLOCK_TOKENS,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-    }
-
-
-def _removed(chain: int) -> dict[str, object]:
-    return {"type": "BlockRemoved", "block_hashes": _hashes(chain), "medium": "GPU"}
+def _stored(chain: int) -> EngineStored:
+    return EngineStored(
+        block_hashes=_hashes(chain),
+        parent_block_hash=None,
+        token_ids=tuple(_tokens(chain)),
+        block_size=BLOCK_TOKENS,
+    )
 
 
 @asynccontextmanager

@@ -12,14 +12,12 @@ from kv_protocol import subjects
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec
 from tests.system.faults.children import Children
-from tests.system.faults.fleet import READY_S, Fleet, Shape, fleet
+from tests.system.faults.fleet import PUBLISHED_S, READY_S, Fleet, Shape, fleet
 from tests.system.faults.nats_servers import Cluster, until_all_led, until_led_by
 from tests.system.faults.recoveries import Recoveries
-from tests.system.faults.stream_reader import Stored, holes, stored_in
+from tests.system.faults.stream_reader import Stored, stored_in
 
 LEADER_S = 15.0
-PUBLISHED_S = 10.0
-"""The longest pause between two attempts, and what the server needs to find itself."""
 QUIET_S = 5.0
 SERVERS = 3
 READERS = ("router", "index")
@@ -100,8 +98,6 @@ async def test_streams_are_awaited_while_the_cluster_has_no_leader(tmp_path: Pat
 async def nothing_is_lost(running: Fleet, kept: list[Stored]) -> None:
     await running.until_published(PUBLISHED_S)
     await until_all_led(running.nats_urls, STREAMS)  # else the cluster may have no server that can say what is stored
-    stored = await stored_in(running.nats_urls)
-    assert set(kept) <= set(stored)
-    assert holes(stored) == {}
+    await running.nothing_is_lost(kept)
     assert await running.totals("log_read_anew_total", *READERS) == [0, 0]
     await running.until_equal(QUIET_S, moved=False)

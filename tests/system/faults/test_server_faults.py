@@ -4,14 +4,12 @@ from pathlib import Path
 
 from tests.system.faults.fleet import READY_S, Fleet, fleet_on_one_server
 from tests.system.faults.recoveries import Recoveries
-from tests.system.faults.stream_reader import holes, stored_in
+from tests.system.faults.stream_reader import stored_in
 
 KILLED_S = 10.0
 EMPTY_S = 10.0
 FROZEN_S = 10.0
 RETIRED_S = 15.0
-PUBLISHED_S = 10.0
-"""The longest pause between two attempts, and what the server needs to find itself."""
 QUIET_S = 5.0
 READERS = ("router", "index")
 
@@ -35,10 +33,7 @@ async def test_a_killed_server_that_has_its_data_again_has_lost_nothing_acknowle
             await server.start()
             recovered_s = await running.until_equal(KILLED_S)
         assert sent.failed == []
-        await running.until_published(PUBLISHED_S)
-        stored = await stored_in(running.nats_urls)
-        assert set(kept) <= set(stored)
-        assert holes(stored) == {}
+        await running.nothing_is_lost(kept)
         await all_processes_lost_and_found_the_log(running)
         assert await running.totals("log_read_anew_total", *READERS) == [0, 0]
         await running.until_equal(QUIET_S, moved=False)
@@ -76,10 +71,7 @@ async def test_a_stopped_server_blocks_no_client_and_loses_nothing(tmp_path: Pat
             server.child.thaw()
             recovered_s = await running.until_equal(FROZEN_S)
         assert sent.failed == []
-        await running.until_published(PUBLISHED_S)
-        stored = await stored_in(running.nats_urls)
-        assert set(kept) <= set(stored)
-        assert holes(stored) == {}
+        await running.nothing_is_lost(kept)
         await all_processes_lost_and_found_the_log(running)
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("nats-server stopped for 8 s", recovered_s, FROZEN_S, sent)
@@ -98,10 +90,7 @@ async def test_a_server_that_retires_hands_over_to_the_next_one_on_its_port(
             await server.start()
             recovered_s = await running.until_equal(RETIRED_S)
         assert sent.failed == []
-        await running.until_published(PUBLISHED_S)
-        stored = await stored_in(running.nats_urls)
-        assert set(kept) <= set(stored)
-        assert holes(stored) == {}
+        await running.nothing_is_lost(kept)
         await all_processes_lost_and_found_the_log(running)
         await running.until_equal(QUIET_S, moved=False)
         recoveries.add("nats-server retired (lame duck)", recovered_s, RETIRED_S, sent)

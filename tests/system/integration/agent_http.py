@@ -11,14 +11,21 @@ from typing import Any
 
 import aiohttp
 
+from kv_runtime.clock import SystemClock
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts, until
+from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import new_registry
+from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.engine_description import described
+from tests.support.parts import at_work
 from worker_agent.api.app import AgentApi
+from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.tokens import scripted
 from worker_agent.port.engine import Engine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -26,6 +33,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 CREATED = 1_700_000_000
 SIMULATED = described(block_size=16, total_kv_blocks=2000, max_num_batched_tokens=1024, max_seq_len=8192)
 """An engine that takes long answers."""
+TEXT = ByteText()
 
 
 @dataclass
@@ -48,12 +56,6 @@ class Answered:
         assert all(event.startswith(b"data: ") for event in events)
         texts = [event.removeprefix(b"data: ") for event in events]
         return [text.decode() if text == b"[DONE]" else json.loads(text) for text in texts]
-
-    @property
-    def shown(self) -> str:
-        """The text of a stream."""
-        chunks = [event["choices"][0] for event in self.events if event != "[DONE]" and event.get("choices")]
-        return "".join(chunk["delta"].get("content", "") if "delta" in chunk else chunk["text"] for chunk in chunks)
 
     def said(self, choice: int = 0) -> Any:
         """Return what came of a choice, streamed or not, as a whole answer's choice; the text under "text"."""
@@ -152,19 +154,23 @@ async def serving(
         **options,
     )
     app = api.app(new_registry(), token="", body_bytes_max=body_bytes)
-    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True), asyncio.Event()
+    server = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True)
     await server.start()
 
     async def run_engine(stop: asyncio.Event) -> None:
         await until(stop, engine.run() if drive else asyncio.Event().wait())
 
     async with (
-        asyncio.TaskGroup() as group,
+        at_work(Part("http", server.run), Part("engine", run_engine, 1)),
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
     ):
-        parts = [Part("http", server.run), Part("engine", run_engine, 1)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        try:
-            yield Agent(api, session, server.port)
-        finally:
-            stop.set()
+        yield Agent(api, session, server.port)
+
+
+@asynccontextmanager
+async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
+    """Serve an engine that says `answer` to everything."""
+    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
+    async with serving(engine, answer_format=answer_format, **options) as agent:
+        yield agent

@@ -13,7 +13,7 @@ import zmq.asyncio
 from bench.capture.capture import CapturedFrame
 from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
-from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.embedded import EmbeddedIndex
 from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch
@@ -21,9 +21,11 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.sections import IndexSection, NatsSection
+from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
+from tests.support.parts import at_work
+from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.events.consolidation import SOLE, Consolidation, Origin
@@ -41,6 +43,7 @@ MODEL, WORKER = "sim-8b", "w0"
 RANK = WorkerRank(WORKER, 0)
 NATS = NatsSection(events_max_bytes=1 << 26)
 OUTBOX_BYTES = 64 << 20
+LIMITS = FollowerLimits(behind_s=0.3, answer_s=0.5)
 WAIT_S = 20.0
 
 
@@ -173,11 +176,9 @@ async def publishing(
     context: zmq.asyncio.Context, *, ring: int = 1 << 20, live_hwm: int = 100_000
 ) -> AsyncIterator["PublishingEngine"]:
     """An engine that publishes its own events, before the first subscription."""
-    publisher, stop = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts([Part("replay", publisher.run)], stop=stop, drain_s=5.0))
+    publisher = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm)
+    async with at_work(Part("replay", publisher.run)):
         yield PublishingEngine(publisher)
-        stop.set()
 
 
 @asynccontextmanager
@@ -189,24 +190,15 @@ async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncItera
 @asynccontextmanager
 async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
     await agent.consolidator.start()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(parts, stop=agent.stop, drain_s=5.0))
+    async with at_work(*parts, stop=agent.stop):
         yield agent
-        agent.stop.set()
 
 
 @asynccontextmanager
 async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
-    """The reader: a real index."""
-    stop = asyncio.Event()
-    async with connected(url) as log:
-        await ensure_streams(log, NATS)
-        index = EmbeddedIndex(IndexSection(), log, SystemClock(), limits=FollowerLimits(behind_s=0.3, answer_s=0.5))
-        await index.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
-            yield index
-            stop.set()
+    """The reader: a real index, in real time."""
+    async with index_on_log.running_index(url, SystemClock(), nats=NATS, limits=LIMITS) as running:
+        yield running.index
 
 
 async def until_converged(index: EmbeddedIndex, agent: Agent, dp_rank: int = 0) -> None:
@@ -266,6 +258,23 @@ class PlayedSource:
     async def live(self, sequence: int) -> None:
         await self.send(b"", encode_sequence(sequence), self.ring[sequence])
 
+    async def add(self, payload: bytes) -> None:
+        """Publish one more message, which replays bring, too."""
+        sequence = len(self.ring)
+        self.ring[sequence] = payload
+        await self.live(sequence)
+
+    async def subscribed(self) -> None:
+        """Return once somebody has subscribed."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.publish.recv() != b"\x01":
+                pass
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What an agent is told of the addresses; of several ranks, those of the first."""
+        return ("--kv-events", endpoint_of(self.publish), "--replay-endpoint", endpoint_of(self.replay))
+
     async def serve(self) -> None:
         """Answer replays until cancelled."""
         while True:
@@ -304,21 +313,47 @@ def endpoint_of(socket: zmq.asyncio.Socket) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def bound_in_a_row(context: zmq.asyncio.Context, kind: int, count: int) -> list[zmq.asyncio.Socket]:
+    """Return so many sockets on consecutive ports."""
+    while True:
+        sockets = [context.socket(kind) for _ in range(count)]
+        sockets[0].bind("tcp://127.0.0.1:*")
+        host, _, first = endpoint_of(sockets[0]).rpartition(":")
+        try:
+            for at, socket in enumerate(sockets[1:], 1):
+                socket.bind(f"{host}:{int(first) + at}")
+        except zmq.ZMQError:  # another process has the port
+            for socket in sockets:
+                socket.close(linger=0)
+            continue
+        return sockets
+
+
+@asynccontextmanager
+async def playing(
+    context: zmq.asyncio.Context, ranks: int = 1, *, topic: tuple[bytes, ...] = (b"",)
+) -> AsyncIterator[list[PlayedSource]]:
+    """A publisher a rank, on consecutive ports, whose replays are answered; vLLM's answers have no topic: `()`."""
+    pairs = zip(*(bound_in_a_row(context, kind, ranks) for kind in (zmq.XPUB, zmq.ROUTER)), strict=True)
+    sources = [PlayedSource(publish, replay, topic=topic) for publish, replay in pairs]
+    async with asyncio.TaskGroup() as group:
+        serving = [group.create_task(each.serve()) for each in sources]
+        yield sources
+        for task in serving:
+            task.cancel()
+    for each in sources:
+        each.publish.close(linger=0)
+        each.replay.close(linger=0)
+
+
 @asynccontextmanager
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
-    async with zmq_context() as context:
-        publish, replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
-        for socket in (publish, replay):
-            socket.bind("tcp://127.0.0.1:*")
-        source = PlayedSource(publish, replay)
-        at = PublishedAt(endpoint_of(publish), endpoint_of(replay))
-        async with running_agent(log, consolidator_on(log, context, at)) as agent, asyncio.TaskGroup() as group:
-            serving = group.create_task(source.serve())
-            async with asyncio.timeout(WAIT_S):
-                assert await publish.recv() == b"\x01"
+    async with zmq_context() as context, playing(context) as (source,):
+        at = PublishedAt(endpoint_of(source.publish), endpoint_of(source.replay))
+        async with running_agent(log, consolidator_on(log, context, at)) as agent:
+            await source.subscribed()
             yield source, agent
-            serving.cancel()
 
 
 def stored(*blocks: int, parent: int | None = None) -> bytes:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.follower import FollowerLimits
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import make_index
 from indexer.service.feed import TICK_S
@@ -17,15 +18,16 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.tracing.service import EventTracing
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import ScriptedRank
 
 NATS = NatsSection(events_max_bytes=1 << 24)
 WAIT_S = 10.0
+_LIMITS = FollowerLimits()
 
 
 def gpu(blocks: int) -> tuple[int, int, int, int]:
@@ -81,15 +83,14 @@ async def running_index(
     settings: IndexSection | None = None,
     nats: NatsSection = NATS,
     tracing: EventTracing | None = None,
+    limits: FollowerLimits = _LIMITS,
 ) -> AsyncIterator[Index]:
-    manual, stop = ManualClock(), asyncio.Event()
-    async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(url, name="index")
-        cleanup.push_async_callback(log.close)
+    manual, log = ManualClock(), await EventLog.connect(url, name="index")
+    try:
         await ensure_streams(log, nats)
-        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, tracing=tracing)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual, nats, limits=limits, tracing=tracing)
         await index.start()
-        group = await cleanup.enter_async_context(asyncio.TaskGroup())
-        group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
-        yield Index(index, log, manual)
-        stop.set()
+        async with at_work(*index.parts(0)):
+            yield Index(index, log, manual)
+    finally:
+        await log.close()

@@ -10,15 +10,9 @@ import openai
 import pytest
 from openai.types.responses import FunctionToolParam, ResponseStreamEvent
 
-from kv_runtime.clock import SystemClock
-from kv_runtime.text.byte_model import ByteText
-from tests.system.integration.agent_http import CHAT, CREATED, SIMULATED, Agent, serving
-from worker_agent.api.parsers.families import PLAIN, AnswerFormat
-from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.tokens import scripted
+from tests.system.integration.agent_http import CHAT, CREATED, TEXT, Agent, saying
+from worker_agent.api.parsers.families import AnswerFormat
 
-TEXT = ByteText()
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
 TOOL: FunctionToolParam = {
     "type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False,
@@ -27,15 +21,6 @@ THINKS_SAYS_AND_CALLS = '<think>why</think>I call.<tool_call>{"name": "f", "argu
 PARSED = AnswerFormat("hermes", "qwen3")
 
 pytestmark = pytest.mark.asyncio
-
-
-@asynccontextmanager
-async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
-    """Serve an engine that says `answer` to everything."""
-    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
-    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
-    async with serving(engine, answer_format=answer_format, **options) as agent:
-        yield agent
 
 
 @asynccontextmanager

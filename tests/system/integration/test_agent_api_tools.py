@@ -1,20 +1,17 @@
 """Tool calls and reasoning in an agent's answers, over HTTP: what clients get, counts, and what requests may say."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 import pytest
 
 from kv_protocol.continuation import progress_of
-from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
-from kv_runtime.text.byte_model import ByteText
 from tests.support.structural_tags import accepts
 from tests.support.tool_calls import Case, Read, golden_cases
-from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, Agent, Answered, serving
+from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, TEXT, Agent, Answered, saying, serving
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -22,7 +19,7 @@ from worker_agent.engines.simulated.tokens import scripted
 from worker_agent.port.sampling import Guide
 from worker_agent.port.types import EngineOutput, EngineRequest
 
-TEXT = ByteText()
+HERMES = AnswerFormat("hermes", "qwen3")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<think>why</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TWO = CALL + '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
@@ -31,17 +28,6 @@ SAID = [case for case in golden_cases() if not case.prompt_end and not (case.fam
 """The byte tokenizer's prompts begin no reasoning, and its end token is <|end|>, which closes harmony's messages."""
 
 pytestmark = pytest.mark.asyncio
-
-
-@asynccontextmanager
-async def saying(
-    answer: str, tools: str = "hermes", reasoning: str = "qwen3", role: Role = "aggregated"
-) -> AsyncIterator[Agent]:
-    """Serve an engine that says `answer` to everything."""
-    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
-    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
-    async with serving(engine, answer_format=AnswerFormat(tools, reasoning), role=role) as agent:
-        yield agent
 
 
 async def told(agent: Agent, **body: Any) -> Answered:
@@ -74,7 +60,7 @@ def read_stream(answered: Answered) -> Read:
 
 @pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case.family}: {case.name}")
 async def test_golden_answers_are_read_streamed_and_whole(case: Case) -> None:
-    async with saying(case.text, case.tool_call_parser, case.reasoning_parser) as agent:
+    async with saying(case.text, AnswerFormat(case.tool_call_parser, case.reasoning_parser)) as agent:
         whole = await told(agent, tools=case.tools)
         stream = await told(agent, tools=case.tools, stream=True)
         assert read_whole(whole) == case.read
@@ -84,7 +70,7 @@ async def test_golden_answers_are_read_streamed_and_whole(case: Case) -> None:
 
 
 async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> None:
-    async with saying(CALL) as agent:
+    async with saying(CALL, HERMES) as agent:
         answered = await told(agent, max_tokens=len(CALL) - len("}}</tool_call>"), stream=True)
         assert read_stream(answered).tool_calls == [{"name": "f", "arguments": '{"a": 1'}]
         assert answered.said()["finish_reason"] == "length"
@@ -109,7 +95,7 @@ async def test_a_demanded_call_guides_the_engine() -> None:
         [*TOOLS, {"type": "function", "function": {"name": "g"}}],
         {"type": "function", "function": {"name": "g"}},
     )
-    async with serving(engine, answer_format=AnswerFormat("hermes", "qwen3")) as agent:
+    async with serving(engine, answer_format=HERMES) as agent:
         for choice in (None, "auto", "none", "required", named):
             body = {} if choice is None else {"tool_choice": choice}
             assert (await told(agent, tools=two, **body)).status == 200
@@ -127,7 +113,7 @@ async def test_a_demanded_call_guides_the_engine() -> None:
 
 
 async def test_each_choice_has_a_parser_of_its_own() -> None:
-    async with saying(CALL) as agent:
+    async with saying(CALL, HERMES) as agent:
         choices = (await told(agent, n=2)).body["choices"]
         assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
         ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
@@ -136,7 +122,7 @@ async def test_each_choice_has_a_parser_of_its_own() -> None:
 
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:
     body = {"messages": HELLO, "max_tokens": 2048, "tools": TOOLS, "stream": True}
-    async with saying(TWO) as agent:
+    async with saying(TWO, HERMES) as agent:
         whole = await agent.ask(CHAT, body, x_kv_continuable="1")
         events = [event + b"\n\n" for event in whole.data.split(b"\n\n") if event]
         gone_on = 0

@@ -2,17 +2,13 @@
 
 import asyncio
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 from aiohttp import web
 
 from bench.processes import ChildProcess
@@ -22,8 +18,10 @@ from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.loading import load_text
+from tests.contract.engine_servers import vllm_payload
 from tests.support.manual_clock import ManualClock
 from tests.support.metric_families import COMMANDS, shown_families
+from tests.support.processes import running
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import (
@@ -34,55 +32,34 @@ from tests.system.integration.engine_doubles import (
     TrtllmServeDouble,
     VllmDouble,
 )
-from tests.system.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
+from tests.system.integration.event_path import endpoint_of, playing, running_index, zmq_context
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.health import PROBE_PERIOD_S, HealthWatch
 from worker_agent.engines.vllm import Vllm
+from worker_agent.events.engine_events import EngineStored
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 
 MODEL, WORKER = "llama-8b", "vllm-0"
 
 
-def vllm_stored(hashes: list[int], tokens: list[int], parent: int | None = None, dp_rank: int | None = 0) -> bytes:
-    """A batch as vLLM 0.24 encodes it. Source: `docs/SOURCES.md` E3.4, E3.7."""
-    event = {
-        "type": "BlockStored",
-        "block_hashes": hashes,
-        "parent_block_hash": parent,
-        "token_ids": tokens,
-        "block_size": BLOCK_SIZE,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-    }
-    return msgspec.msgpack.encode([1.5, [event], dp_rank])
+def vllm_stored(
+    hashes: tuple[int, ...], tokens: tuple[int, ...], parent: int | None = None, dp_rank: int | None = 0
+) -> bytes:
+    event = EngineStored(block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=BLOCK_SIZE)
+    return vllm_payload(event, dp_rank)
 
 
-@asynccontextmanager
-async def vllm(context: zmq.asyncio.Context) -> AsyncIterator[PlayedSource]:
-    """A publisher like vLLM's: answers to replays lack the topic frame."""
-    publish, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-    for socket in (publish, replay):
-        socket.bind("tcp://127.0.0.1:*")
-    source = PlayedSource(publish, replay, topic=())
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(source.serve())
-        yield source
-        serving.cancel()
+def agent(*arguments: str) -> AbstractAsyncContextManager[ChildProcess]:
+    return running(ChildProcess(arguments[0], [sys.executable, "-m", "worker_agent", *arguments]))
 
 
-@asynccontextmanager
-async def running(*arguments: str) -> AsyncIterator[ChildProcess]:
-    process = ChildProcess(arguments[0], [sys.executable, "-m", "worker_agent", *arguments])
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            yield process
-        finally:
-            await process.end(signal.SIGTERM)
+def attaching(engine: EngineDouble, broker: Broker, *more: str) -> AbstractAsyncContextManager[ChildProcess]:
+    """An agent of tokens that are bytes attaches the engine."""
+    named = ("--worker-id", WORKER, "--url", engine.url, "--text", "byte", "--nats-url", broker.url)
+    return agent("attach", *named, *more)
 
 
 class HealthOf:
@@ -110,22 +87,24 @@ class HealthOf:
 async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broker: Broker, log: EventLog) -> None:
     async with (
         zmq_context() as context,
-        vllm(context) as engine,
+        playing(context, topic=()) as (engine,),
         HealthOf().serving() as base_url,
         fleet_events(log) as told,
         running_index(broker.url) as index,
     ):
-        engine.ring = {0: vllm_stored([7, -8], [1, 2, 3, 4]), 1: vllm_stored([9], [5, 6], parent=-8, dp_rank=None)}
-        async with running(
+        signed = 2**64 - 8  # a negative number on the wire
+        engine.ring = {
+            0: vllm_stored((7, signed), (1, 2, 3, 4)),
+            1: vllm_stored((9,), (5, 6), parent=signed, dp_rank=None),
+        }
+        async with agent(
             *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
-            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
-            *("--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
+            *(*engine.flags, "--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
             *("--url", base_url, "--text", "byte", "--nats-url", broker.url),
         ):
             rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2, 3, 4, 5, 6], BLOCK_SIZE)
             await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 3)
-            engine.ring[2] = vllm_stored([10], [9, 9])
-            await engine.live(2)
+            await engine.add(vllm_stored((10,), (9, 9)))
             other = sequence_hashes([9, 9], BLOCK_SIZE)
             await eventually(lambda: index.overlap(other, [rank])[0].overlap_blocks[0] == 1)
             await eventually(lambda: told)
@@ -157,19 +136,8 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
 @pytest.mark.parametrize("events", ["poll", "tcp://127.0.0.1:5557"])
 async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, events: str) -> None:
     async with TrtllmServeDouble().serving() as engine:
-        command = (
-            "attach",
-            "--engine",
-            "trtllm-serve",
-            "--url",
-            engine.url,
-            "--kv-events",
-            events,
-            "--block-size",
-            "32",
-        )
-        used = ("--model", MODEL, "--nats-url", broker.url, "--port", str(broker.port))
-        async with running(*command, *used) as process:
+        told = ("--engine", "trtllm-serve", "--kv-events", events, "--block-size", "32", "--model", MODEL)
+        async with attaching(engine, broker, *told, "--port", str(broker.port)) as process:
             assert await process.until_ended() == 1
         assert f"worker-agent: port: found 127.0.0.1:{broker.port}, which cannot be bound" in process.output
 
@@ -179,8 +147,7 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     double.adapters = ("law",)
     double.served_paths = ("/v1/chat/completions", "/v1/responses")
     async with double.serving() as engine, fleet_events(log) as told:
-        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte")
-        async with running(*command, "--nats-url", broker.url) as process:
+        async with attaching(engine, broker) as process:
             await process.line_with("waiting_for_engine")
             engine.is_healthy = True
             await eventually(lambda: told)
@@ -197,10 +164,8 @@ async def test_an_engine_that_tokenizes_is_not_taken_for_one_of_bytes(broker: Br
     double = VllmDouble(
         served_paths=("/v1/completions", "/tokenize"), faults={"/tokenize": Fault(body=b'{"tokens":[7]}')}
     )
-    async with double.serving() as engine:
-        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte", "--nats-url", broker.url)
-        async with running(*command) as process:
-            assert await process.until_ended() == 1
+    async with double.serving() as engine, attaching(engine, broker) as process:
+        assert await process.until_ended() == 1
     assert "engine.text: found 'byte', allowed the directory of m: --text DIR" in process.output
     assert "Traceback" not in process.output
 
@@ -209,8 +174,7 @@ async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_al
     broker: Broker, log: EventLog
 ) -> None:
     async with VllmDouble().serving() as engine, fleet_events(log) as told:
-        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--text", "byte", "--nats-url", broker.url)
-        async with running(*command) as process:
+        async with attaching(engine, broker) as process:
             await eventually(lambda: told)
             engine.is_healthy = False
             await eventually(lambda: len(told) == 2)
@@ -231,20 +195,7 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     awaited = (f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0', 'outcome="ok",what="metrics"')
     async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
         ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
-        command = (
-            "attach",
-            "--engine",
-            kind,
-            "--worker-id",
-            WORKER,
-            "--url",
-            engine.url,
-            "--text",
-            "byte",
-            "--nats-url",
-            broker.url,
-        )
-        async with running(*command, *ranks) as process:
+        async with attaching(engine, broker, "--engine", kind, *ranks) as process:
             if isinstance(engine, TrtllmServeDouble):
                 engine.iterate()
             await eventually(lambda: told)
@@ -345,14 +296,14 @@ control: {{port: 0}}
 async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: EventLog, tmp_path: Path) -> None:
     async with (
         zmq_context() as context,
-        vllm(context) as zero,
-        vllm(context) as one,
-        vllm(context) as host,
+        playing(context, topic=()) as (zero,),
+        playing(context, topic=()) as (one,),
+        playing(context, topic=()) as (host,),
         fleet_events(log) as told,
         running_index(broker.url) as index,
         aiohttp.ClientSession() as session,
     ):
-        zero.ring, host.ring = {0: vllm_stored([7], [1, 2])}, {0: vllm_stored([70, 80], [1, 2, 3, 4])}
+        zero.ring, host.ring = {0: vllm_stored((7,), (1, 2))}, {0: vllm_stored((70, 80), (1, 2, 3, 4))}
         file = tmp_path / "consolidator.yaml"
         file.write_text(
             CONFIGURATION.format(
@@ -366,7 +317,7 @@ async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: Even
                 host_replay=endpoint_of(host.replay),
             )
         )
-        async with running("consolidate", "--config", str(file)) as process:
+        async with agent("consolidate", "--config", str(file)) as process:
             prompt = sequence_hashes([1, 2, 3, 4], BLOCK_SIZE)
             ranks = [WorkerRank("two-ranks", 0), WorkerRank("two-ranks", 1), WorkerRank("two-sources", 0)]
             await eventually(lambda: [v.overlap_blocks[0] for v in index.overlap(prompt, ranks)] == [1, 0, 2])

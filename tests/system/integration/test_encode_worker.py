@@ -12,11 +12,21 @@ from aiohttp import web
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.speakers import endless, says, speaking
-from tests.system.integration.test_media_engine import TOKENS_PER_IMAGE, Model, chat, model, picture, words, worker
+from tests.system.integration.test_media_engine import (
+    TOKENS_PER_IMAGE,
+    Model,
+    chat,
+    model,
+    picture,
+    prompt_of,
+    words,
+    worker,
+)
 from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
@@ -89,15 +99,10 @@ async def encoding(model: Model, transfers: TransferSection | None = None, **rul
     transfer = HttpEmbeddingTransfer(transfers or TransferSection(), ManualClock())
     await transfer.start()
     async with running(worker(model, "encode")) as engine:
-        made, stop = EncodeWorker(model, engine, transfer, **rules), asyncio.Event()
+        made = EncodeWorker(model, engine, transfer, **rules)
         await made.server.start()
-        async with asyncio.TaskGroup() as group:
-            parts = (Part("http", made.server.run, 0), *transfer.parts(0))
-            group.create_task(run_parts(parts, stop=stop, drain_s=5))
-            try:
-                yield made
-            finally:
-                stop.set()
+        async with at_work(Part("http", made.server.run, 0), *transfer.parts(0)):
+            yield made
 
 
 @asynccontextmanager
@@ -109,7 +114,7 @@ async def asking(made: EncodeWorker, form: Form = "handles", **fields: Any) -> A
 # ---------------------------------------------------------------------------------------------- encoded
 async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> None:
     async with encoding(model) as made, asking(made) as prompts:
-        prompt = (await prompts.prompts(chat(words("two:"), picture(), picture(GIF))))[0]
+        prompt = await prompt_of(prompts, words("two:"), picture(), picture(GIF))
     assert prompt.media == ()
     assert prompt.handoff is not None
     assert prompt.handoff.multimodal_hashes == tuple(digest_words(content_digest(data)) for data in (PNG, GIF))
@@ -119,7 +124,7 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
-            prompt = (await prompts.prompts(chat(*parts)))[0]
+            prompt = await prompt_of(prompts, *parts)
             assert [media.tensors[0].shape for media in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
         assert (made.cache.misses_total, made.cache.hits_total) == (2, 2)
         assert (made.transfer.offers.taken_total, len(made.transfer.offers)) == (5, 0)
@@ -130,11 +135,11 @@ async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_p
     url = f"{tmp_path}/a.safetensors"
     async with encoding(model, directories=(str(tmp_path),)) as made:
         async with asking(made, "embeddings") as prompts:
-            (media,) = ((await prompts.prompts(chat(image_part(url))))[0]).media
+            (media,) = (await prompt_of(prompts, image_part(url))).media
             assert media.data == SAFETENSORS
         async with asking(made) as prompts:
             with pytest.raises(MediaRefused) as caught:
-                (await prompts.prompts(chat(image_part(url))))[0]
+                await prompt_of(prompts, image_part(url))
             assert refused(caught) == "part_kind"
 
 
@@ -148,7 +153,7 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
             ("/etc/passwd", "path_outside"),
         ):
             with pytest.raises(MediaRefused) as caught:
-                (await prompts.prompts(chat(words("see"), image_part(url))))[0]
+                await prompt_of(prompts, words("see"), image_part(url))
             assert refused(caught) == reason
             assert caught.value.field == "messages[0].content[1].image_url.url"
             assert str(caught.value).count("allowed") == 1
@@ -180,7 +185,7 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
 async def test_what_is_not_the_client_s_fault_is_no_refusal(model: Model, fields: Any, said: str) -> None:
     async with encoding(model) as made, asking(made, **fields) as prompts:
         with pytest.raises(EncoderUnavailable, match=said):
-            (await prompts.prompts(chat(picture())))[0]
+            await prompt_of(prompts, picture())
 
 
 @pytest.mark.parametrize(

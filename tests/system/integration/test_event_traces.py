@@ -3,25 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import time_ns
 
-from indexer.embedded import ensure_streams
 from kv_protocol import subjects
 from kv_protocol.event_trace import event_trace
 from kv_protocol.events import Stored
-from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
 from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import TraceData
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import MODEL, RANK
-from tests.system.integration.index_on_log import NATS, Index, running_index
-from worker_agent.events.outbox import Outbox
-from worker_agent.events.rank_stream import RankStreamSender
+from tests.system.integration.index_on_log import Index, running_index
+from tests.system.integration.test_rank_stream import EPOCH, Publishing, publishing
 
-EPOCH = 7
 SECOND_NS = 1_000_000_000
 AGENT = ("kv_events", "consolidate", "outbox", "publish")
 ALL = 1.0
@@ -29,44 +23,31 @@ ALL = 1.0
 
 @dataclass
 class Way:
-    """A rank's outbox, its stream into the log, an index that follows the log, and what both traced."""
+    """A rank's outbox on its way into the log, an index that follows the log, and what both traced."""
 
-    outbox: Outbox
-    stream: RankStreamSender
-    log: EventLog
+    agent: Publishing
     index: Index
-    by_agent: list[TraceData] = field(default_factory=list)
-    by_index: list[TraceData] = field(default_factory=list)
+    by_agent: list[TraceData]
+    by_index: list[TraceData]
 
     async def publish(self, blocks: tuple[int, ...], engine_ns: int = 0) -> None:
-        """Publish these blocks, flushed by the engine then, as a message of their own."""
-        self.outbox.add(Stored(blocks), source_seq=0, engine_time_ns=engine_ns)
-        self.stream.wake()
-        await eventually(lambda: not self.outbox.waiting_bytes)
+        """These blocks, flushed by the engine then, are a message of their own."""
+        self.agent.outbox.add(Stored(blocks), source_seq=0, engine_time_ns=engine_ns)
+        self.agent.stream.wake()
 
     async def until_applied(self) -> None:
+        await self.agent.until_published()
         async with asyncio.timeout(10):
-            await self.index.index.wait_for(RANK, EPOCH, self.outbox.last_seq)
+            await self.index.index.wait_for(RANK, EPOCH, self.agent.outbox.last_seq)
 
 
 @asynccontextmanager
 async def way(url: str) -> AsyncIterator[Way]:
-    stop, by_agent, by_index = asyncio.Event(), list[TraceData](), list[TraceData]()
-    log = await EventLog.connect(url, name="agent", confirm_s=0.2)
-    try:
-        await ensure_streams(log, NATS)
-        async with running_index(url, tracing=EventTracing(ALL, by_index.append)) as index:
-            await eventually(lambda: not index.index.catching_up())
-            outbox = Outbox(EPOCH)
-            tracing = EventTracing(ALL, by_agent.append)
-            stream = RankStreamSender(MODEL, RANK, outbox, log, SystemClock(), tracing=tracing)
-            async with asyncio.TaskGroup() as group:
-                parts = [Part("publish", stream.run), Part("event-log", log.run, 1)]
-                group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-                yield Way(outbox, stream, log, index, by_agent, by_index)
-                stop.set()
-    finally:
-        await log.close()
+    by_agent, by_index = list[TraceData](), list[TraceData]()
+    async with running_index(url, tracing=EventTracing(ALL, by_index.append)) as index:
+        await eventually(lambda: not index.index.catching_up())
+        async with publishing(url, confirm_s=0.2, tracing=EventTracing(ALL, by_agent.append)) as agent:
+            yield Way(agent, index, by_agent, by_index)
 
 
 def names(trace: TraceData) -> tuple[str, ...]:
@@ -108,11 +89,9 @@ async def test_engine_agent_log_and_index_are_one_tree_of_a_message(broker: Brok
 async def test_a_message_that_was_sent_again_has_one_trace_with_its_attempts(broker: Broker) -> None:
     async with way(broker.url) as each:
         broker.freeze()
-        each.outbox.add(Stored((1,)), source_seq=0, engine_time_ns=0)
-        each.stream.wake()
-        await eventually(lambda: each.stream.failures_total >= 2)
+        await each.publish((1,))
+        await eventually(lambda: each.agent.stream.failures_total >= 2)
         broker.thaw()
-        await eventually(lambda: not each.outbox.waiting_bytes)
         await each.until_applied()
     (sent,) = each.by_agent
     attempts = sent.spans[3].attributes["kvrouter.attempts"]

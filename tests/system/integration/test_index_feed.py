@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -30,6 +29,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.fleet.registry import TextDigests
 from tests.support.metric_families import COMMANDS, shown_families
+from tests.support.processes import running
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import WAIT_S, Index, gpu, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
@@ -43,8 +43,8 @@ TOO_MANY_BLOCKS = 40_000
 
 @pytest_asyncio.fixture
 async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
-    async with running_index(broker.url) as running:
-        yield running
+    async with running_index(broker.url) as index:
+        yield index
 
 
 # ---------------------------------------------------------------- what the log says is held
@@ -70,7 +70,7 @@ async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\x00", b"garbage" * 100, bytes(60), b"\xff" * 1000])
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100])
 async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_it(
     index: Index, scripted: ScriptedRank, data: bytes
 ) -> None:
@@ -383,24 +383,20 @@ async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
 async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: ScriptedRank) -> None:
     await scripted.store(1, 2, 3)
     command = ["-m", "indexer", "serve", "--nats-url", broker.url, "--port", "0"]
-    process = ChildProcess("indexer", [sys.executable, *command, "--set", f"nats.events_max_bytes={1 << 24}"])
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        await process.start(group)
-        try:
-            address = (await process.line_with("index on")).split()[2]
-            query = {"sequence_hashes": [1, 2, 9], "ranks": [["w0", 0]]}
-            async with asyncio.timeout(WAIT_S):
-                while True:
-                    async with session.post(f"{address}/v1/overlap", json=query) as response:
-                        (answer,) = (await response.json())["ranks"]
-                    if answer["seq"] == scripted.seq:
-                        break
-                    await SystemClock().sleep(0.02)
-            assert (answer["overlap_blocks"], answer["epoch"], answer["stale"]) == ([2, 2, 2, 2], 7, "")
-            async with session.get(f"{address}/metrics") as response:
-                shown = await response.text()
-            assert "kvrouter_index_ranks 1.0" in shown
-            assert shown_families(shown) == COMMANDS["indexer serve"].keys()
-        finally:
-            await process.end(signal.SIGTERM)
+    indexer = ChildProcess("indexer", [sys.executable, *command, "--set", f"nats.events_max_bytes={1 << 24}"])
+    async with running(indexer) as process, aiohttp.ClientSession() as session:
+        address = (await process.line_with("index on")).split()[2]
+        query = {"sequence_hashes": [1, 2, 9], "ranks": [["w0", 0]]}
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                async with session.post(f"{address}/v1/overlap", json=query) as response:
+                    (answer,) = (await response.json())["ranks"]
+                if answer["seq"] == scripted.seq:
+                    break
+                await SystemClock().sleep(0.02)
+        assert (answer["overlap_blocks"], answer["epoch"], answer["stale"]) == ([2, 2, 2, 2], 7, "")
+        async with session.get(f"{address}/metrics") as response:
+            shown = await response.text()
+        assert "kvrouter_index_ranks 1.0" in shown
+        assert shown_families(shown) == COMMANDS["indexer serve"].keys()
     assert process.ended_with == 0, process.output

@@ -8,13 +8,14 @@ from kv_protocol.journal import JournalBegan, JournalRecord, Lost, TimePassed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.config import JournalSection
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry, read_journal
 from router.journal.writer import JournalWriter, ensure_journal
+from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.router.samples import TEXT
 
@@ -36,7 +37,6 @@ async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
 async def written(log: EventLog, router: str = "router-1", **bounds: int) -> AsyncIterator[JournalWriter]:
     """Yield a writer at work; afterwards what it had is on the log."""
     await ensure_journal(log, SETTINGS, NatsSection())
-    stop = asyncio.Event()
     made_of = StateSettings(text=TEXT)
     writer = JournalWriter(
         log,
@@ -48,12 +48,8 @@ async def written(log: EventLog, router: str = "router-1", **bounds: int) -> Asy
         kv_seq=lambda: 7,
         **bounds,
     )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(
-            run_parts([Part("journal", writer.run), Part("event-log", log.run, 1)], stop=stop, drain_s=5.0)
-        )
+    async with at_work(Part("journal", writer.run), Part("event-log", log.run, 1)):
         yield writer
-        stop.set()
 
 
 async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(broker: Broker, log: EventLog) -> None:

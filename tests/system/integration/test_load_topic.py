@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import SystemClock
 from tests.system.integration.broker import eventually
+from tests.system.integration.event_path import bound_in_a_row, endpoint_of, zmq_context
 from worker_agent.attached.load_topic import LoadTopic
 
 BUSY = ["LoadStat", 3, 2, 170, 1600, 0, 40, 210, 48, 9, 7]
@@ -21,23 +22,20 @@ BUSY = ["LoadStat", 3, 2, 170, 1600, 0, 40, 210, 48, 9, 7]
 @asynccontextmanager
 async def topic_of(ranks: int) -> AsyncIterator[tuple[list[zmq.asyncio.Socket], LoadTopic, dict[int, LoadReport]]]:
     """A topic that is subscribed to `ranks` sockets; what was announced last."""
-    context, announced, stop = zmq.asyncio.Context(), dict[int, LoadReport](), asyncio.Event()
+    announced, stop = dict[int, LoadReport](), asyncio.Event()
 
     async def announce(dp_rank: int, report: LoadReport) -> None:
         announced[dp_rank] = report
 
-    sockets = [context.socket(zmq.XPUB) for _ in range(ranks)]
-    for socket in sockets:
-        socket.bind("tcp://127.0.0.1:*")
-    endpoints = {rank: each.getsockopt_string(zmq.LAST_ENDPOINT) for rank, each in enumerate(sockets)}
-    topic = LoadTopic(endpoints, context, SystemClock(), announce, instance="i", block_size=16, total_blocks=7)
-    async with asyncio.TaskGroup() as group:
+    async with zmq_context() as context, asyncio.TaskGroup() as group:
+        sockets = bound_in_a_row(context, zmq.XPUB, ranks)
+        endpoints = dict(enumerate(map(endpoint_of, sockets)))
+        topic = LoadTopic(endpoints, context, SystemClock(), announce, instance="i", block_size=16, total_blocks=7)
         group.create_task(topic.run(stop))
         for socket in sockets:
             assert await socket.recv() == b"\x01"
         yield sockets, topic, announced
         stop.set()
-    context.destroy(linger=0)
 
 
 async def tell(socket: zmq.asyncio.Socket, stat: object) -> None:

@@ -1,6 +1,5 @@
 """The log in lines, followed on a real nats-server from now, from a place, from a time, and of the wanted ranks."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,8 +11,9 @@ from indexer.service.log_lines import EventLine, FleetLine, Line
 from indexer.service.log_tail import LogTail, TailFilter, TailStart
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.unit.router.samples import registered
@@ -24,12 +24,9 @@ EVERYTHING = TailFilter()
 @asynccontextmanager
 async def tailing(log: EventLog, start: TailStart, wanted: TailFilter = EVERYTHING) -> AsyncIterator[list[Line]]:
     lines: list[Line] = []
-    stop = asyncio.Event()
     await LogTail(log, ManualClock(wall_ns=77), wanted, lines.append).begin(start)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts([Part("event-log", log.run)], stop=stop, drain_s=5.0))
+    async with at_work(Part("event-log", log.run)):
         yield lines
-        stop.set()
 
 
 def events(lines: list[Line]) -> list[tuple[int, int | None]]:

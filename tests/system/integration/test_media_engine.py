@@ -77,6 +77,12 @@ def words(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+async def prompt_of(prompts: EnginePrompts, *parts: Any) -> EnginePrompt:
+    """Return the only prompt of a chat with these parts."""
+    (prompt,) = await prompts.prompts(chat(*parts))
+    return prompt
+
+
 def asked(prompt: EnginePrompt, name: str = "a", **fields: Any) -> EngineRequest:
     told = {"media": prompt.media, "text": prompt.text, "handoff": prompt.handoff, "max_tokens": 4} | fields
     return EngineRequest(request_id=name, prompt=prompt.tokens, **told)
@@ -100,9 +106,8 @@ def cached(told: list[EngineOutput]) -> int:
 
 @pytest.mark.parametrize("form", ["text", "tokens"])
 async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, form: str) -> None:
-    prompt = (await model.prompts.prompts(chat(words("two:"), picture(), words("and"), picture(GIF), words("which?"))))[
-        0
-    ]
+    parts = (words("two:"), picture(), words("and"), picture(GIF), words("which?"))
+    prompt = await prompt_of(model.prompts, *parts)
     fields: dict[str, Any] = {} if form == "text" else {"text": None}
     async with running(worker(model)) as engine:
         told = await outputs(engine, asked(prompt, max_tokens=1, **fields))
@@ -113,7 +118,7 @@ async def test_the_engine_s_events_are_hashed_as_the_request_is(model: Model, fo
 
 
 async def test_events_of_the_second_cache_manager_agree_up_to_the_image(model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(words("a long text before it"), picture(), words("what?"))))[0]
+    prompt = await prompt_of(model.prompts, words("a long text before it"), picture(), words("what?"))
     cache = {
         "tokens_per_block": BLOCK_SIZE,
         "use_kv_cache_manager_v2": True,
@@ -132,7 +137,7 @@ async def test_events_of_the_second_cache_manager_agree_up_to_the_image(model: M
 
 async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fake, model: Model) -> None:
     trtllm.control.model = replace(trtllm.control.model, image_token_id=None)
-    prompt = (await model.prompts.prompts(chat(words("look"), picture())))[0]
+    prompt = await prompt_of(model.prompts, words("look"), picture())
     async with running(worker(model)) as engine:
         by_text = await outputs(engine, asked(prompt))
         by_tokens = await outputs(engine, asked(prompt, "b", text=None))
@@ -146,7 +151,7 @@ async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fa
 
 
 async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(picture())))[0]
+    prompt = await prompt_of(model.prompts, picture())
     (media,) = prompt.media
     cut = Media(field=media.field, kind="image", media_type="image/png", data=PNG[:20], digest=media.digest)
     async with running(worker(model)) as engine:
@@ -157,7 +162,7 @@ async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Mo
 
 
 async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_none(trtllm: Fake, model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(picture())))[0]
+    prompt = await prompt_of(model.prompts, picture())
     engine = worker(model)
     await engine.start()
     trtllm.control.hold()
@@ -179,7 +184,7 @@ def embeddings(fill: float = 1.0) -> Media:
 
 
 async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Model) -> None:
-    prompt = (await model.prompts.prompts(chat(words("look at this one"), picture())))[0]
+    prompt = await prompt_of(model.prompts, words("look at this one"), picture())
     async with running(worker(model)) as engine:
         told = await outputs(engine, asked(prompt, media=(embeddings(),)))
         assert told[0].prompt.count(model.token) == 3
@@ -204,7 +209,7 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
     trtllm: Fake, model: Model, dtype: str
 ) -> None:
     trtllm.control.model = replace(trtllm.control.model, embedding_dtype=dtype)
-    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
+    prompt = await prompt_of(model.prompts, picture(), words("what?"))
     assert prompt.text is not None
     async with three(model, "aggregated") as (encode, aggregated, _):
         (data,) = await encode.embeddings(prompt.text, prompt.media)
@@ -218,7 +223,7 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
 async def test_positions_of_a_model_with_mrope_go_with_the_handles_and_not_with_embeddings(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = (await model.prompts.prompts(chat(picture(), words("what?"))))[0]
+    prompt = await prompt_of(model.prompts, picture(), words("what?"))
     assert prompt.text is not None
     positions = {"mrope_position_ids_handle": {"a": 1}, "mrope_position_deltas_handle": {"b": 2}}
     result = import_module("tensorrt_llm.executor.result")

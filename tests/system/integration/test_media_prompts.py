@@ -35,11 +35,15 @@ class Worker:
     loader: MediaLoader
     prompts: EnginePrompts
 
+    async def prompt(self, request: ChatRequest | CompletionRequest) -> EnginePrompt:
+        (prompt,) = await self.prompts.prompts(request)
+        return prompt
+
     async def refusal(self, request: ChatRequest | CompletionRequest) -> tuple[str, str]:
         """Return why, and the field; it is counted once."""
         before = self.loader.refused_total.total()
         with pytest.raises(MediaRefused) as caught:
-            (await self.prompts.prompts(request))[0]
+            await self.prompts.prompts(request)
         reason = refused(caught)
         assert self.loader.refused_total.total() == before + 1
         return reason, caught.value.field
@@ -78,11 +82,8 @@ def ids(tokens: list[int]) -> str:
 # ---------------------------------------------------------------------------------------------- taken
 async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(model_path: Any) -> None:
     made = worker(model_path)
-    prompt = (
-        await made.prompts.prompts(
-            chat("see", image_part(data_url(PNG)), "and", image_part(data_url(GIF, "image/gif")))
-        )
-    )[0]
+    parts = ("see", image_part(data_url(PNG)), "and", image_part(data_url(GIF, "image/gif")))
+    prompt = await made.prompt(chat(*parts))
     assert prompt.text is not None
     assert prompt.text == f"<|im_start|>user\nsee\n{PLACEHOLDER}\nand\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.tokens.count(made.token) == 2
@@ -93,21 +94,15 @@ async def test_a_chat_with_images_is_text_with_a_token_for_each_and_the_media(mo
 
 async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any) -> None:
     made = worker(model_path)
-    routed = (await made.prompts.prompts(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6]))))[0]
-    assert routed == (await made.prompts.prompts(chat("see", image_part(data_url(PNG)))))[0]
-    assert ((await made.prompts.prompts(chat("see", kv_prompt_ids=ids([5, 6]))))[0]).tokens == (5, 6)
+    routed = await made.prompt(chat("see", image_part(data_url(PNG)), kv_prompt_ids=ids([5, 6])))
+    assert routed == await made.prompt(chat("see", image_part(data_url(PNG))))
+    assert (await made.prompt(chat("see", kv_prompt_ids=ids([5, 6])))).tokens == (5, 6)
 
 
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
     made = worker(model_path)
-    prompt = (
-        await made.prompts.prompts(
-            chat(
-                image_part("https://10.0.0.1/a.png"),
-                prompt_token_ids=msgspec.Raw(msgspec.json.encode([made.token] * 9)),
-            )
-        )
-    )[0]
+    given = msgspec.Raw(msgspec.json.encode([made.token] * 9))
+    prompt = await made.prompt(chat(image_part("https://10.0.0.1/a.png"), prompt_token_ids=given))
     assert prompt == EnginePrompt(tokens=(made.token,) * 9)
 
 

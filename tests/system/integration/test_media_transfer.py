@@ -1,6 +1,5 @@
 """Embeddings between workers over HTTP: once, in time, within bounds, the very bytes, and from no impostor."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from kv_runtime.supervise import run_parts
 from tests.support.manual_clock import ManualClock
+from tests.support.parts import at_work
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.media.config import TransferSection
@@ -25,11 +24,8 @@ async def running(
 ) -> AsyncIterator[HttpEmbeddingTransfer]:
     transfer = HttpEmbeddingTransfer(section or TransferSection(), clock or ManualClock())
     await transfer.start()
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(transfer.parts(0), stop=stop, drain_s=5))
+    async with at_work(*transfer.parts(0)):
         yield transfer
-        stop.set()
 
 
 def another(section: TransferSection | None = None, **bounds: Any) -> EmbeddingTransfer:

@@ -16,6 +16,7 @@ import pytest
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_parts
+from tests.support.parts import at_work
 from tests.support.paths import ROOT
 from tests.system.integration import nixl_sender
 from tests.system.integration.broker import eventually
@@ -52,13 +53,8 @@ def nixl() -> None:
 async def running(store_bytes_max: int = 1 << 30, **times: float) -> AsyncIterator[NixlEmbeddingTransfer]:
     transfer = NixlEmbeddingTransfer(SystemClock(), store_bytes_max=store_bytes_max, **times)
     await transfer.start()
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(transfer.parts(0), stop=stop, drain_s=5))
-        try:
-            yield transfer
-        finally:
-            stop.set()
+    async with at_work(*transfer.parts(0)):
+        yield transfer
 
 
 async def lines(stream: asyncio.StreamReader) -> bytes:

@@ -1,6 +1,5 @@
 """`/kv_cache_events` polled, all the way into a real index: nothing twice, nothing lost in silence, faults by name."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import run_parts
+from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
@@ -48,7 +47,6 @@ class Polling:
 @asynccontextmanager
 async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> AsyncIterator[Polling]:
     """Nothing but a planted fault may pass `answer_s`: the events of an answer that came too late are lost."""
-    stop = asyncio.Event()
     async with (
         TrtllmServeDouble().serving() as engine,
         EngineClient(engine.url) as client,
@@ -58,10 +56,8 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
         polled = PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
         streams = EventStreams(WORKER, EventsSection(), log, context, SystemClock(), polled=polled)
         await streams.path.consolidator.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run_parts(streams.path.parts(0), stop=stop, drain_s=5.0))
+        async with at_work(*streams.path.parts(0)):
             yield Polling(engine, streams, client, index)
-            stop.set()
 
 
 async def test_events_that_another_client_took_clear_the_rank_and_are_counted(broker: Broker, log: EventLog) -> None:
@@ -81,7 +77,6 @@ async def test_events_that_another_client_took_clear_the_rank_and_are_counted(br
         ("unreadable", Fault(body=b"<html>")),
         ("oversize", Fault(body=b" " * (2 << 20))),
         ("slow", Fault(hangs=True)),
-        ("unreachable", Fault(cuts=True)),
     ],
 )
 async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(

@@ -1,9 +1,8 @@
 """A rank's outbox into a real log: whatever the server does, all that was not dropped is there, once and in order."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import nats
@@ -15,7 +14,9 @@ from kv_protocol import subjects
 from kv_protocol.events import Cleared, Stored
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
+from kv_runtime.tracing.service import EventTracing
+from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import MODEL, NATS, RANK, batches_in
 from worker_agent.events.outbox import SMALL_MAX, Outbox
@@ -32,7 +33,6 @@ class Publishing:
     log: EventLog
     outbox: Outbox
     stream: RankStreamSender
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, batches: int = 1, blocks: int = 0) -> None:
         for _ in range(batches):
@@ -48,18 +48,17 @@ class Publishing:
 
 
 @asynccontextmanager
-async def publishing(url: str, *, confirm_s: float = 5.0, bytes_max: int = 64 << 20) -> AsyncIterator[Publishing]:
+async def publishing(
+    url: str, *, confirm_s: float = 5.0, tracing: EventTracing | None = None
+) -> AsyncIterator[Publishing]:
     """A stream whose part runs, and the watch over its connection, which makes a lost KV_EVENTS again."""
     log = await EventLog.connect(url, name="test", confirm_s=confirm_s)
     try:
         await ensure_streams(log, NATS)
-        outbox = Outbox(EPOCH, bytes_max=bytes_max)
-        each = Publishing(log, outbox, RankStreamSender(MODEL, RANK, outbox, log, SystemClock()))
-        async with asyncio.TaskGroup() as group:
-            parts = [Part("publish", each.stream.run), Part("event-log", log.run, 1)]
-            group.create_task(run_parts(parts, stop=each.stop, drain_s=5.0))
+        outbox = Outbox(EPOCH)
+        each = Publishing(log, outbox, RankStreamSender(MODEL, RANK, outbox, log, SystemClock(), tracing=tracing))
+        async with at_work(Part("publish", each.stream.run), Part("event-log", log.run, 1)):
             yield each
-            each.stop.set()
     finally:
         await log.close()
 

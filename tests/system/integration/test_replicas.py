@@ -1,18 +1,18 @@
 """Two routers on a real broker: what one promises, the other counts, whatever befell the connection."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
 from router.decision.state import RankLoad
 from router.replicas.service import Replicas, replica_families
+from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import connected
 from tests.unit.properties.replica_network import apply
@@ -49,16 +49,11 @@ class Router:
 
 @asynccontextmanager
 async def router(url: str, name: str) -> AsyncIterator[Router]:
-    stop = asyncio.Event()
-    async with AsyncExitStack() as cleanup:
-        log = await cleanup.enter_async_context(connected(url))
+    async with connected(url) as log:
         running = Router(name, log)
         await running.replicas.start()
-        group = await cleanup.enter_async_context(asyncio.TaskGroup())
-        parts = [Part("log", log.run, 1), Part("replicas", running.replicas.run)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        yield running
-        stop.set()
+        async with at_work(Part("log", log.run, 1), Part("replicas", running.replicas.run)):
+            yield running
 
 
 def routed(lease_id: str, blocks: int = 100, at: WorkerRank = W0) -> Routed:

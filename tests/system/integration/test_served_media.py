@@ -15,16 +15,17 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
 from tests.contract.engines import outputs, tokens_of
+from tests.support.parts import at_work
 from tests.support.trtllm import trtllm
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
     asked,
-    chat,
     model,
     picture,
+    prompt_of,
     words,
     worker,
 )
@@ -53,17 +54,14 @@ async def wait(stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def started(media: ServedMedia, *parts: Part, encoders: tuple[str, ...] = ()) -> AsyncIterator[ServedMedia]:
     await media.start()
-    stop, log = asyncio.Event(), fleet_log(*(encoder(f"w{at}", base_url=url) for at, url in enumerate(encoders)))
-    async with asyncio.TaskGroup() as group:
-        of_media = media.parts(0, log, FleetGate())
-        group.create_task(run_parts((*parts, Part("test", wait), *of_media), stop=stop, drain_s=5))
-        try:
+    log = fleet_log(*(encoder(f"w{at}", base_url=url) for at, url in enumerate(encoders)))
+    try:
+        async with at_work(*parts, Part("test", wait), *media.parts(0, log, FleetGate())):
             if encoders:
                 await log.followed.wait()
             yield media
-        finally:
-            stop.set()
-            await media.close()
+    finally:
+        await media.close()
 
 
 @asynccontextmanager
@@ -82,25 +80,23 @@ async def encode_worker(model: Model) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
 async def test_a_worker_asks_an_encode_worker_of_the_fleet(model: Model, form: str) -> None:
-    request = chat(words("see"), picture())
+    parts = (words("see"), picture())
     async with encode_worker(model) as url, running(worker(model)) as engine:
         sections = {"encode": {"form": form}, "worker": {"token": TOKEN}}
         async with started(served(model, "aggregated", **sections), encoders=(url,)) as media:
-            prompt = (await media.prompts.prompts(request))[0]
+            prompt = await prompt_of(media.prompts, *parts)
             (asked_total,) = [each for each in media.families("w") if each.name == "kvrouter_encode_attempts"]
         assert [(sample.labels["outcome"], sample.value) for sample in asked_total.samples] == [("ok", 1)]
         assert (prompt.handoff is None) == (form == "embeddings")
         told = await outputs(engine, asked(prompt))
-        assert tokens_of(told) == tokens_of(
-            await outputs(engine, asked((await model.prompts.prompts(request))[0], "b"))
-        )
+        assert tokens_of(told) == tokens_of(await outputs(engine, asked(await prompt_of(model.prompts, *parts), "b")))
 
 
 async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
     media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
     assert media.parts(0, fleet_log(), FleetGate()) == ()
     assert media.rule == ImageRule(placeholder="<image>", image_token_id=model.token, tokens=FixedTokens(8))
-    assert len(((await media.prompts.prompts(chat(picture())))[0]).media) == 1
+    assert len((await prompt_of(media.prompts, picture())).media) == 1
     assert [family.name for family in media.families("w")] == [
         "kvrouter_media_loaded", "kvrouter_media_loaded_bytes", "kvrouter_media_refused",
     ]  # fmt: skip

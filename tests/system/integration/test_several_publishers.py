@@ -80,11 +80,6 @@ class Publisher(PlayedSource):
             await self.live(self.sequence)
         self.sequence += 1
 
-    async def subscribed(self) -> None:
-        async with asyncio.timeout(20):
-            while await self.publish.recv() != b"\x01":
-                pass
-
     def die(self) -> None:
         """Nothing more is sent, also of what is on its way."""
         self._serving.cancel()

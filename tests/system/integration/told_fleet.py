@@ -1,6 +1,5 @@
 """Workers whose engines store, evict, move and clear at random, told through our consolidation, into a real log."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -12,7 +11,8 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, run_parts
+from kv_runtime.supervise import Part
+from tests.support.parts import at_work
 from tests.system.integration.scripted_rank import MODEL
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
@@ -134,9 +134,5 @@ async def answering(log: EventLog, *workers: ToldWorker) -> AsyncIterator[None]:
     answers = [RankAnswers(MODEL, rank, each.core, log, SystemClock()) for each in workers for rank in each.ranks]
     for each in answers:
         await each.listen()
-    parts = [Part(f"answers-{at}", each.run) for at, each in enumerate(answers)]
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+    async with at_work(*(Part(f"answers-{at}", each.run) for at, each in enumerate(answers))):
         yield
-        stop.set()

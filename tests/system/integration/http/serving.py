@@ -17,8 +17,11 @@ from router.http.plane import HttpPlane
 from router.http.sites import Sites
 from router.http.stream_replay import StreamReplayBuffer
 from tests.system.integration.broker import WAIT_S
+from tests.unit.router.upstream import Exchange as UpstreamExchange
+from tests.unit.router.upstream import Script, Upstream, completion
 
 OURS = b"x-decision-id: d1\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(completion()) + completion()
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
 
 
@@ -159,6 +162,11 @@ class Http:
             writer.write(data)
         return reader, writer
 
+    async def ask(self, data: bytes, **options: Any) -> "Answered":
+        """Return the first answer to these bytes, on a connection of their own."""
+        reader, _ = await self.dial(data, **options)
+        return await answered(reader)
+
     async def said(self, data: bytes) -> bytes:
         """Return all that the plane says to these bytes, until it closes the connection."""
         reader, _ = await self.dial(data)
@@ -169,6 +177,17 @@ class Http:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+
+def in_two(more: asyncio.Event, first: bytes, rest: bytes) -> Script:
+    """Send the one at once, and the other when there may be more."""
+
+    async def script(exchange: UpstreamExchange) -> None:
+        await exchange.send(first)
+        await more.wait()
+        await exchange.send(rest)
+
+    return script
 
 
 class Answered(NamedTuple):
@@ -248,6 +267,16 @@ async def running(
 def dialing(plane: HttpPlane) -> int:
     """Return how many connections to workers are being opened."""
     return len(plane.upstreams.dials or ())
+
+
+@contextlib.asynccontextmanager
+async def with_worker(
+    script: Script, files: OpenFiles = MANY_FILES, **options: Any
+) -> AsyncIterator[tuple[Http, Upstream]]:
+    """Run a plane before a worker that does what the script says."""
+    async with Upstream(script) as worker, running(files, **options) as http:
+        http.worker = worker.base_url
+        yield http, worker
 
 
 def assert_nothing_is_left(plane: HttpPlane) -> None:

@@ -8,7 +8,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.http.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Recorded, Timeouts, answered, dialing, post, running, until
+from tests.system.integration.http.serving import (
+    Recorded,
+    Timeouts,
+    answered,
+    dialing,
+    in_two,
+    post,
+    running,
+    until,
+    with_worker,
+)
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -33,10 +43,8 @@ NEVER_S = 3600.0
 
 
 async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers() -> None:
-    async with Upstream(answers(200, completion(), x_worker="w0", x_decision_id="false")) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post(b'{"a":1}'))
-        answer = await answered(reader)
+    async with with_worker(answers(200, completion(), x_worker="w0", x_decision_id="false")) as (http, worker):
+        answer = await http.ask(post(b'{"a":1}'))
         (received,) = worker.received
         assert received.headers == {
             "host": worker.base_url.removeprefix("http://"),
@@ -54,15 +62,8 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
 async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
     more = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.head(transfer_encoding="chunked")
-        await exchange.chunk(event("first") + b"data: half")
-        await more.wait()
-        await exchange.chunk(b" an event\n\n")
-        await exchange.chunk(b"")
-
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    rest = chunked(b" an event\n\n") + b"0\r\n\r\n"
+    async with with_worker(in_two(more, STREAM_HEAD + chunked(event("first") + b"data: half"), rest)) as (http, _):
         reader, _ = await http.dial(post())
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
@@ -96,8 +97,7 @@ async def test_a_stream_in_any_pieces_and_framing_comes_whole(framing: str, piec
         else:
             await exchange.cut()
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(script) as (http, _):
         reader, _ = await http.dial(post() + post())
         first, second = await answered(reader), await answered(reader)
     assert first.body == second.body == whole
@@ -123,8 +123,7 @@ async def test_an_answer_of_any_length_and_framing_comes_whole(framing: str, siz
             await exchange.send(body)
             await exchange.cut()
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(script) as (http, _):
         request = post() if http_1_1 else post().replace(b"HTTP/1.1", b"HTTP/1.0")
         reader, _ = await http.dial(request)
         answer = await answered(reader)
@@ -138,10 +137,8 @@ async def test_an_answer_of_any_length_and_framing_comes_whole(framing: str, siz
 
 async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
     hop = {"connection": "x-mine", "x_mine": "1", "keep_alive": "timeout=5", "te": "trailers", "upgrade": "h2c"}
-    async with Upstream(answers(200, b"{}", **hop, x_other="2")) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        answer = await answered(reader)
+    async with with_worker(answers(200, b"{}", **hop, x_other="2")) as (http, _):
+        answer = await http.ask(post())
     assert set(answer.headers) == {"content-type", "x-other", "x-decision-id", "content-length"}
 
 
@@ -153,10 +150,8 @@ async def test_interim_answers_are_not_passed_on() -> None:
         await exchange.send(interim[30:])
         await exchange.answer(200, completion())
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        assert (await answered(reader)).body == completion()
+    async with with_worker(script) as (http, _):
+        assert (await http.ask(post())).body == completion()
     assert http.watcher.heard[0] == "head 200"
 
 
@@ -191,10 +186,9 @@ FAILING: dict[str, tuple[Script, list[str]]] = {
 async def test_of_a_worker_that_fails_before_anything_was_passed_on_the_client_sees_nothing(
     script: Script, heard: list[str]
 ) -> None:
-    async with Upstream(script) as worker, running() as http:
-        http.worker, http.tries = worker.base_url, 1
-        reader, _ = await http.dial(post())
-        answer = await answered(reader)
+    async with with_worker(script) as (http, worker):
+        http.tries = 1
+        answer = await http.ask(post())
         assert len(worker.received) == 2
     assert (answer.status, answer.body) == (502, b"{}")
     assert [watcher.heard for watcher in http.watchers] == [heard, heard]
@@ -205,8 +199,7 @@ async def test_a_worker_that_cannot_be_reached_fails_in_connecting() -> None:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
     async with running() as http:
         for http.worker in (address, "http://no-such-host.invalid:80", "ftp://127.0.0.1:1", "http://"):
-            reader, _ = await http.dial(post())
-            assert (await answered(reader)).status == 502
+            assert (await http.ask(post())).status == 502
         await until(lambda: not http.plane.upstreams.origins)
     assert [watcher.heard[0].split(":")[0] for watcher in http.watchers] == ["failed connect"] * 4
 
@@ -222,8 +215,7 @@ CUT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("rest", CUT.values(), ids=CUT)
 async def test_a_stream_that_is_cut_ends_with_an_error_event_and_the_connection_goes_on(rest: bytes) -> None:
-    async with Upstream(says(STREAM_HEAD + chunked(event("first")) + rest)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(says(STREAM_HEAD + chunked(event("first")) + rest)) as (http, _):
         reader, writer = await http.dial(post())
         answer = await answered(reader)
         writer.write(post())
@@ -243,8 +235,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_the_connection_
 
 async def test_a_long_answer_that_is_cut_is_cut_for_the_client_too() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (len(LONG) + 1)
-    async with Upstream(says(head + LONG)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(says(head + LONG)) as (http, _):
         reader, _ = await http.dial(post())
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await answered(reader)
@@ -252,10 +243,8 @@ async def test_a_long_answer_that_is_cut_is_cut_for_the_client_too() -> None:
 
 
 async def test_an_event_without_end_is_passed_on_and_a_cut_of_it_is_told() -> None:
-    async with Upstream(says(STREAM_HEAD + chunked(b"data: " + LONG))) as worker, running() as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        answer = await answered(reader)
+    async with with_worker(says(STREAM_HEAD + chunked(b"data: " + LONG))) as (http, _):
+        answer = await http.ask(post())
     begin, error, done, nothing = answer.body.split(b"\n\n")
     assert (begin, done, nothing) == (b"data: " + LONG, b"data: [DONE]", b"")
     assert b"upstream_failed" in error
@@ -279,10 +268,9 @@ TIMES: dict[str, tuple[bytes, Timeouts, str]] = {
 
 @pytest.mark.parametrize(("sent", "timeouts", "heard"), TIMES.values(), ids=TIMES)
 async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, timeouts: Timeouts, heard: str) -> None:
-    async with Upstream(says_and_waits(sent)) as worker, running() as http:
-        http.worker, http.timeouts = worker.base_url, timeouts
-        reader, _ = await http.dial(post())
-        await answered(reader)
+    async with with_worker(says_and_waits(sent)) as (http, worker):
+        http.timeouts = timeouts
+        await http.ask(post())
         await worker.gone.wait()
     assert http.watcher.heard[-1] == heard
 
@@ -291,8 +279,7 @@ async def test_a_worker_that_is_too_slow_has_failed(sent: bytes, timeouts: Timeo
 
 
 async def test_a_connection_serves_many_requests() -> None:
-    async with Upstream(GOOD) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(GOOD) as (http, _):
         reader, writer = await http.dial()
         for _ in range(5):
             writer.write(post())
@@ -315,8 +302,7 @@ async def test_a_request_over_a_connection_that_the_worker_had_closed_is_sent_ag
         else:
             await exchange.answer(200, completion())
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(script) as (http, _):
         reader, writer = await http.dial()
         for _ in range(2):
             writer.write(post())
@@ -335,10 +321,8 @@ UNUSABLE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
 async def test_a_connection_that_cannot_go_on_is_closed(answer: bytes) -> None:
-    async with Upstream(says_and_waits(answer)) as worker, running(worker_idle_s=NEVER_S) as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        assert (await answered(reader)).status == 200
+    async with with_worker(says_and_waits(answer), worker_idle_s=NEVER_S) as (http, worker):
+        assert (await http.ask(post())).status == 200
         await until(worker.gone.is_set)
 
 
@@ -351,19 +335,15 @@ async def test_unrequested_bytes_end_an_idle_connection() -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\n")
         await exchange.until_gone()
 
-    async with Upstream(script) as worker, running(worker_idle_s=NEVER_S) as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        await answered(reader)
+    async with with_worker(script, worker_idle_s=NEVER_S) as (http, worker):
+        await http.ask(post())
         more.set()
         await until(worker.gone.is_set)
 
 
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
-    async with Upstream(GOOD) as worker, running(worker_idle_s=0.05) as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(post())
-        await answered(reader)
+    async with with_worker(GOOD, worker_idle_s=0.05) as (http, _):
+        await http.ask(post())
         await until(lambda: not http.plane.upstreams.connections)
 
 
@@ -379,10 +359,9 @@ DROPPED: dict[str, tuple[Script, int]] = {
 
 @pytest.mark.parametrize(("script", "kept"), DROPPED.values(), ids=DROPPED)
 async def test_an_answer_that_is_not_wanted_goes_nowhere(script: Script, kept: int) -> None:
-    async with Upstream(script) as worker, running(worker_idle_s=NEVER_S) as http:
-        http.worker, http.unwanted = worker.base_url, {503}
-        reader, _ = await http.dial(post())
-        answer = await answered(reader)
+    async with with_worker(script, worker_idle_s=NEVER_S) as (http, _):
+        http.unwanted = {503}
+        answer = await http.ask(post())
         assert (answer.status, answer.body) == (503, b"{}")
         await until(lambda: len(http.plane.upstreams.connections) == kept)
         assert http.plane.upstreams.idle == kept
@@ -409,8 +388,8 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
     more = asyncio.Event()
     monkeypatch.setattr(Recorded, at, fault)
     with capture_logs() as logs:
-        async with Upstream(script) as worker, running() as http:
-            http.worker, http.unwanted = worker.base_url, {200} if at == "on_dropped" else set()
+        async with with_worker(script) as (http, worker):
+            http.unwanted = {200} if at == "on_dropped" else set()
             _, writer = await http.dial(post(headers=b"connection: close\r\n"))
             await until(lambda: bool(worker.received))
             more.set()
@@ -425,7 +404,6 @@ async def test_workers_that_are_gone_are_forgotten() -> None:
         for _ in range(3):
             async with Upstream(GOOD) as worker:
                 http.worker = worker.base_url
-                reader, _ = await http.dial(post())
-                await answered(reader)
+                await http.ask(post())
             await until(lambda: not http.plane.upstreams.connections)
         assert not http.plane.upstreams.origins

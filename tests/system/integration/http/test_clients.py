@@ -10,11 +10,21 @@ from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.http.plane import HttpPlane
-from tests.system.integration.http.serving import Http, answered, dialing, get, post, running, until
+from tests.system.integration.http.serving import (
+    WHOLE,
+    Http,
+    answered,
+    dialing,
+    get,
+    in_two,
+    post,
+    running,
+    until,
+    with_worker,
+)
 from tests.unit.router.upstream import (
     STREAM_HEAD,
     Exchange,
-    Upstream,
     answers,
     chunked,
     completion,
@@ -30,8 +40,7 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.answer(200, b"%d" % len(worker.received))
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(script) as (http, worker):
         reader, _ = await http.dial(get("/a?q=1") + post() + get("/b") + post() + get("/c"))
         answers = [(await answered(reader)).body for _ in range(5)]
     assert answers == [b"/a?q=1", b"1", b"/b?", b"2", b"/c?"]
@@ -179,25 +188,32 @@ async def test_beyond_the_bound_connections_are_refused() -> None:
         assert await reader.read() == b""
         kept[0][1].close()
         await until(lambda: len(http.plane.connections) < 2)
-        reader, _ = await http.dial(get())
-        assert (await answered(reader)).status == 200
+        assert (await http.ask(get())).status == 200
 
 
 # ---------------------------------------------------------------- slow clients
 
 
+async def flood(exchange: Exchange) -> None:
+    """Events without end, until the router goes."""
+    await exchange.head(transfer_encoding="chunked")
+    with suppress(ConnectionError):
+        while True:
+            await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
+    exchange.upstream.gone.set()
+    await exchange.cut()
+
+
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\n", b"\r\n"])
 async def test_a_head_that_does_not_come_is_not_awaited(sent: bytes) -> None:
     async with running(head_s=0.05) as http:
-        reader, _ = await http.dial(sent)
-        answer = await answered(reader)
+        answer = await http.ask(sent)
     assert (answer.status, answer.error["code"]) == (408, "timeout")
 
 
 async def test_a_body_that_stops_is_not_awaited() -> None:
     async with running(body_s=0.05) as http:
-        reader, _ = await http.dial(post(b"x" * 100)[:-1])
-        answer = await answered(reader)
+        answer = await http.ask(post(b"x" * 100)[:-1])
     assert (answer.status, answer.error["message"]) == (408, "body: no byte for 0.05 s")
 
 
@@ -251,19 +267,7 @@ async def test_an_idle_connection_is_closed_after_its_time(sent: bytes) -> None:
 
 
 async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None:
-    sent = 0
-
-    async def script(exchange: Exchange) -> None:
-        nonlocal sent
-        await exchange.head(transfer_encoding="chunked")
-        with suppress(ConnectionError):
-            while True:
-                await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-                sent += 1
-        worker.gone.set()
-
-    async with Upstream(script) as worker, running(write_s=0.2) as http:
-        http.worker = worker.base_url
+    async with with_worker(flood, write_s=0.2) as (http, worker):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", http.plane.port))
@@ -281,8 +285,7 @@ async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None
 async def test_a_worker_whose_client_reads_slowly_is_not_late() -> None:
     part = b"data: " + b"x" * 60_000 + b"\n\n"
 
-    async with Upstream(streams(*[part] * 100)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(streams(*[part] * 100)) as (http, _):
         reader, writer = await http.dial(post(), limit=4096)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
         await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])
@@ -352,8 +355,7 @@ LEAVING = {
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("sent", LEAVING.values(), ids=LEAVING)
 async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how: str) -> None:
-    async with Upstream(says_and_waits(sent)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(sent)) as (http, worker):
         _, writer = await http.dial(post())
         await until(lambda: bool(worker.received))
         if how == "reset":
@@ -368,14 +370,9 @@ async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: str) -> None:
-    async def script(exchange: Exchange) -> None:
-        await more.wait()
-        await exchange.answer(200, completion())
-
     more = asyncio.Event()
     sent = post() + post() if version == "1.1" else post().replace(b"HTTP/1.1", b"HTTP/1.0")
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(in_two(more, b"", WHOLE)) as (http, _):
         reader, writer = await http.dial(sent)
         writer.write_eof()
         await until(lambda: any(each.half_closed for each in http.plane.connections))
@@ -389,15 +386,9 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: s
 
 
 async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD + chunked(event("a")))
-        await more.wait()
-        await exchange.send(chunked(event("b")))
-        await exchange.chunk(b"")
-
     more = asyncio.Event()
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    rest = chunked(event("b")) + b"0\r\n\r\n"
+    async with with_worker(in_two(more, STREAM_HEAD + chunked(event("a")), rest)) as (http, _):
         reader, writer = await http.dial(post())
         await reader.readuntil(event("a"))
         writer.write_eof()
@@ -410,8 +401,7 @@ async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest()
 
 
 async def test_a_reset_after_a_probe_is_noticed_before_the_next_sweep() -> None:
-    async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("a")))) as worker, running(sweep_s=1e6) as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(STREAM_HEAD + chunked(event("a"))), sweep_s=1e6) as (http, worker):
         reader, writer = await http.dial(post())
         await reader.readuntil(event("a"))
         writer.close()
@@ -446,8 +436,7 @@ async def test_a_client_that_leaves_in_its_own_request_leaves_nothing() -> None:
 
 
 async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
-    async with Upstream(says_and_waits(STREAM_HEAD)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(STREAM_HEAD)) as (http, worker):
         writers = []
         for count in range(50, 1001, 50):
             writers += [writer for _, writer in await asyncio.gather(*(http.dial(post()) for _ in range(50)))]
@@ -462,8 +451,7 @@ async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
 
 
 async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() -> None:
-    async with Upstream(says_and_waits(STREAM_HEAD)) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(STREAM_HEAD)) as (http, _):
         for turns in range(60):
             _, writer = await http.dial(post())
             for _ in range(turns % 6):
@@ -481,8 +469,7 @@ async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() ->
     ("sent", "seen"), [(b"", b"shutting_down"), (STREAM_HEAD + b"9\r\ndata: x\n\n\r\n", b"[DONE]")]
 )
 async def test_what_takes_longer_than_the_drain_is_ended(sent: bytes, seen: bytes) -> None:
-    async with Upstream(says_and_waits(sent)) as worker, running(drain_s=0.05) as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(sent), drain_s=0.05) as (http, worker):
         reader, _ = await http.dial(post())
         await until(lambda: bool(worker.received))
         if sent:
@@ -507,15 +494,7 @@ async def test_what_waits_when_the_drain_is_over_is_told_and_its_service_too() -
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.head(transfer_encoding="chunked")
-        with suppress(ConnectionError):
-            while True:
-                await exchange.chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-        await exchange.cut()
-
-    async with Upstream(script) as worker, running(drain_s=0.05, linger_s=0.05) as http:
-        http.worker = worker.base_url
+    async with with_worker(flood, drain_s=0.05, linger_s=0.05) as (http, _):
         _, writer = await http.dial(post())
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
         await until(lambda: [each.writing_paused for each in http.plane.connections] == [True])

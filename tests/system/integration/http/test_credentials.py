@@ -25,6 +25,12 @@ def accounts_file(tmp_path: Path, *keys: str) -> str:
     return str(file)
 
 
+def with_tls(tmp_path: Path, **files: str) -> tuple[str, Credentials]:
+    """Return the certificate that is served, and the credentials with it."""
+    certificate, key = self_signed(tmp_path, "one")
+    return certificate, Credentials(CredentialFiles(certificate=certificate, key=key, **files))
+
+
 def trusting(certificate: str, own: tuple[str, str] | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=certificate)
     if own is not None:
@@ -53,8 +59,7 @@ async def test_a_large_body_without_a_key_is_refused_before_it_is_read(tmp_path:
     credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
     async with running(credentials=credentials) as http:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 60000000\r\n\r\n"
-        reader, _ = await http.dial(head)
-        assert (await answered(reader)).status == 401
+        assert (await http.ask(head)).status == 401
 
 
 async def test_a_replaced_key_counts_for_the_next_request_and_drops_none(tmp_path: Path) -> None:
@@ -87,7 +92,7 @@ async def test_a_wrong_file_leaves_the_former_accounts(tmp_path: Path) -> None:
 
 
 async def test_beyond_the_bound_a_client_that_awaits_a_handshake_gets_no_plain_text(tmp_path: Path) -> None:
-    credentials = Credentials(CredentialFiles("", *self_signed(tmp_path, "own")))
+    _, credentials = with_tls(tmp_path)
     async with running(connections_max=1, credentials=credentials) as http:
         for _ in range(1 + REFUSED_MAX):
             await http.dial()
@@ -128,24 +133,21 @@ async def test_tls_streams_and_keeps_connections_and_a_new_certificate_drops_non
         http.hold = False
         writer.write(get("/old"))
         assert (await answered(reader)).body == b"/old?"
-        reader, _ = await http.dial(get("/new"), ssl=trusting(second[0]))
-        assert (await answered(reader)).body == b"/new?"
+        assert (await http.ask(get("/new"), ssl=trusting(second[0]))).body == b"/new?"
         with pytest.raises(ssl.SSLError):
             await http.dial(ssl=trusting(first[0]))
         await until(lambda: http.plane.handshakes_failed == 1)
 
 
 async def test_a_refusal_over_tls_can_be_read(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path, "one")
-    files = CredentialFiles(accounts=accounts_file(tmp_path, "kv-1"), certificate=certificate, key=key)
-    async with running(credentials=Credentials(files), linger_s=0.1) as http:
-        reader, _ = await http.dial(post(b"x" * 500_000), ssl=trusting(certificate))
-        assert (await answered(reader)).status == 401
+    certificate, credentials = with_tls(tmp_path, accounts=accounts_file(tmp_path, "kv-1"))
+    async with running(credentials=credentials, linger_s=0.1) as http:
+        assert (await http.ask(post(b"x" * 500_000), ssl=trusting(certificate))).status == 401
 
 
 async def test_a_client_that_leaves_over_tls_is_noticed(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path, "one")
-    async with running(credentials=Credentials(CredentialFiles(certificate=certificate, key=key))) as http:
+    certificate, credentials = with_tls(tmp_path)
+    async with running(credentials=credentials) as http:
         http.hold = True
         _, writer = await http.dial(get("/v1/models"), ssl=trusting(certificate))
         await until(lambda: len(http.exchanges) == 1)
@@ -162,20 +164,18 @@ async def test_with_an_authority_clients_need_its_certificate(tmp_path: Path) ->
     async with running(credentials=credentials) as http:
 
         async def models(context: ssl.SSLContext) -> int:
-            reader, _ = await http.dial(get("/v1/models"), ssl=context)
-            return (await answered(reader)).status  # TLS 1.3: a client hears here that its certificate is refused
+            return (await http.ask(get("/v1/models"), ssl=context)).status
 
         assert await models(trusting(server[0], client)) == 200
         for own in (None, stranger):
-            with pytest.raises((OSError, EOFError)):
+            with pytest.raises((OSError, EOFError)):  # TLS 1.3: a client hears in its answer that it is refused
                 await models(trusting(server[0], own))
         await until(lambda: http.plane.handshakes_failed == 2)
         assert len(http.exchanges) == 1
 
 
 async def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path, "one")
-    credentials = Credentials(CredentialFiles(certificate=certificate, key=key))
+    _, credentials = with_tls(tmp_path)
     async with running(credentials=credentials, head_s=0.05) as http:
         assert await http.said(b"\x16\x03\x01") == b""
         assert (await http.said(get()))[:1] != b"H", "plain text gets no answer of HTTP"
@@ -183,8 +183,7 @@ async def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path) -> No
 
 
 async def test_handshakes_leave_nothing_behind(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path, "one")
-    credentials = Credentials(CredentialFiles(certificate=certificate, key=key))
+    certificate, credentials = with_tls(tmp_path)
     context = trusting(certificate)
     async with running(credentials=credentials) as http:
 

@@ -10,7 +10,7 @@ from kv_runtime.open_files import RESERVED, OpenFiles
 from router.http.capacity import CLIENTS_MIN, TooFewFiles
 from router.http.plane import REFUSED_MAX
 from tests.support.descriptors import no_descriptors_left
-from tests.system.integration.http.serving import Http, answered, get, post, running, until
+from tests.system.integration.http.serving import Http, answered, get, post, running, until, with_worker
 from tests.unit.router.upstream import Upstream, answers, completion, says_and_waits
 
 GOOD = answers(200, completion())
@@ -18,8 +18,7 @@ FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
-    async with Upstream(GOOD) as worker, running(FEW_FILES) as http:
-        http.worker = worker.base_url
+    async with with_worker(GOOD, FEW_FILES) as (http, _):
         kept = [await http.dial() for _ in range(CLIENTS_MIN)]
         refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
         assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
@@ -49,8 +48,7 @@ async def test_with_room_for_hardly_any_client_the_plane_does_not_start() -> Non
 
 async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> None:
     async with running() as http:
-        reader, _ = await http.dial(get())
-        await answered(reader)
+        await http.ask(get())
         late = socket.socket()
         late.setblocking(False)
         with capture_logs() as logs, no_descriptors_left():
@@ -65,8 +63,7 @@ async def test_while_nothing_can_be_accepted_clients_wait_and_it_is_said() -> No
 
 
 async def test_a_worker_is_not_to_blame_for_a_connection_that_we_cannot_open() -> None:
-    async with Upstream(GOOD) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(GOOD) as (http, _):
         reader, writer = await http.dial(get())
         await answered(reader)
         with no_descriptors_left():
@@ -82,16 +79,13 @@ async def test_an_idle_connection_to_one_worker_makes_room_for_another_worker() 
     async with Upstream(GOOD) as one, Upstream(GOOD) as other, running(worker_connections_max=1) as http:
         for worker in (one, other, one):
             http.worker = worker.base_url
-            reader, _ = await http.dial(post())
-            assert (await answered(reader)).status == 200
+            assert (await http.ask(post())).status == 200
         await until(lambda: len(http.plane.upstreams.connections) == 1)
 
 
 async def test_beyond_the_bound_of_workers_connections_no_worker_is_to_blame() -> None:
-    async with Upstream(says_and_waits(b"")) as worker, running(worker_connections_max=1) as http:
-        http.worker = worker.base_url
+    async with with_worker(says_and_waits(b""), worker_connections_max=1) as (http, worker):
         await http.dial(post())
         await until(lambda: bool(worker.received))
-        reader, _ = await http.dial(post())
-        await answered(reader)
+        await http.ask(post())
         assert http.watchers[1].heard == ["failed local: 1 connections to workers are open; try again"]

@@ -6,21 +6,16 @@ import socket
 import pytest
 
 from kv_runtime.http.acceptor import HANDSHAKE_S
-from tests.system.integration.http.serving import Http, answered, get, post, running, until
-from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, chunked, completion, event
+from tests.system.integration.http.serving import WHOLE, Http, answered, get, in_two, post, running, until, with_worker
+from tests.unit.router.upstream import STREAM_HEAD, chunked, completion, event
 
 GRACE_S = 0.3
+LAST = b"0\r\n\r\n"
 
 
 async def test_after_a_stop_what_runs_goes_on_and_says_that_it_is_the_last() -> None:
     more = asyncio.Event()
-
-    async def script(exchange: Exchange) -> None:
-        await more.wait()
-        await exchange.answer(200, completion())
-
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(in_two(more, b"", WHOLE)) as (http, worker):
         idle, _ = await http.dial(get())
         await answered(idle)
         reader, _ = await http.dial(post() + get("/later"))
@@ -36,15 +31,8 @@ async def test_after_a_stop_what_runs_goes_on_and_says_that_it_is_the_last() -> 
 
 
 async def test_a_stream_of_which_nothing_was_sent_before_the_stop_says_that_it_is_the_last() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD)
-        await more.wait()
-        await exchange.send(chunked(event("a")))
-        await exchange.chunk(b"")
-
     more = asyncio.Event()
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    async with with_worker(in_two(more, STREAM_HEAD, chunked(event("a")) + LAST)) as (http, _):
         reader, _ = await http.dial(post())
         await until(lambda: bool(http.watchers) and "head 200" in http.watcher.heard)
         http.stop.set()
@@ -55,14 +43,8 @@ async def test_a_stream_of_which_nothing_was_sent_before_the_stop_says_that_it_i
 
 
 async def test_a_connection_whose_answer_did_not_say_close_may_bring_one_more_request() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD + chunked(event("a")))
-        await more.wait()
-        await exchange.chunk(b"")
-
     more = asyncio.Event()
-    async with Upstream(script) as worker, running(drain_idle_s=GRACE_S) as http:
-        http.worker = worker.base_url
+    async with with_worker(in_two(more, STREAM_HEAD + chunked(event("a")), LAST), drain_idle_s=GRACE_S) as (http, _):
         reader, writer = await http.dial(post())
         streamed = await reader.readuntil(event("a"))
         http.stop.set()

@@ -4,8 +4,8 @@ import pytest
 
 from kv_runtime.http.hosts import HostNames
 from router.http.sites import Sites
-from tests.system.integration.http.serving import answered, get, post, running
-from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, chunked, completion, event
+from tests.system.integration.http.serving import answered, get, post, running, with_worker
+from tests.unit.router.upstream import STREAM_HEAD, Exchange, answers, chunked, completion, event
 
 APP = b"https://app.example"
 SITES = Sites(HostNames("127.0.0.1", ("router.example",), setting="data.hosts"), (APP.decode(),))
@@ -38,14 +38,7 @@ async def test_a_name_that_is_not_ours_is_refused_before_the_body_is_read() -> N
 async def test_a_name_of_ours_is_served(name: bytes) -> None:
     async with running(sites=SITES) as http:
         for _ in range(2):
-            reader, _ = await http.dial(called(name))
-            assert (await answered(reader)).status == 200
-
-
-async def test_a_balancers_router_serves_any_name() -> None:
-    async with running(sites=ANY_SITE) as http:
-        reader, _ = await http.dial(called(b"anything.example"))
-        assert (await answered(reader)).status == 200
+            assert (await http.ask(called(name))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -53,19 +46,30 @@ async def test_a_balancers_router_serves_any_name() -> None:
 )
 async def test_a_page_of_a_site_that_is_not_listed_is_refused(origin: bytes) -> None:
     async with running(sites=SITES) as http:
-        reader, _ = await http.dial(from_page(origin))
-        answer = await answered(reader)
+        answer = await http.ask(from_page(origin))
     assert (answer.status, answer.error["code"]) == (403, "foreign_origin")
     assert "data.cors_origins" in answer.error["message"]
     assert "access-control-allow-origin" not in answer.headers
     assert http.exchanges == []
 
 
-async def test_a_page_of_our_own_is_served() -> None:
-    async with running() as http:
-        reader, _ = await http.dial(from_page(b"http://127.0.0.1", get()))
-        answer = await answered(reader)
-    assert (answer.status, "vary" in answer.headers) == (200, False)
+@pytest.mark.parametrize(
+    ("sites", "request_", "allowed", "vary"),
+    [
+        (SITES, get(), None, "origin"),
+        (ANY_SITE, called(b"anything.example"), None, None),
+        (ANY_SITE, from_page(b"https://unlisted.example", get()), "*", None),
+        (None, from_page(b"http://127.0.0.1", get()), None, None),
+    ],
+    ids=["no origin", "any name", "any site", "a page of our own"],
+)
+async def test_what_is_served_says_who_may_read_it(
+    sites: Sites | None, request_: bytes, allowed: str | None, vary: str | None
+) -> None:
+    async with running(sites=sites) as http:
+        answer = await http.ask(request_)
+    assert answer.status == 200
+    assert (answer.headers.get("access-control-allow-origin"), answer.headers.get("vary")) == (allowed, vary)
 
 
 async def test_a_page_of_a_listed_site_may_read_answers_streams_and_refusals() -> None:
@@ -73,8 +77,7 @@ async def test_a_page_of_a_listed_site_may_read_answers_streams_and_refusals() -
         await exchange.send(STREAM_HEAD + chunked(event("a")))
         await exchange.chunk(b"")
 
-    async with Upstream(script) as worker, running(sites=SITES) as http:
-        http.worker = worker.base_url
+    async with with_worker(script, sites=SITES) as (http, _):
         reader, _ = await http.dial(from_page(APP) + from_page(APP, get("/own")) + from_page(APP, get("/fault")))
         found = [await answered(reader) for _ in range(3)]
     assert [each.status for each in found] == [200, 200, 500]
@@ -82,14 +85,6 @@ async def test_a_page_of_a_listed_site_may_read_answers_streams_and_refusals() -
     for each in found:
         assert (each.headers["access-control-allow-origin"], each.headers["vary"]) == (APP.decode(), "origin")
         assert "x-request-id" in each.headers["access-control-expose-headers"]
-
-
-async def test_answers_without_an_origin_vary_by_it_all_the_same() -> None:
-    async with running(sites=SITES) as http:
-        reader, _ = await http.dial(get())
-        answer = await answered(reader)
-    assert answer.headers["vary"] == "origin"
-    assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_a_preflight_of_a_listed_site_is_answered() -> None:
@@ -106,18 +101,9 @@ async def test_a_preflight_of_a_listed_site_is_answered() -> None:
     assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
 
 
-async def test_any_site_may_be_allowed() -> None:
-    async with running(sites=ANY_SITE) as http:
-        reader, _ = await http.dial(from_page(b"https://unlisted.example", get()))
-        answer = await answered(reader)
-    assert (answer.headers["access-control-allow-origin"], "vary" in answer.headers) == ("*", False)
-
-
 async def test_a_workers_cors_headers_are_not_passed_on() -> None:
     lines = {"access_control_allow_origin": "*", "access_control_allow_credentials": "true"}
-    async with Upstream(answers(200, completion(), **lines)) as worker, running(sites=SITES) as http:
-        http.worker = worker.base_url
-        reader, _ = await http.dial(from_page(APP))
-        answer = await answered(reader)
+    async with with_worker(answers(200, completion(), **lines), sites=SITES) as (http, _):
+        answer = await http.ask(from_page(APP))
     assert answer.headers["access-control-allow-origin"] == APP.decode()
     assert "access-control-allow-credentials" not in answer.headers

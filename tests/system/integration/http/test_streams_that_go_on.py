@@ -10,13 +10,12 @@ import pytest
 
 from kv_protocol.continuation import token_comment
 from router.http.exchange import BUFFERED_BYTES_MAX
-from tests.system.integration.http.serving import Http, answered, get, post, running, until
+from tests.system.integration.http.serving import Http, get, in_two, post, until, with_worker
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
     Exchange,
     Script,
-    Upstream,
     answers,
     chunked,
     completion,
@@ -47,39 +46,38 @@ def cut_after(*parts: bytes) -> Script:
     return says(STREAM_HEAD + b"".join(map(chunked, parts)))
 
 
-async def asked(http: Http, worker: Upstream, at_cut: Sequence[bytes | None], data: bytes = post()) -> bytes:
+async def asked(http: Http, at_cut: Sequence[bytes | None], data: bytes = post()) -> bytes:
     """Return the body of the stream that the client gets; the connection has to be fit for the next request."""
-    http.worker, http.kept_bytes, http.at_cut = worker.base_url, KEPT, list(at_cut)
-    reader, _ = await http.dial(data)
-    answer = await answered(reader)
+    http.kept_bytes, http.at_cut = KEPT, list(at_cut)
+    answer = await http.ask(data)
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
     return answer.body
 
 
 async def test_a_stream_goes_on_with_the_next_call_and_shows_nothing_of_it() -> None:
     script = in_turn(cut_after(ONE, TWO[:-5]), cut_after(TWO), streams(THREE, DONE))
-    async with Upstream(script) as worker, running() as http:
-        assert await asked(http, worker, [b"", b""]) == ONE + TWO + THREE + DONE
+    async with with_worker(script) as (http, _):
+        assert await asked(http, [b"", b""]) == ONE + TWO + THREE + DONE
         assert [watcher.heard[-1].split(":")[0] for watcher in http.watchers] == ["cut body", "cut body", "end"]
         assert [kept.events() for kept in http.kept[:2]] == [ONE, TWO]
 
 
 async def test_a_stream_of_a_client_of_http_1_0_goes_on_too() -> None:
     script = in_turn(cut_after(ONE), streams(TWO, DONE))
-    async with Upstream(script) as worker, running() as http:
-        http.worker, http.kept_bytes, http.at_cut = worker.base_url, KEPT, [b""]
+    async with with_worker(script) as (http, _):
+        http.kept_bytes, http.at_cut = KEPT, [b""]
         reader, _ = await http.dial(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert (await reader.read()).endswith(b"\r\n\r\n" + ONE + TWO + DONE)
 
 
 async def test_a_stream_that_is_whole_without_its_worker_is_ended() -> None:
-    async with Upstream(cut_after(ONE)) as worker, running() as http:
-        assert await asked(http, worker, [TWO + DONE]) == ONE + TWO + DONE
+    async with with_worker(cut_after(ONE)) as (http, _):
+        assert await asked(http, [TWO + DONE]) == ONE + TWO + DONE
 
 
 async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
-    async with Upstream(cut_after(ONE)) as worker, running() as http:
-        body = await asked(http, worker, [None])
+    async with with_worker(cut_after(ONE)) as (http, _):
+        body = await asked(http, [None])
         assert body.startswith(ONE)
         assert b"upstream_failed" in body
         assert body.endswith(DONE)
@@ -88,40 +86,40 @@ async def test_a_stream_that_cannot_go_on_ends_with_an_error_event() -> None:
 
 async def test_a_stream_does_not_go_on_within_an_event() -> None:
     half = b"data: " + b"x" * (BUFFERED_BYTES_MAX + 1000)
-    async with Upstream(in_turn(cut_after(ONE, half), streams(TWO, DONE))) as worker, running() as http:
-        body = await asked(http, worker, [b""])
+    async with with_worker(in_turn(cut_after(ONE, half), streams(TWO, DONE))) as (http, _):
+        body = await asked(http, [b""])
     assert body.startswith(ONE + half)
     assert TWO not in body
     assert b"upstream_failed" in body
-    async with Upstream(in_turn(streams(ONE, half), streams(TWO, DONE))) as worker, running() as http:
-        assert await asked(http, worker, [b""]) == ONE + half
+    async with with_worker(in_turn(streams(ONE, half), streams(TWO, DONE))) as (http, _):
+        assert await asked(http, [b""]) == ONE + half
 
 
 async def test_a_text_that_names_the_mark_does_not_end_a_stream() -> None:
     named = event("[DONE]")
-    async with Upstream(in_turn(streams(ONE, named), streams(TWO, DONE))) as worker, running() as http:
-        assert await asked(http, worker, [b""]) == ONE + named + TWO + DONE
+    async with with_worker(in_turn(streams(ONE, named), streams(TWO, DONE))) as (http, _):
+        assert await asked(http, [b""]) == ONE + named + TWO + DONE
 
 
 @pytest.mark.parametrize("second", [answers(200, completion()), says(b""), says(b"HTTP/1.1 200 OK\r\n")])
 async def test_an_answer_that_is_no_stream_does_not_go_on_with_one(second: Script) -> None:
-    async with Upstream(in_turn(cut_after(ONE), second)) as worker, running() as http:
-        body = await asked(http, worker, [b"", None])
+    async with with_worker(in_turn(cut_after(ONE), second)) as (http, _):
+        body = await asked(http, [b"", None])
         assert body.startswith(ONE)
         assert body.count(b"data: ") == 3
         assert b"upstream_failed" in body
 
 
 async def test_a_stream_that_ends_without_its_mark_may_go_on_or_ends_as_it_did() -> None:
-    async with Upstream(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as worker, running() as http:
-        assert await asked(http, worker, [b""]) == ONE + TWO + DONE
-        assert await asked(http, worker, [None]) == ONE
+    async with with_worker(in_turn(streams(ONE), streams(TWO, DONE), streams(ONE))) as (http, _):
+        assert await asked(http, [b""]) == ONE + TWO + DONE
+        assert await asked(http, [None]) == ONE
 
 
 async def test_an_empty_stream_in_which_another_was_to_go_on_is_cut_at_once() -> None:
     empty = says_and_waits(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n")
-    async with Upstream(in_turn(cut_after(ONE), empty, streams(TWO, DONE))) as worker, running() as http:
-        assert await asked(http, worker, [b"", b""]) == ONE + TWO + DONE
+    async with with_worker(in_turn(cut_after(ONE), empty, streams(TWO, DONE))) as (http, _):
+        assert await asked(http, [b"", b""]) == ONE + TWO + DONE
         assert http.watchers[1].heard[-1] == "cut first_byte: no bytes"
 
 
@@ -137,25 +135,24 @@ async def test_a_stream_in_which_an_attached_engine_reports_its_death_goes_on(
             await exchange.send(died[at : at + bytes_at_a_time])
             await asyncio.sleep(0)
 
-    async with Upstream(in_turn(script, streams(TWO, DONE))) as worker, running() as http:
-        http.is_engines, http.worker, http.kept_bytes, http.at_cut = True, worker.base_url, KEPT, [b""]
-        reader, _ = await http.dial(post().replace(b"HTTP/1.1", version))
-        assert (await answered(reader)).body == ONE + TWO + DONE
+    async with with_worker(in_turn(script, streams(TWO, DONE))) as (http, _):
+        http.is_engines, http.kept_bytes, http.at_cut = True, KEPT, [b""]
+        assert (await http.ask(post().replace(b"HTTP/1.1", version))).body == ONE + TWO + DONE
         assert http.watchers[0].heard[-1] == "cut body: an error event, code 500: EngineCore died"
         assert http.kept[0].events() == ONE
 
 
 async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not_answer() -> None:
-    async with Upstream(in_turn(streams(DIED, DONE), streams(ONE, DONE))) as worker, running() as http:
+    async with with_worker(in_turn(streams(DIED, DONE), streams(ONE, DONE))) as (http, _):
         http.is_engines, http.tries = True, 1
-        assert await asked(http, worker, []) == ONE + DONE
+        assert await asked(http, []) == ONE + DONE
         assert http.watchers[0].heard[-1] == "failed first_byte: an error event, code 500: EngineCore died"
 
 
 async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_error_event() -> None:
-    async with Upstream(streams(ONE, DIED, DONE)) as worker, running() as http:
+    async with with_worker(streams(ONE, DIED, DONE)) as (http, _):
         http.is_engines = True
-        body = await asked(http, worker, [None])
+        body = await asked(http, [None])
         assert body.startswith(ONE + b"data: ")
         assert b"code 500: EngineCore died" in body
         assert b"upstream_failed" in body
@@ -173,17 +170,16 @@ async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_err
     ],
 )
 async def test_other_errors_reach_the_client_as_the_worker_wrote_them(is_engines: bool, error: bytes) -> None:
-    async with Upstream(streams(ONE, error, DONE)) as worker, running() as http:
+    async with with_worker(streams(ONE, error, DONE)) as (http, _):
         http.is_engines = is_engines
-        assert await asked(http, worker, []) == ONE + error + DONE
+        assert await asked(http, []) == ONE + error + DONE
         assert http.watcher.heard[-1] == "end"
 
 
 async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
-    async with Upstream(cut_after(ONE, TWO)) as worker, running() as http:
-        http.worker, http.kept_bytes = worker.base_url, len(ONE)
-        reader, _ = await http.dial(post())
-        assert (await answered(reader)).body.startswith(ONE + TWO)
+    async with with_worker(cut_after(ONE, TWO)) as (http, _):
+        http.kept_bytes = len(ONE)
+        assert (await http.ask(post())).body.startswith(ONE + TWO)
         (kept,) = http.kept
         assert (kept.is_overfull, kept.events()) == (True, b"")
 
@@ -199,10 +195,9 @@ async def test_token_comments_are_kept_and_do_not_reach_the_client(version: byte
             await exchange.send(data[at : at + bytes_at_a_time])
             await asyncio.sleep(0)
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker, http.kept_bytes = worker.base_url, KEPT
-        reader, _ = await http.dial(post().replace(b"HTTP/1.1", version))
-        assert (await answered(reader)).body == ONE + TWO + THREE + DONE
+    async with with_worker(script) as (http, _):
+        http.kept_bytes = KEPT
+        assert (await http.ask(post().replace(b"HTTP/1.1", version))).body == ONE + TWO + THREE + DONE
         (kept,) = http.kept
         assert kept.events().startswith(events[0])
 
@@ -212,13 +207,8 @@ async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
     first, *others = (each.replace(b"\n\n", end) for each in (ONE, TWO, THREE, DONE))
     has_begun = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(STREAM_HEAD + chunked(first))
-        await has_begun.wait()
-        await exchange.send(b"".join(map(chunked, others)) + b"0\r\n\r\n")
-
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
+    rest = b"".join(map(chunked, others)) + b"0\r\n\r\n"
+    async with with_worker(in_two(has_begun, STREAM_HEAD + chunked(first), rest)) as (http, _):
         reader, _ = await http.dial(post())
         await reader.readuntil(end)
         has_begun.set()
@@ -227,8 +217,8 @@ async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
 
 
 async def test_a_client_that_leaves_between_two_workers_is_noticed() -> None:
-    async with Upstream(cut_after(ONE)) as worker, running() as http:
-        http.worker, http.kept_bytes = worker.base_url, KEPT
+    async with with_worker(cut_after(ONE)) as (http, _):
+        http.kept_bytes = KEPT
         held = asyncio.Event()
         forward = http.forward
         http.at_cut = [b""]
@@ -252,11 +242,10 @@ async def test_a_call_that_can_be_had_once_is_not_sent_twice() -> None:
         await exchange.reader.readuntil(b"\r\n\r\n")
         await exchange.cut()
 
-    async with Upstream(answer_and_close_the_next) as worker, running() as http:
-        http.worker, http.is_once = worker.base_url, True
+    async with with_worker(answer_and_close_the_next) as (http, worker):
+        http.is_once = True
         for status in (200, 502):
-            reader, _ = await http.dial(post())
-            assert (await answered(reader)).status == status
+            assert (await http.ask(post())).status == status
         assert http.watchers[-1].heard == ["failed first_byte: the connection closed before the answer's end"]
         assert len(worker.received) == 1
 
@@ -274,16 +263,15 @@ async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begu
         await exchange.until_gone()
         was_left.set()
 
-    async with Upstream(script) as worker, running() as http:
-        http.worker, http.is_once = worker.base_url, is_once
+    async with with_worker(script) as (http, _):
+        http.is_once = is_once
         _, writer = await http.dial(post())
         await asked_for.wait()
         heard = ["head 200"] if begun else []
         await until(lambda: http.watchers[0].heard == heard)
         writer.close()
         await until(lambda: http.watchers[0].heard == [*heard, "gone"])
-        reader, _ = await http.dial(get())
-        await answered(reader)  # by now a connection that was to be closed is closed
+        await http.ask(get())  # by now a connection that was to be closed is closed
         await until(lambda: len(http.plane.upstreams.connections) == int(is_once))
         may_answer.set()
         await was_left.wait()
