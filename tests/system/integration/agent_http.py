@@ -161,8 +161,8 @@ async def serving(
         await until(stop, engine.run() if drive else asyncio.Event().wait())
 
     async with (
-        at_work(Part("http", server.run), Part("engine", run_engine, 1)),
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
+        at_work(Part("http", server.run), Part("engine", run_engine, 1)),
     ):
         yield Agent(api, session, server.port)
 
