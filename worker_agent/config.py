@@ -163,7 +163,7 @@ class EngineSection(Section):
     reasoning_parser: str = Field(
         "",
         max_length=64,
-        description=f"how answers' reasoning is told from content: {', '.join(REASONING_PARSERS)}; empty: it is not",
+        description=f"parser that separates reasoning from content: {', '.join(REASONING_PARSERS)}; empty: none",
     )
     block_size: int = Field(32, ge=1, le=4096, description="tokens in a KV block")
     total_kv_blocks: int = Field(8192, ge=2, le=10_000_000, description="KV blocks of a rank; more keeps more prefixes")

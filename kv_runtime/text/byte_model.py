@@ -35,7 +35,7 @@ ROLE_MARKS = {
 END, TOOLS, CALLS = "<|end|>", "<|tools|>", "<|calls|>"
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), END, TOOLS, CALLS)
 _MARK_CHARACTERS = {mark: chr(BYTE_IDS + at) for at, mark in enumerate(MARKS)}
-"""By mark, the character whose code point is the mark's id."""
+"""For each special token, the character whose code point is the token's id."""
 
 
 def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:

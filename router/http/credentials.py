@@ -12,6 +12,7 @@ connection.
 
 import asyncio
 import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,12 @@ class CredentialFiles(NamedTuple):
 NO_FILES = CredentialFiles()
 
 
-class ServerTls(NamedTuple):
+@dataclass(frozen=True)
+class ServerTls:
     """The context of new connections, and the contents of the files that it was made of; without authorities: empty."""
 
     context: ssl.SSLContext
-    key: bytes
+    key: bytes = field(repr=False)  # no log and no error shows it
     certificate: bytes
     client_ca: bytes
 

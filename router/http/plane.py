@@ -107,6 +107,8 @@ class HttpPlane:
         files = self._files()
         self.capacity = capacity(self.limits, files)
         self.upstreams.connections_max = self.capacity.workers
+        if self.capacity.clients < self.limits.connections_max:
+            _log.info("connections_bound_lowered", clients=self.capacity.clients, open_files=files.allowed)
         await self.acceptor.bind(host, port, reuse_port=reuse_port)
 
     @property

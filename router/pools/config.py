@@ -111,7 +111,7 @@ class PrefillStrategy(_Ttft):
 
 
 class DecodeStrategy(_Itl):
-    """Of sequences whose prompts were computed elsewhere."""
+    """Sequences that a decode worker answers; a prefill worker computed their prompts."""
 
     context_length_min: Tokens
     context_length_max: Tokens

@@ -18,14 +18,17 @@ FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
 
 
 async def test_no_more_clients_are_served_than_there_are_descriptors_for() -> None:
-    async with with_worker(GOOD, FEW_FILES) as (http, _):
-        kept = [await http.dial() for _ in range(CLIENTS_MIN)]
-        refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
-        assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
-        for reader, writer in kept:
-            writer.write(post())
-            assert (await answered(reader)).status == 200
-        assert http.plane.capacity == (CLIENTS_MIN, CLIENTS_MIN)
+    with capture_logs() as logs:
+        async with with_worker(GOOD, FEW_FILES) as (http, _):
+            kept = [await http.dial() for _ in range(CLIENTS_MIN)]
+            refused = [(await http.dial(get()))[0] for _ in range(REFUSED_MAX)]
+            assert [(await answered(each)).status for each in refused] == [503] * REFUSED_MAX
+            for reader, writer in kept:
+                writer.write(post())
+                assert (await answered(reader)).status == 200
+            assert http.plane.capacity == (CLIENTS_MIN, CLIENTS_MIN)
+    (line,) = [each for each in logs if each["event"] == "connections_bound_lowered"]
+    assert (line["clients"], line["open_files"]) == (CLIENTS_MIN, FEW_FILES.allowed)
 
 
 async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
