@@ -100,7 +100,7 @@ class RouterState:
         core = self.core
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
-            OutcomeKnown: self._end,
+            OutcomeKnown: self.end,
             LedgerApplied: self._follow,
             WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
@@ -177,7 +177,8 @@ class RouterState:
             case Unreported():
                 core.unreported(event.worker_id, event.dp_rank)
 
-    def _end(self, known: OutcomeKnown) -> None:
+    def end(self, known: OutcomeKnown) -> None:
+        """Fold in the end of a lease of this router; `apply` of such a record."""
         lease_id, now_s = known.decision_id, known.now_s
         if not self.breakers.are_all_closed:
             if known.is_unstreamed:

@@ -39,7 +39,7 @@ async def lived(seed: int = 1, policy: str = "kv") -> list[Recordable]:
 async def write(log: EventLog, told: list[Recordable], router: str = "router-1") -> None:
     async with written(log, router=router) as writer:
         for what in told:
-            writer.record(what)
+            writer.encoder.record(what)
         await eventually(lambda: not writer.waiting())
 
 

@@ -58,7 +58,7 @@ async def test_what_is_recorded_while_the_server_is_away_comes_when_it_is_back(b
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         for moment in range(100):
-            writer.record(TimePassed(now_s=float(moment)))
+            writer.encoder.record(TimePassed(now_s=float(moment)))
         await broker.start()
         await eventually(lambda: not writer.waiting())
         began, *rest = await read(log)

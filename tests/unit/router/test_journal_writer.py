@@ -99,7 +99,7 @@ class Bench:
 
     def record(self, *moments: int) -> None:
         for moment in moments:
-            self.writer.record(TimePassed(now_s=float(moment)))
+            self.writer.encoder.record(TimePassed(now_s=float(moment)))
 
     async def end(self) -> None:
         self.stop.set()
@@ -182,7 +182,7 @@ async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_go
         for size in (300_000, 300_000, MESSAGE_BYTES_MAX, 5 * MESSAGE_BYTES_MAX, 10)
     ]
     for record in told:
-        bench.writer.record(record)
+        bench.writer.encoder.record(record)
     await bench.end()
     assert all(len(data) <= MESSAGE_BYTES_MAX for _, data, _ in bench.log.published)
     assert bench.log.records[1:] == told
@@ -214,8 +214,8 @@ async def test_a_record_that_cannot_be_written_is_counted_said_once_and_followed
     bench = Bench()
     with capture_logs() as lines:
         bench.record(1)
-        bench.writer.record(unwritable)
-        bench.writer.record(unwritable)
+        bench.writer.encoder.record(unwritable)
+        bench.writer.encoder.record(unwritable)
         bench.record(2)
         await bench.log.has_kind(CheckpointEnded)
         bench.record(3)
