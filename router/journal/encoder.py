@@ -20,12 +20,13 @@ from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, RecordedStandings, shortened
 
-RECORDS_MAX = 65_536
-"""Records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as long."""
-_BYTES_MAX = 256 << 20
-"""The same, of long prompts."""
-_EARLY = 4
-"""The part of what may wait at which a message is due."""
+BYTES_MAX = 32 << 20
+"""Of records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as
+long."""
+_MESSAGES_MIN = 4
+"""Of which what may wait consists at least: the oldest of them gives way."""
+_RECORDS_MAX = 4096
+"""Of one message."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 """The buffer was full; a record took too many parts; it holds what msgpack has no room for; the log did not take it
 before the router ended."""
@@ -43,11 +44,20 @@ class EncodedMessage(NamedTuple):
     records: int
 
 
-class _Loss(NamedTuple):
-    """An encoded `Lost`, and how many records it stands for."""
+class _Batch:
+    """Records of one message. `numbers`: how many they are, with those that they state as lost."""
 
-    data: bytes
-    count: int
+    __slots__ = ("numbers", "records", "size")
+
+    def __init__(self) -> None:
+        self.records = list[bytes]()
+        self.size = self.numbers = 0
+
+    def add(self, encoded: bytes, numbers: int = 1) -> None:
+        """Add a record."""
+        self.records.append(encoded)
+        self.size += len(encoded)
+        self.numbers += numbers
 
 
 class _Checkpoint(NamedTuple):
@@ -63,55 +73,48 @@ class JournalEncoder:
         self,
         life: int,
         kv_seq: Callable[[], int] = lambda: 0,
-        records_max: int = RECORDS_MAX,
+        bytes_max: int = BYTES_MAX,
         now_s: float = 0.0,
         on_waiting: Callable[[bool], None] = lambda _is_due: None,
     ) -> None:
         """`kv_seq` says how far the index has read `KV_EVENTS`.
 
-        `on_waiting` is called when the first record comes, and with True when so many wait that a message is due.
+        `on_waiting` is called when the first record comes, and with True when a message is complete.
         """
-        self._life, self._kv_seq, self._on_waiting = life, kv_seq, on_waiting
-        self._records_max, self._early = records_max, records_max // _EARLY
+        self._life, self._kv_seq, self._bytes_max, self._on_waiting = life, kv_seq, bytes_max, on_waiting
+        self._message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self._standings = RecordedStandings()
-        self._waiting = deque[bytes | _Loss | _Checkpoint]()
-        self._front = deque[bytes | _Loss]()  # of the checkpoint: before what waits
+        self._first = deque[_Batch]()  # of a checkpoint, or of what gave way
+        self._waiting = deque[_Batch | _Checkpoint]()
         self._waiting_bytes = 0
-        self._message = list[bytes]()
-        self._message_bytes = self._message_numbers = 0
-        self._next = 1
+        self._newest = _Batch()
         self._checkpoint: Iterator[JournalRecord] | None = None
-        self._checkpoint_bytes = 0
-        self.is_checkpoint_waiting = False
-        self.pushed_out = 0
-        """Records that gave way, of which no message says so yet."""
+        self._part = _Batch()
+        self._checkpoint_from = 0
+        self._next = 1
+        self.is_in_checkpoint = False
+        """Whether a checkpoint waits for its turn, or is being encoded."""
         self.records_total = self.bytes_total = 0
-        """What was put into messages."""
+        """Of complete messages."""
         self.checkpoints_total = 0
         self.checkpoint_bytes = 0
         """Of the last complete checkpoint."""
         self.checkpoint_at = now_s, 0, 0
         """When the last checkpoint ended, or this run began; `records_total` and `bytes_total` then."""
+        self.pushed_out = 0
+        """Records that gave way, of which no message says so yet."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
         """Losses since the last checkpoint: replay is not exact until the next."""
 
     def __len__(self) -> int:
-        return len(self._message) + len(self._front) + len(self._waiting)
-
-    @property
-    def is_in_checkpoint(self) -> bool:
-        """Whether a checkpoint is being encoded."""
-        return self._checkpoint is not None
+        batches = (*self._first, self._part, *self._waiting, self._newest)
+        return sum(len(each.records) for each in batches if isinstance(each, _Batch))
 
     # ------------------------------------------------------------------------------------------------- what is added
 
     def record(self, what: Recordable) -> None:
         """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
-        count = len(self._waiting)
-        if not count or count >= self._early or self._waiting_bytes >= _BYTES_MAX:
-            self._on_waiting(count >= self._early)
-            self._make_room()
         try:
             if type(what) is Verdict:
                 if self._standings.may_differ(what):
@@ -119,118 +122,130 @@ class JournalEncoder:
                         self._add(encode_record(standing))
                 encoded = what.journal_record(self._kv_seq())
             elif isinstance(what, JournalCheckpoint):
-                self.is_checkpoint_waiting = True
+                self._complete()
                 self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
+                self.is_in_checkpoint = True
                 return
             else:
                 encoded = encode_record(shortened(what))
         except _NOT_ENCODABLE:
-            self._lose("not_encodable", what.now_s)
+            self._add(self._loss(1, "not_encodable", what.now_s))
             return
-        if len(encoded) <= RECORD_BYTES_MAX:
-            self._add(encoded)
+        newest = self._newest
+        if (
+            0 < newest.numbers < _RECORDS_MAX and newest.size + len(encoded) <= self._message_bytes_max
+        ):  # the usual case
+            newest.records.append(encoded)
+            newest.size += len(encoded)
+            newest.numbers += 1
             return
         try:
             parts = in_parts(encoded, what.now_s)
         except LimitExceeded:
-            self._lose("too_large", what.now_s)
-            return
+            parts = (self._loss(1, "too_large", what.now_s),)
         for part in parts:
             self._add(part)
 
     def _add(self, encoded: bytes) -> None:
-        self._waiting.append(encoded)
-        self._waiting_bytes += len(encoded)
+        newest = self._newest
+        if newest.numbers >= _RECORDS_MAX or newest.size + len(encoded) > self._message_bytes_max:
+            self._complete()
+            self._make_room()
+        self._newest.add(encoded)
+        self._on_waiting(bool(self._waiting))
+
+    def _complete(self) -> None:
+        """Begin another message."""
+        if not self._newest.records:
+            return
+        self._waiting.append(self._newest)
+        self._waiting_bytes += self._newest.size
+        self._newest = _Batch()
 
     def _make_room(self) -> None:
-        while len(self._waiting) >= self._records_max or self._waiting_bytes >= _BYTES_MAX:
+        """The oldest gives way if too much waits."""
+        while self._waiting_bytes > self._bytes_max:
             if not self.pushed_out:
-                _log.warning("journal_buffer_full", records=len(self._waiting), bytes=self._waiting_bytes)
+                _log.warning("journal_buffer_full", bytes=self._waiting_bytes)
             oldest = self._waiting.popleft()
             if isinstance(oldest, _Checkpoint):
-                self.is_checkpoint_waiting = False
+                self.is_in_checkpoint = self._checkpoint is not None
             else:
-                self._waiting_bytes -= len(_data_of(oldest))
-            self.pushed_out += oldest.count if isinstance(oldest, _Loss) else 1
+                self._waiting_bytes -= oldest.size
+                self.pushed_out += oldest.numbers
 
-    def _lose(self, reason: LossReason, now_s: float) -> None:
-        loss = self._loss(1, reason, now_s)
-        self._waiting.append(loss)
-        self._waiting_bytes += len(loss.data)
-
-    def _loss(self, count: int, reason: LossReason, now_s: float) -> _Loss:
+    def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
         self.lost[reason] += count
         self.broken_by[reason] += count
-        return _Loss(encode_record(Lost(now_s=now_s, count=count)), count)
+        return encode_record(Lost(now_s=now_s, count=count))
 
     # ------------------------------------------------------------------------------------------------- messages
 
     def cut(self, now_s: float = 0.0) -> EncodedMessage:
-        """Return a message of the oldest records, as many as fit."""
+        """Return a message of the oldest records."""
         while not self.step(now_s):
             pass
-        first, records = self._next, self._message
-        self._next += self._message_numbers
-        self._message, self._message_bytes, self._message_numbers = [], 0, 0
-        return EncodedMessage(pack_journal(self._life, first, records), first, len(records))
+        if self._first:
+            batch = self._first.popleft()
+        else:
+            if not self._waiting:
+                self._complete()
+            oldest = self._waiting.popleft() if self._waiting else _Batch()
+            assert isinstance(oldest, _Batch), "`step` has begun a checkpoint that is the oldest"
+            batch = oldest
+            self._waiting_bytes -= batch.size
+        first = self._next
+        self._next += batch.numbers
+        self.records_total += len(batch.records)
+        self.bytes_total += batch.size
+        return EncodedMessage(pack_journal(self._life, first, batch.records), first, len(batch.records))
 
     def step(self, now_s: float) -> bool:
-        """Put what waits into the next message, of a checkpoint one record; return whether the message is complete."""
-        if self._checkpoint is not None:
-            if not self._front:
-                self._go_on(self._checkpoint, now_s)
-        elif self.pushed_out:
-            self._front.append(self._loss(self.pushed_out, "buffer_full", now_s))
-            self.pushed_out = 0
-        while self._front:
-            if not self._put(self._front[0]):
+        """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
+        if self._first:
+            return True
+        if self._checkpoint is None:
+            if self.pushed_out:
+                lost = _Batch()
+                lost.add(self._loss(self.pushed_out, "buffer_full", now_s), self.pushed_out)
+                self.pushed_out = 0
+                self._first.append(lost)
                 return True
-            self._front.popleft()
-        while self._checkpoint is None and self._waiting:
-            each = self._waiting[0]
-            if isinstance(each, _Checkpoint):
-                self._checkpoint, self._checkpoint_bytes = each.records, 0
-                self.is_checkpoint_waiting = False
-                if self.broken_by:
-                    _log.warning("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
-                self.broken_by.clear()
-            elif self._put(each):
-                self._waiting_bytes -= len(_data_of(each))
-            else:
+            if not self._waiting or not isinstance(self._waiting[0], _Checkpoint):
                 return True
+            self._begin(self._waiting[0].records)
             self._waiting.popleft()
-        return self._checkpoint is None
+        elif self._go_on(self._checkpoint, now_s):
+            self._first.append(self._part)
+            self._part, self._checkpoint, self.is_in_checkpoint = _Batch(), None, False
+        return bool(self._first)
 
-    def _put(self, what: bytes | _Loss) -> bool:
-        """Put a record into the message; return whether it fitted."""
-        data = _data_of(what)
-        if self._message_bytes + len(data) > RECORD_BYTES_MAX:
-            return False
-        self._message.append(data)
-        self._message_bytes += len(data)
-        self._message_numbers += what.count if isinstance(what, _Loss) else 1
-        self.records_total += 1
-        self.bytes_total += len(data)
-        return True
+    def _begin(self, checkpoint: Iterator[JournalRecord]) -> None:
+        """Encode the checkpoint next: replay is exact from it on."""
+        if self.broken_by:
+            _log.warning("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
+        self.broken_by.clear()
+        self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
 
-    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> None:
-        """Encode the next record of the checkpoint."""
+    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> bool:
+        """Encode the next record of the checkpoint; return whether it is the last."""
         try:
             record = next(checkpoint)
             parts = in_parts(encode_record(record), now_s)
         except _NOT_ENCODABLE:  # a row that msgpack has no room for
-            self._front.append(self._loss(1, "not_encodable", now_s))
-            self._checkpoint = None
-            return
-        self._front += parts
-        size = sum(map(len, parts))
-        self._checkpoint_bytes += size
-        if isinstance(record, CheckpointEnded):
-            self._checkpoint = None
-            self.checkpoints_total += 1
-            self.checkpoint_bytes = self._checkpoint_bytes
-            self.checkpoint_at = now_s, self.records_total + len(parts), self.bytes_total + size
-
-
-def _data_of(what: bytes | _Loss) -> bytes:
-    return what if isinstance(what, bytes) else what.data
+            self._part.add(self._loss(1, "not_encodable", now_s))
+            return True
+        for part in parts:
+            if self._part.size + len(part) > RECORD_BYTES_MAX:
+                self._first.append(self._part)
+                self._part = _Batch()
+            self._part.add(part)
+        if not isinstance(record, CheckpointEnded):
+            return False
+        batches = (*self._first, self._part)
+        records = self.records_total + sum(len(each.records) for each in batches)
+        bytes_ = self.bytes_total + sum(each.size for each in batches)
+        self.checkpoints_total += 1
+        self.checkpoint_bytes = bytes_ - self._checkpoint_from
+        self.checkpoint_at = now_s, records, bytes_
+        return True

@@ -1,7 +1,7 @@
 """Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
     record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
-    `PERIOD_S` after the first, or when a quarter of the buffer is full
+    `PERIOD_S` after the first, or when a message is full
                     the buffer is published, a message at a time, each until it is confirmed
     the log away    unpublished records wait, the buffer fills
     another stream  it was replaced, or lost its end: a checkpoint follows
@@ -35,7 +35,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.config import JournalSection
-from router.journal.encoder import LOSS_REASONS, RECORDS_MAX, EncodedMessage, JournalEncoder, LossReason
+from router.journal.encoder import BYTES_MAX, LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 
 PERIOD_S = 0.5
 CHECKPOINT_S = 300.0
@@ -86,7 +86,7 @@ class JournalWriter:
         made_of: StateSettings,
         state: RouterState,
         kv_seq: Callable[[], int],
-        buffer_records_max: int = RECORDS_MAX,
+        buffer_bytes_max: int = BYTES_MAX,
         checkpoint_records: int = CHECKPOINT_RECORDS,
     ) -> None:
         """Begin a run: the first record states an empty state made of `made_of`.
@@ -101,7 +101,7 @@ class JournalWriter:
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
         self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self.encoder = JournalEncoder(self._life, kv_seq, buffer_records_max, clock.now(), self._on_waiting)
+        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
@@ -151,7 +151,7 @@ class JournalWriter:
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def _is_checkpoint_due(self) -> bool:
-        if self.encoder.is_checkpoint_waiting or self.encoder.is_in_checkpoint:
+        if self.encoder.is_in_checkpoint:
             return False
         now_s, encoder = self._clock.now(), self.encoder
         if encoder.broken_by or self._is_past_gone:
