@@ -115,17 +115,17 @@ class JournalEncoder:
 
     def record(self, what: Recordable) -> None:
         """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
+        if isinstance(what, JournalCheckpoint):
+            self._complete()
+            self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
+            self.is_in_checkpoint = True
+            return
         try:
-            if type(what) is Verdict:
+            if isinstance(what, Verdict):
                 if self._standings.may_differ(what):
                     for standing in self._standings.changed(what):
                         self._add(encode_record(standing))
                 encoded = what.journal_record(self._kv_seq())
-            elif isinstance(what, JournalCheckpoint):
-                self._complete()
-                self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
-                self.is_in_checkpoint = True
-                return
             else:
                 encoded = encode_record(shortened(what))
         except _NOT_ENCODABLE:
