@@ -20,7 +20,7 @@ from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
-from kv_protocol.splitmix import splitmix64
+from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
 from router.decision.latency import Arrival, latency_of
 from router.decision.policy import Policy
@@ -204,7 +204,6 @@ class Routing:
         self.lease_s = lease_s
         self.records = [each.record for each in recorders]
         """Get all that is applied."""
-        self._taken = 0
         self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
@@ -235,7 +234,7 @@ class Routing:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
         self.match_s, began_s = 0.0, perf_counter()
-        verdict = self.state.decide(request, self._ask, self.clock.now(), splitmix64(self._seed + self._taken))
+        verdict = self.state.decide(request, self._ask, self.clock.now(), self._seed)
         self.choose_s = perf_counter() - began_s - self.match_s
         return verdict
 
@@ -250,7 +249,7 @@ class Routing:
 
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: record it, and promise the work to the winner."""
-        self._taken += 1
+        self._seed = self._seed + 1 & U64_MASK
         self.state.take(verdict)
         for record in self.records:
             record(verdict)

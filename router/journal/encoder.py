@@ -16,6 +16,7 @@ import structlog
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
+from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, RecordedStandings, shortened
@@ -121,22 +122,14 @@ class JournalEncoder:
             self.is_in_checkpoint = True
             return
         try:
-            if isinstance(what, Verdict):
-                if self._standings.may_differ(what):
-                    for standing in self._standings.changed(what):
-                        self._add(encode_record(standing))
-                encoded = what.journal_record(self._kv_seq())
-            else:
-                encoded = encode_record(shortened(what))
+            encoded = self._encoded(what)
         except _NOT_ENCODABLE:
-            self._add(self._loss(1, "not_encodable", what.now_s))
-            return
+            encoded = self._loss(1, "not_encodable", what.now_s)
         newest = self._newest
-        if (
-            0 < newest.numbers < _RECORDS_MAX and newest.size + len(encoded) <= self._message_bytes_max
-        ):  # the usual case
+        size = newest.size + len(encoded)
+        if 0 < newest.numbers < _RECORDS_MAX and size <= self._message_bytes_max:  # the usual case
             newest.records.append(encoded)
-            newest.size += len(encoded)
+            newest.size = size
             newest.numbers += 1
             return
         try:
@@ -145,6 +138,15 @@ class JournalEncoder:
             parts = (self._loss(1, "too_large", what.now_s),)
         for part in parts:
             self._add(part)
+
+    def _encoded(self, what: Applied) -> bytes:
+        if not isinstance(what, Verdict):
+            return encode_record(shortened(what) if isinstance(what, RefusedRequest) else what)
+        model_view, epochs, trusts = self._standings.seen
+        if what.trusts is not trusts or what.epochs is not epochs or what.model_view is not model_view:
+            for standing in self._standings.changed(what):
+                self._add(encode_record(standing))
+        return what.journal_record(self._kv_seq())
 
     def _add(self, encoded: bytes) -> None:
         newest = self._newest

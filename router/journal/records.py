@@ -45,30 +45,21 @@ class RecordedStandings:
 
     def __init__(self) -> None:
         self._statuses = dict[WorkerRank, tuple[int, str]]()
-        self._model_view: object = None
-        self._epochs: object = None
-        self._trusts: object = None
+        self.seen: tuple[object, object, object] = (None, None, None)
+        """The view of the model, the epochs and the trust of the last decision that was looked at."""
 
     def checkpoint(self, checkpoint: JournalCheckpoint) -> Iterator[JournalRecord]:
         """Return the records of the checkpoint; forget ranks that left the fleet."""
         workers = checkpoint.worker_ids
         self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
-        self._model_view = None
+        self.seen = (None, None, None)
         now_s = checkpoint.began.now_s
         standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
         return chain((checkpoint.began,), standings, checkpoint.parts())
 
-    def may_differ(self, verdict: Verdict) -> bool:
-        """Return whether `changed` is to be read: most decisions look at what the one before looked at."""
-        return (
-            verdict.model_view is not self._model_view
-            or verdict.epochs is not self._epochs
-            or verdict.trusts is not self._trusts
-        )
-
     def changed(self, verdict: Verdict) -> Iterator[RankStanding]:
-        """Yield the standings that are not as recorded."""
-        self._model_view, self._epochs, self._trusts = verdict.model_view, verdict.epochs, verdict.trusts
+        """Yield the standings that are not as recorded; none if the decision looks at what is `seen`."""
+        self.seen = verdict.model_view, verdict.epochs, verdict.trusts
         epochs = verdict.epochs or (0,) * len(verdict.ranks)
         for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
             known = self._statuses.get(rank, _UNHEARD)
@@ -82,10 +73,8 @@ def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankSta
     return RankStanding(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, epoch=epoch, doubt=doubt)
 
 
-def shortened(what: JournalRecord | RefusedRequest) -> JournalRecord:
-    """Return the record of what was applied: of a refusal without its hashes."""
-    if not isinstance(what, RefusedRequest):
-        return what
+def shortened(what: RefusedRequest) -> Refused:
+    """Return the record of a refusal, which has no hashes."""
     request = replace(what.request, sequence_hashes=b"") if what.request.sequence_hashes else what.request
     return Refused(now_s=what.now_s, request=request, exclusions=what.exclusions)
 
