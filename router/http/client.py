@@ -28,7 +28,7 @@ import structlog
 from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
 from router.http.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, own_answer
-from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.http.heads import Malformed, RequestHead, request_head
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
@@ -218,14 +218,10 @@ class ClientConnection:
             self._state = _HEAD
             self._began_s = perf_counter()
             self._since_s = 0.0
-        if buffer.startswith((b"\r", b"\n")):
-            buffer = self.buffer = without_empty_lines(buffer)
-        end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
-        if end == 3:  # noqa: PLR2004 - not found
-            if len(buffer) >= HEAD_BYTES_MAX:
-                raise Malformed(431, f"head: found more than {HEAD_BYTES_MAX} bytes, allowed {HEAD_BYTES_MAX}")
+        head = request_head(buffer)
+        if head is None:
             return False
-        head = self._plane.heads.request(buffer[:end])
+        end = head.end
         self._site_lines = self._plane.sites.checked(head.headers)
         if self._plane.credentials.accounts is not None:
             self._account = self._plane.account(head)

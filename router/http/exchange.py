@@ -204,7 +204,7 @@ class Exchange:
     ) -> None:
         """`began_s` is `perf_counter` at its first byte. `account` is that of its key; None: no keys are asked for."""
         self._client: ClientEnd | None = client
-        self.method, self.path, self.query, self.headers, _, _, _ = head
+        self.method, self.path, self.query, self.headers, *_ = head
         self.body, self.began_s, self.account = body, began_s, account
 
     @property

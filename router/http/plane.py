@@ -28,7 +28,7 @@ from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
-from router.http.heads import HeadReader, RequestHead
+from router.http.heads import RequestHead
 from router.http.limits import CONNECTIONS_MAX, HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
@@ -65,7 +65,6 @@ class HttpPlane:
         self.limits = limits or HttpLimits()
         self.timeout_sweeper = TimeoutSweeper(self.limits.sweep_s)
         self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
-        self.heads = HeadReader()
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.credentials = credentials or Credentials()
         self.draining = False

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import ChunkReader, body_reader, complete_chunks_tail
-from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader
+from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 
 if TYPE_CHECKING:
@@ -31,13 +31,9 @@ if TYPE_CHECKING:
 
     from router.http.worker import WorkerConnection
 
-TAIL_BYTES = 4096
-"""Of the end of a body: it has the usage, the stream's end mark, and the number of the last event."""
 DONE = b"[DONE]"
 _END_MARK = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
 """The event of the mark; in an event's text JSON escapes the line's end before it."""
-_RECENT_MAX = 8
-_CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK_BYTES = 2
 """How much of a mark can precede new bytes."""
@@ -61,15 +57,14 @@ class ResponseRelay:
     _state = _HEAD
     _buffer: bytearray | None = None
     """Received bytes of the head, or of the body's payload, that were not passed on yet."""
-    _tail = b""
+    _reader = BodyReader(0)
+    """Of the body, once its head came. Its tail is the end of what was passed on."""
 
     def __init__(
-        self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, heads: HeadReader, now_s: float
+        self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, heads: AnswerReader, now_s: float
     ) -> None:
         self._exchange, self._watcher, self._heads, self.call = exchange, watcher, heads, call
         self._since_s = self._received_s = now_s
-        self._recent: list[bytes] = []
-        """Chunks that were passed on, and are not in the tail yet."""
 
     # ------------------------------------------------------------ what the worker sends
 
@@ -77,9 +72,8 @@ class ResponseRelay:
         """Take the next bytes of the answer."""
         self.received = True
         if self._state == _EVENTS:
-            if not self._buffer and data.endswith(_CHUNK_THAT_ENDS_AN_EVENT) and self._forwarded_unchanged(data):
-                return
-            self._feed_body(data)
+            if self._buffer or not self._forwarded_unchanged(data):
+                self._feed_body(data)
         elif self._state == _HEAD:
             self._feed_head(data)
         elif self._state == _DESERTED:
@@ -91,23 +85,17 @@ class ResponseRelay:
         if self._buffer is not None:
             self._buffer += data
             data = bytes(self._buffer)
-        while (end := data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4) > 3:  # noqa: PLR2004 - found
-            try:
-                head = self._heads.answer(data[:end])
-            except Malformed as error:
-                self.fail("first_byte", str(error))
-                return
-            if head.status >= 200:  # noqa: PLR2004 - the first that is no interim answer
-                self._buffer = None
-                self._begin(head, data[end:])
-                return
-            if head.status == 101:  # noqa: PLR2004 - an unrequested change of protocol
-                self.fail("first_byte", "status 101")
-                return
-            data = data[end:]
-        if len(data) >= HEAD_BYTES_MAX:
-            self.fail("first_byte", f"a head of more than {HEAD_BYTES_MAX} bytes")
-        self._buffer = bytearray(data)
+        try:
+            while (head := self._heads.answer(data)) is not None and head.status < 200:  # noqa: PLR2004 - interim
+                data = data[head.end :]
+        except Malformed as error:
+            self.fail("first_byte", str(error))
+            return
+        if head is None:
+            self._buffer = bytearray(data)
+        else:
+            self._buffer = None
+            self._begin(head, data[head.end :])
 
     def _begin(self, head: AnswerHead, body: bytes) -> None:
         exchange, body_bytes = self._exchange, head.body_bytes
@@ -127,7 +115,7 @@ class ResponseRelay:
             exchange.send_whole(head.status, lines, body)
             self._over(extra=False, tail=body[-TAIL_BYTES:])
             return
-        self._reader = body_reader(body_bytes)
+        self._reader = BodyReader(body_bytes)
         self._until_close = body_bytes == UNTIL_CLOSE
         self._buffer = bytearray()
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
@@ -147,20 +135,21 @@ class ResponseRelay:
 
     def _forwarded_unchanged(self, data: bytes) -> bool:
         """Pass `data` on if it is complete chunks, the last of which ends an event; return whether it was."""
-        reader = self._reader
-        if type(reader) is not ChunkReader or not reader.between_chunks or not self._exchange.takes_chunks:
+        replay_buffer = self.call.replay_buffer
+        if not self._exchange.takes_chunks or (replay_buffer is not None and FAILURE in data):
             return False
-        if self.call.replay_buffer is not None and FAILURE in data:
+        size = self._reader.whole_events(data)
+        if size < 0:
             return False
-        tail_at = complete_chunks_tail(data, TAIL_BYTES)
-        if tail_at < 0:
-            return False
-        recent = self._recent
-        recent.append(data[tail_at:] if tail_at else data)
-        if len(recent) > _RECENT_MAX:
-            del recent[0]
-        self._exchange.write_framed(self._shown(data, framed=True))
+        is_over = size < len(data)
+        ends = is_over and (replay_buffer is None or _END_MARK.search(self._reader.tail) is not None)
+        shown = self._shown(data[:size] if is_over else data, framed=True)
+        self._exchange.write_framed(shown + LAST_CHUNK if ends else shown)
         self._tell()
+        if ends:
+            self._over(extra=False, tail=self._reader.tail)
+        elif is_over:
+            self._end(extra=False)
         return True
 
     def _feed_body(self, data: bytes) -> None:
@@ -202,7 +191,7 @@ class ResponseRelay:
         payload = bytes(buffer[:ripe])
         del buffer[:ripe]
         self._exchange.write(self._shown_of(payload))
-        self._remember(payload)
+        self._reader.remember(payload)
 
     def _ripe(self, buffer: bytearray, searched_from: int) -> int:
         """Return how many of the buffered bytes may be passed on."""
@@ -268,15 +257,14 @@ class ResponseRelay:
             self._exchange.send_whole(_OK, self._lines, rest)
         else:
             self._exchange.write(self._shown_of(rest), is_last=True)
-        self._remember(rest)
-        self._over(extra=extra, tail=self._tail)
+        self._reader.remember(rest)
+        self._over(extra=extra, tail=self._reader.tail)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
         buffer = self._buffer
         assert buffer is not None
-        self._remember(b"")
-        if _END_MARK.search((self._tail + buffer)[-TAIL_BYTES:]):
+        if _END_MARK.search((self._reader.tail + buffer)[-TAIL_BYTES:]):
             return False
         if ripe := self._ripe(buffer, 0):
             self._forward(buffer, ripe)
@@ -298,7 +286,7 @@ class ResponseRelay:
         is_complete = head.body_bytes == len(body)
         if head.body_bytes == CHUNKED:
             try:
-                is_complete = ChunkReader().feed(body, bytearray()) == len(body)
+                is_complete = BodyReader(CHUNKED).feed(body, bytearray()) == len(body)
             except Malformed:
                 is_complete = False
         self._detach(reusable=is_complete and head.reusable)
@@ -337,7 +325,7 @@ class ResponseRelay:
         exchange = self._exchange
         if self._state == _EVENTS and self._is_complete():
             exchange.write(b"", is_last=True)
-            self._over(extra=True, tail=self._tail)
+            self._over(extra=True, tail=self._reader.tail)
             return
         self._detach(reusable=False)
         if self._is_deserted:
@@ -355,8 +343,7 @@ class ResponseRelay:
         """Return whether the client has all of the stream but its framing."""
         if not self._exchange.has_begun or self._buffer or self.call.token_mark:
             return False
-        self._remember(b"")
-        return self._tail.rstrip().endswith(DONE)
+        return self._reader.tail.rstrip().endswith(DONE)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
@@ -392,17 +379,7 @@ class ResponseRelay:
 
     def _cut_short(self, message: str, code: str) -> None:
         """End the client's part of an answer that is not complete."""
-        self._remember(b"")
-        self._exchange.end_with_error(message, code, passed_on=self._tail if self.call.token_mark else None)
-
-    def _remember(self, payload: bytes) -> None:
-        """Bring the tail up to date: with the chunks that were passed on, and then the payload."""
-        if self._recent or payload:
-            known, reader = bytearray(self._tail), ChunkReader()
-            for each in self._recent:
-                reader.feed(each, known)
-            self._recent.clear()
-            self._tail = bytes((known + payload[-TAIL_BYTES:])[-TAIL_BYTES:])
+        self._exchange.end_with_error(message, code, passed_on=self._reader.tail if self.call.token_mark else None)
 
     def _detach(self, *, reusable: bool) -> None:
         self._state = _OVER

@@ -13,7 +13,7 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, Progress, without_tokens
-from router.http.framing import ChunkReader, chunk, payload_of
+from router.http.framing import chunk, payload_of
 
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
@@ -150,10 +150,4 @@ class StreamReplayBuffer:
 
     def events(self) -> bytes:
         """Return the kept events."""
-        payload, reader = bytearray(), ChunkReader()
-        for data, framed in self._parts:
-            if framed:
-                reader.feed(data, payload)
-            else:
-                payload += data
-        return bytes(payload)
+        return b"".join([payload_of(data) if framed else data for data, framed in self._parts])

@@ -23,7 +23,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.heads import HOP_BY_HOP, HeadReader
+from router.http.heads import HOP_BY_HOP, AnswerReader
 from router.http.limits import HttpLimits
 from router.http.relay import ResponseRelay
 from router.http.sites import CORS_HEADERS
@@ -91,7 +91,7 @@ class Upstreams:
         self.origins: dict[str, UpstreamOrigin] = {}
         """Workers' addresses that are remembered."""
         self._tls: ssl.SSLContext | None = None
-        self._heads = HeadReader(not_passed_on)
+        self._heads = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self.opened = self.stale = 0

@@ -2,15 +2,16 @@
 
 import pytest
 
-from router.http.framing import ChunkReader, LengthReader, body_reader, chunk, complete_chunks_tail
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, chunk, payload_of
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
+EVENTS = chunk(b"data: x\n\n")
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
 
 
 def read(data: bytes, piece: int) -> tuple[bytes, int]:
     """Return the payload of a chunked body that comes in such pieces, and where it ends; -1 where it does not."""
-    reader, payload = ChunkReader(), bytearray()
+    reader, payload = BodyReader(CHUNKED), bytearray()
     for at in range(0, len(data), piece):
         end = reader.feed(data[at : at + piece], payload)
         if end >= 0:
@@ -70,47 +71,80 @@ def test_a_fault_is_refused_though_a_body_would_end_behind_it(data: bytes) -> No
 
 
 def test_the_rest_of_a_chunk_is_known() -> None:
-    reader = ChunkReader()
+    reader = BodyReader(CHUNKED)
     reader.feed(b"fffffffffffffff\r\nabc", bytearray())
     assert reader.left == 0xFFFFFFFFFFFFFFF - 3
-    assert not reader.between_chunks
+    assert reader.whole_events(EVENTS) == -1
 
 
 @pytest.mark.parametrize("piece", range(1, 8))
 def test_a_length_is_read_to_its_end_and_no_further(piece: int) -> None:
-    reader, payload, data = LengthReader(5), bytearray(), b"hello, you"
+    reader, payload, data = BodyReader(5), bytearray(), b"hello, you"
     ends = [reader.feed(data[at : at + piece], payload) + at for at in range(0, 5, piece)]
     assert (bytes(payload), ends[-1]) == (b"hello", 5)
 
 
 def test_a_body_until_the_end_has_no_other() -> None:
     payload = bytearray()
-    assert body_reader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
+    assert BodyReader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
     assert payload == b"0\r\n\r\n"
-    assert isinstance(body_reader(CHUNKED), ChunkReader)
 
 
-# ---------------------------------------------------------------- whole chunks
+# ---------------------------------------------------------------- whole events
 
 
-@pytest.mark.parametrize("sizes", [[1], [4096], [1, 2, 3], [100] * 50, [4000, 4000]])
-def test_whole_chunks_are_seen_as_such_and_nothing_less_is(sizes: list[int]) -> None:
-    data = b"".join(chunk(b"x" * size) for size in sizes)
-    assert complete_chunks_tail(data, len(data)) == 0
-    assert complete_chunks_tail(data.upper(), len(data)) == 0
-    for cut in (data[:-1], data[1:], data + b"0", data + b"0\r\n\r\n", data[:-2] + b"xx"):
-        assert complete_chunks_tail(cut, len(data)) == -1
+def whole(data: bytes) -> int:
+    return BodyReader(CHUNKED).whole_events(data)
 
 
-@pytest.mark.parametrize("tail_bytes", [1, 100, 106, 107, 211, 212, 213, 5000])
-def test_the_tail_of_whole_chunks_begins_with_one(tail_bytes: int) -> None:
-    data = chunk(b"x" * 101) * 3
-    begins = complete_chunks_tail(data, tail_bytes)
-    assert begins in {0, 107, 214}
-    assert len(data) - begins <= tail_bytes or begins == 214
-    assert begins == 0 or len(data) - (begins - 107) > tail_bytes
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n"])
+@pytest.mark.parametrize("sizes", [[2], [4096], [1, 2, 3], [100] * 50, [4000, 70_000]])
+def test_whole_chunks_that_end_an_event_are_seen_as_such_and_nothing_less_is(sizes: list[int], end: bytes) -> None:
+    data = b"".join(chunk(b"x" * size) for size in sizes) + chunk(b"x" + end)
+    for each in (data, data.upper()):
+        assert whole(each) == whole(each + LAST_CHUNK) == len(data)
+    for cut in (data[:-1], data[1:], data + b"0", data + LAST_CHUNK[:-1], data + LAST_CHUNK * 2, data[:-2] + b"xx"):
+        assert whole(cut) == -1
+    assert whole(data + chunk(b"x")) == whole(data + b"0;x\r\n\r\n") == whole(LAST_CHUNK) == -1
 
 
-@pytest.mark.parametrize("line", [b"2;x", b"02", b"2 ", b"1001", b"", b"+2", b"0x2"])
+def test_the_last_chunk_may_be_in_an_event() -> None:
+    data = chunk(b"x\r\n0\r\n\r\n")
+    assert whole(data) == len(data)
+    assert whole(chunk(b"x\r\n0") + data + LAST_CHUNK) == len(data) + len(chunk(b"x\r\n0"))
+
+
+def test_events_are_whole_only_between_chunks() -> None:
+    for before, is_between in (
+        (b"", True),
+        (b"3", False),
+        (b"3\r\nab", False),
+        (b"3\r\nabc", False),
+        (chunk(b"a"), True),
+    ):
+        reader = BodyReader(CHUNKED)
+        reader.feed(before, bytearray())
+        assert reader.whole_events(EVENTS) == (len(EVENTS) if is_between else -1)
+    assert BodyReader(UNTIL_CLOSE).whole_events(EVENTS) == BodyReader(len(EVENTS)).whole_events(EVENTS) == -1
+
+
+@pytest.mark.parametrize("sizes", [[3], [1, 5000, 3], [4000, 97, 3], [50] * 1000, [70_000]])
+def test_the_tail_is_the_end_of_what_was_passed_on(sizes: list[int]) -> None:
+    reader, payload = BodyReader(CHUNKED), b""
+    for at, size in enumerate(sizes):
+        events = bytes([97 + at % 26]) * size + b"\n\n"
+        payload += events
+        if at % 3:
+            reader.remember(events)
+        else:
+            assert reader.whole_events(chunk(events[:1]) + chunk(events[1:])) > 0
+        assert reader.tail == payload[-TAIL_BYTES:]
+
+
+def test_chunks_have_their_payload() -> None:
+    assert payload_of(chunk(b"a") + chunk(b"bc")) == b"abc"
+
+
+@pytest.mark.parametrize("line", [b"4;x", b"04", b"4 ", b"1001", b"", b"+4", b"0x4", b"f" * 16])
 def test_sizes_that_are_unusual_are_left_to_the_reader(line: bytes) -> None:
-    assert complete_chunks_tail(line + b"\r\n" + b"ab\r\n", 100) == -1
+    assert whole(line + b"\r\nab\n\n\r\n") == -1
