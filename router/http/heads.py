@@ -48,7 +48,10 @@ class Malformed(Exception):
 
 
 class RequestHead(NamedTuple):
-    """A request's head. `body_bytes` is its length, or `CHUNKED`; `end`: where the head ends in what was parsed."""
+    """A request's head. `body_bytes` is its length, or `CHUNKED`.
+
+    `body` is all of it; None: it has not come whole. `rest` is what followed the parsed bytes.
+    """
 
     method: str
     path: str
@@ -57,18 +60,22 @@ class RequestHead(NamedTuple):
     body_bytes: int
     keep_alive: bool
     http_1_1: bool
-    end: int = 0
+    body: bytes | None
+    rest: bytes
 
 
 class AnswerHead(NamedTuple):
-    """An answer's head. `lines` are its status line and those of its header lines that may be passed on."""
+    """An answer's head. `lines` are its status line and those of its header lines that may be passed on.
+
+    `rest` is what followed the head.
+    """
 
     status: int
     headers: Headers
     body_bytes: int
     reusable: bool
     lines: bytes
-    end: int
+    rest: bytes
 
 
 built.name_heads(RequestHead, AnswerHead, Malformed)

@@ -61,7 +61,7 @@ class HttpPlane:
         `credentials` are what clients are asked for, and the certificate; without, nothing and none.
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
         """
-        self._service = service
+        self.service = service
         self.limits = limits or HttpLimits()
         self.timeout_sweeper = TimeoutSweeper(self.limits.sweep_s)
         self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
@@ -79,7 +79,7 @@ class HttpPlane:
         self.connections: set[ClientConnection] = set()
         """Open ones of clients."""
         self._all_closed = asyncio.Event()
-        self._is_over = False
+        self.is_over = False
         self.accepted = 0
         """Connections that clients opened."""
         self.inflight = 0
@@ -130,7 +130,7 @@ class HttpPlane:
                 await stop.wait()
                 await self._drain()
             finally:
-                self.draining = self._is_over = True
+                self.draining = self.is_over = True
                 self.acceptor.close()
                 await self._end()
 
@@ -178,21 +178,15 @@ class HttpPlane:
             return None
         return accounts.of(head.headers)
 
-    def serve(self, exchange: Exchange) -> None:
-        """Serve a complete request."""
-        self.inflight += 1
-        if self._is_over:
+    def answer_or_serve(self, exchange: Exchange) -> None:
+        """Answer a preflight, and all that comes when the drain is over; give another request to the service."""
+        if self.is_over:
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
             exchange.answer(503, body, headers=((b"retry-after", b"1"),))
         elif allowed := self.sites.preflight(exchange.method, exchange.headers):
             exchange.answer(200, b"", headers=allowed)
         else:
-            self._service(exchange)
-
-    def over(self, *, gone: bool) -> None:
-        """A request was answered, or its client left."""
-        self.inflight -= 1
-        self.gone += gone
+            self.service(exchange)
 
     def refused(self, status: int) -> None:
         """A client's message was refused."""
@@ -242,6 +236,8 @@ class HttpPlane:
 
     async def _drain(self) -> None:
         self.draining, self.draining_since_s = True, self.loop.time()
+        for connection in self.connections:
+            connection.end_with_answer()
         try:
             async with asyncio.timeout(self.limits.drain_s):
                 await self.acceptor.stop(self.limits.drain_s)

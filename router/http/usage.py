@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _USAGE = b'"usage"'
 _COUNTS = re.compile(
-    rb'"((?:completion|output|prompt|input|cached)_tokens)"\s*:\s*(\d{1,10})(?!\d)',
+    rb'"(completion|output|prompt|input|cached)_tokens"\s*:\s*(\d{1,10})(?!\d)',
 )
 
 
@@ -34,10 +34,10 @@ def usage_in(tail: bytes) -> Usage:
     at = tail.rfind(_USAGE)
     if at < 0:
         return NO_USAGE
-    counts = {key: int(count) for key, count in _COUNTS.findall(tail, at)}
-    output_tokens, input_tokens = counts.get(b"completion_tokens"), counts.get(b"prompt_tokens")
-    if output_tokens is None:
-        output_tokens = counts.get(b"output_tokens")
-    if input_tokens is None:
-        input_tokens = counts.get(b"input_tokens")
-    return Usage(output_tokens, counts.get(b"cached_tokens"), input_tokens)
+    found = dict(_COUNTS.findall(tail, at)).get
+    output, cached, prompt = (
+        found(b"completion") or found(b"output"),
+        found(b"cached"),
+        found(b"prompt") or found(b"input"),
+    )
+    return Usage(output and int(output), cached and int(cached), prompt and int(prompt))

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from asyncio import get_running_loop
 from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.heads import HOP_BY_HOP, AnswerReader
 from router.http.limits import HttpLimits
-from router.http.relay import ResponseRelay
+from router.http.relay import HEAD, ResponseRelay
 from router.http.sites import CORS_HEADERS
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 
@@ -50,7 +51,7 @@ _log = structlog.get_logger("http")
 class UpstreamOrigin:
     """A worker's address, the constant part of its request heads, and its idle connections in the order of use."""
 
-    __slots__ = ("_host_line", "_lines", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "tls")
+    __slots__ = ("_host_line", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "starts", "tls")
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)
@@ -62,20 +63,23 @@ class UpstreamOrigin:
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._host_line = f"host: {host}:{self.port}\r\naccept-encoding: identity\r\ncontent-length: ".encode("ascii")
         self._prefix = parts.path.rstrip("/").encode("ascii")
-        self._lines: dict[tuple[str, str], bytes] = {}
+        self.starts: dict[tuple[str, str], bytes] = {}
         self.idle: dict[WorkerConnection, None] = {}
         self.connections = self.dials = 0
 
-    def request_head(self, method: str, path: str, headers: bytes, body_bytes: int) -> bytes:
-        """Return the head of a request."""
-        start = self._lines.get((method, path))
+    def start(self, method: str, path: str) -> bytes:
+        """Return the beginning of a request's head, up to its length."""
+        start = self.starts.get((method, path))
         if start is None:
-            if len(self._lines) >= _REQUEST_LINES_MAX:
-                self._lines.clear()
+            if len(self.starts) >= _REQUEST_LINES_MAX:
+                self.starts.clear()
             target = self._prefix + path.encode("ascii")
-            start = b"%b %b HTTP/1.1\r\n%b" % (method.encode("ascii"), target, self._host_line)
-            self._lines[method, path] = start
-        return b"%b%d\r\n%b\r\n" % (start, body_bytes, headers)
+            start = self.starts[method, path] = b"%b %b HTTP/1.1\r\n%b" % (
+                method.encode("ascii"),
+                target,
+                self._host_line,
+            )
+        return start
 
 
 class Upstreams:
@@ -105,8 +109,8 @@ class Upstreams:
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
-        now_s = asyncio.get_running_loop().time()
-        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s)
+        now_s = get_running_loop().time()
+        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s, now_s)
         origin = self.origins.get(call.base_url)
         if origin is None:
             try:
@@ -117,7 +121,7 @@ class Upstreams:
         idle = origin.idle
         while idle:
             connection, _ = idle.popitem()
-            if not connection.closing:
+            if not connection.transport.is_closing():
                 connection.send(relay)
                 return
         self._dial(origin, relay)
@@ -152,7 +156,7 @@ class Upstreams:
     def abort(self) -> None:
         """Close all connections."""
         for connection in tuple(self.connections):
-            connection.abort()
+            connection.transport.abort()
 
     def _dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         if self.dials is None:
@@ -177,8 +181,8 @@ class Upstreams:
             while origin.idle:
                 connection = next(iter(origin.idle))
                 del origin.idle[connection]
-                if not connection.closing:
-                    connection.abort()
+                if not connection.transport.is_closing():
+                    connection.transport.abort()
                     return True
         return False
 
@@ -203,8 +207,11 @@ class Upstreams:
         try:
             if connection is None:
                 relay.fail(phase, reason)
+                return
+            self.opened += 1
+            if connection.transport.is_closing():  # it was hardly open
+                relay.closed(clean=False)
             else:
-                self.opened += 1
                 connection.enlist()
                 connection.send(relay)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
@@ -212,7 +219,7 @@ class Upstreams:
 
     async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
         tls = self._tls_context() if origin.tls else None
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         _, connection = await loop.create_connection(
             lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)), origin.host, origin.port, ssl=tls
         )
@@ -227,7 +234,7 @@ class Upstreams:
 class WorkerConnection:
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_idle_since_s", "_origin", "_relay", "_slot", "_transport", "_upstreams", "_used")
+    __slots__ = ("_idle_since_s", "_origin", "_relay", "_slot", "_upstreams", "_used", "transport")
 
     def __init__(self, upstreams: Upstreams, origin: UpstreamOrigin) -> None:
         self._upstreams, self._origin = upstreams, origin
@@ -237,38 +244,26 @@ class WorkerConnection:
         self._idle_since_s = 0.0
         """Time of the first timeout check since it is idle; 0: none yet. That saves a read of the clock."""
 
-    @property
-    def closing(self) -> bool:
-        """Whether it is closing or closed."""
-        return self._transport.is_closing()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established. If its opener was cancelled meanwhile, it is closed silently."""
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def enlist(self) -> None:
         """Register it, and have its timeouts checked, until it is closed."""
-        if not self._transport.is_closing():
-            self._slot = self._upstreams.register(self, self._origin)
+        self._slot = self._upstreams.register(self, self._origin)
 
     def send(self, relay: ResponseRelay) -> None:
-        """Lend it to `relay`, and send that one's call."""
-        if self._transport.is_closing():  # it was hardly open
-            relay.closed(clean=False)
-            return
-        self._relay = relay
-        relay.connection = self
-        call = relay.call
+        """Lend it to `relay`, and send that one's call. It is open."""
+        self._relay, relay.connection = relay, self
+        call, origin, transport = relay.call, self._origin, self.transport
         body = call.body
-        if isinstance(body, bytes):
-            head = self._origin.request_head(call.method, call.path, call.headers, len(body))
-            if len(body) <= _JOINED_BYTES_MAX:
-                self._transport.write(head + body)
-            else:
-                self._transport.writelines((head, body))
+        start = origin.starts.get((call.method, call.path)) or origin.start(call.method, call.path)
+        if not isinstance(body, bytes):
+            transport.writelines((b"%b%d\r\n%b\r\n" % (start, sum(map(len, body)), call.headers), *body))
+        elif len(body) <= _JOINED_BYTES_MAX:
+            transport.write(b"%b%d\r\n%b\r\n%b" % (start, len(body), call.headers, body))
         else:
-            head = self._origin.request_head(call.method, call.path, call.headers, sum(map(len, body)))
-            self._transport.writelines((head, *body))
+            transport.writelines((b"%b%d\r\n%b\r\n" % (start, len(body), call.headers), body))
         if relay.paused:
             self.pause_reading()
 
@@ -276,10 +271,13 @@ class WorkerConnection:
         """Take bytes from the worker."""
         relay = self._relay
         if relay is None:
-            self.abort()
+            self.transport.abort()
             return
         try:
-            relay.feed(data)
+            if relay.state == HEAD:
+                relay.feed_head(data)
+            else:
+                relay.feed(data)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(relay)
 
@@ -317,29 +315,24 @@ class WorkerConnection:
     def release(self, *, reusable: bool) -> None:
         """Its call is over: keep it as idle, or close it."""
         relay, self._relay = self._relay, None
-        transport = self._transport
-        if not reusable or transport.is_closing() or transport.get_write_buffer_size():
+        transport = self.transport
+        if not reusable or transport.get_write_buffer_size():
             transport.abort()
             return
         if relay is not None and relay.paused:
             transport.resume_reading()
-        self._used = True
-        self._idle_since_s = 0.0
+        self._used, self._idle_since_s = True, 0.0
         self._origin.idle[self] = None
-
-    def abort(self) -> None:
-        """Close it at once."""
-        self._transport.abort()
 
     def pause_reading(self) -> None:
         """Nothing is read until `resume_reading`."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
         """Check the timeouts of its call, or of being idle."""
@@ -352,7 +345,7 @@ class WorkerConnection:
         elif not self._idle_since_s:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s > self._upstreams.idle_s:
-            self._transport.abort()
+            self.transport.abort()
 
 
 def _is_ours(error: Exception) -> bool:

@@ -240,8 +240,7 @@ bool cut_head(Text data, int status_of_long, Text& start_line, Text& lines) {
 
 nb::object request(const nb::bytes& given) {
     Text data = view_of(given), line, lines;
-    const std::size_t before = empty_lines(data);
-    data.remove_prefix(before);
+    data.remove_prefix(empty_lines(data));
     if (!cut_head(data, 431, line, lines)) {
         return nb::none();
     }
@@ -260,11 +259,14 @@ nb::object request(const nb::bytes& given) {
         malformed(417, "expect: found " + shown(expect) + ", allowed 100-continue");
     }
     const Text path = asked.path;
-    const std::size_t mark = std::min(path.find('?'), path.size()), end = before + line.size() + lines.size() + 4;
+    const std::size_t mark = std::min(path.find('?'), path.size()), length = static_cast<std::size_t>(std::max<std::int64_t>(body_bytes, 0));
+    const Text behind = data.substr(line.size() + lines.size() + 4);
+    const bool is_whole = body_bytes != kChunked && length <= behind.size();
     const bool keep_alive = asked.http_1_1 && !has_token(fields.values[kConnection], "close");
     return named(request_head, {ascii(asked.method), ascii(path.substr(0, mark)), ascii(path.substr(std::min(mark + 1, path.size()))),
                                 fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes), nb::cast(keep_alive),
-                                nb::cast(asked.http_1_1), nb::cast(end)});
+                                nb::cast(asked.http_1_1), is_whole ? bytes(behind.substr(0, length)) : nb::none(),
+                                bytes(is_whole ? behind.substr(length) : behind)});
 }
 
 class AnswerReader {
@@ -309,7 +311,7 @@ public:
         }
         const bool reusable = http_1_1 && body_bytes != kUntilClose && !has_token(connection, "close");
         return named(answer_head, {nb::cast(status), fields.headers, nb::cast(body_bytes), nb::cast(reusable), bytes(passed_on),
-                                   nb::cast(line.size() + lines.size() + 4)});
+                                   bytes(data.substr(line.size() + lines.size() + 4))});
     }
 
 private:

@@ -92,6 +92,9 @@ class StoppedLoop:
     def time(self) -> float:
         return 0.0
 
+    def call_soon(self, _: object) -> None:
+        """Do nothing: requests are answered at once, one after the other."""
+
 
 def read_by_us(pieces: Sequence[bytes]) -> Reading:
     """Return the requests in `pieces` as our side of a client's connection reads them."""

@@ -105,6 +105,7 @@ def test_whole_chunks_that_end_an_event_are_seen_as_such_and_nothing_less_is(siz
         assert whole(each) == whole(each + LAST_CHUNK) == len(data)
     for cut in (data[:-1], data[1:], data + b"0", data + LAST_CHUNK[:-1], data + LAST_CHUNK * 2, data[:-2] + b"xx"):
         assert whole(cut) == -1
+    assert whole(data[:-2] + b"xx" + EVENTS) == -1
     assert whole(data + chunk(b"x")) == whole(data + b"0;x\r\n\r\n") == whole(LAST_CHUNK) == -1
 
 

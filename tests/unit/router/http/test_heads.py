@@ -24,7 +24,7 @@ def parsed(head: bytes) -> RequestHead:
     """Return a complete head."""
     found = request_head(head)
     assert found is not None
-    assert found.end == len(head)
+    assert found.rest == b""
     return found
 
 
@@ -32,12 +32,12 @@ def answer(head: bytes, dropped: frozenset[bytes] = HOP_BY_HOP) -> AnswerHead:
     """Return a complete head of an answer."""
     found: AnswerHead | None = AnswerReader(dropped).answer(head)
     assert found is not None
-    assert found.end == len(head)
+    assert found.rest == b""
     return found
 
 
 def test_a_request_says_what_it_wants() -> None:
-    assert parsed(request(b"Content-Length: 7\r\nX-A:\t one \r\nx-a: two\r\n"))[:-1] == (
+    assert request_head(request(b"Content-Length: 7\r\nX-A:\t one \r\nx-a: two\r\n") + b"{} {} !more") == (
         "POST",
         "/v1/completions",
         "a=b",
@@ -45,6 +45,8 @@ def test_a_request_says_what_it_wants() -> None:
         7,
         True,
         True,
+        b"{} {} !",
+        b"more",
     )
 
 
@@ -186,9 +188,13 @@ def test_a_head_ends_where_its_body_begins_and_is_awaited_until_then() -> None:
     whole = request(b"content-length: 3\r\n")
     for end in range(len(whole)):
         assert request_head(whole[:end]) is None
-    found = request_head(b"\r\n\r\n" + whole + b"abc")
-    assert found is not None
-    assert found.end == 4 + len(whole)
+    for body, expected in ((b"abc", (b"abc", b"")), (b"abcGET", (b"abc", b"GET")), (b"ab", (None, b"ab"))):
+        found = request_head(b"\r\n\r\n" + whole + body)
+        assert found is not None
+        assert (found.body, found.rest) == expected
+    chunked = request_head(request(b"transfer-encoding: chunked\r\n") + b"0\r\n")
+    assert chunked is not None
+    assert (chunked.body, chunked.rest) == (None, b"0\r\n")
 
 
 @pytest.mark.parametrize("data", [b"\n", b"\r\n\n", b"\rG", b"\r\r\n"])
