@@ -9,7 +9,6 @@ trailer that frames a message is refused: another reader may frame the next one 
 Read in C++ (`router/native/body.cpp`). Sources: RFC 9112, section 7.1; RFC 9110, section 6.5.1.
 """
 
-from router.http.heads import CHUNKED
 from router.native import built
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -19,22 +18,14 @@ BodyReader = built.BodyReader
     feed(data, payload)   appends the payload in `data` to `payload`; returns where in `data` the body ends, -1 if it
                           does not. Raises `Malformed`
     left                  missing bytes of the body, or of the present chunk
-    whole_events(data)    if `data` is complete chunks without extensions, the last of which ends an event: their bytes,
-                          fewer than those of `data` where the end of the body follows. They count as read, and are in
-                          the tail. Otherwise -1: nothing is read
     remember(payload)     appends to the tail
     tail                  the end of what was remembered, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES
+take_events = built.take_events
+"""Removes the complete events that a `bytearray` begins with, and returns them: up to its last empty line."""
 
 
 def chunk(payload: bytes) -> bytes:
     """Return the chunk that carries `payload`, which is not empty."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-def payload_of(data: bytes) -> bytes:
-    """Return the payload of complete chunks."""
-    payload = bytearray()
-    BodyReader(CHUNKED).feed(data, payload)
-    return bytes(payload)

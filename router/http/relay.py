@@ -10,11 +10,11 @@
 A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
 `on_first_byte` follows its first event with a token.
 
-Reads of complete chunks that end an event are passed on unchanged. Other reads are decoded, cut after the last complete
-event, and put into a new chunk. A stream whose worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets
-bytes until its connection ends. Only the last 4 KB of the body are kept, unless the call has a `replay_buffer`. A
-stream with one that ends without `[DONE]` may be resumed, too; so may one in which an attached engine reports its
-failure, and that event is not passed on. The buffer decides what of the others is passed on.
+What is read of a stream is cut behind the last complete event, and put into one chunk. A stream whose worker fails
+behind `[DONE]` is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB of the body
+are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be resumed, too; so
+may one in which an attached engine reports its failure, and that event is not passed on. The buffer decides what of
+the others is passed on.
 """
 
 import re
@@ -24,9 +24,9 @@ import msgspec
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, chunk
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, take_events
 from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
-from router.http.stream_replay import FAILURE, failure_in
+from router.http.stream_replay import failure_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 DONE = b"[DONE]"
 _END_MARK = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
 """The event of the mark; in an event's text JSON escapes the line's end before it."""
-_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
-_MARK_BYTES = 2
-"""How much of a mark can precede new bytes."""
 HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
 _BODYLESS = frozenset({204, 304})
 _CUT_SHORT = "the connection closed before the answer's end"
@@ -60,10 +57,11 @@ class ResponseRelay(msgspec.Struct, eq=False):
     received: bool = False
     """Whether bytes came since the last check of timeouts."""
     paused: bool = False
+    part: bytes = b""
+    """Of the head, before the rest came; `has_part`: whether a byte came, if only of an interim answer."""
     has_part: bool = False
-    """Whether a byte of its head came, before the rest."""
-    buffer: bytes | bytearray = b""
-    """Received bytes of the head, or of the body's payload, that were not passed on yet."""
+    buffer: bytearray = bytearray()
+    """Received bytes of the body's payload that were not passed on yet."""
     lines: bytes = b""
     """Head of the client's answer, where its body follows as it comes, without the connection's lines."""
     reader: BodyReader = BodyReader(0)
@@ -85,20 +83,20 @@ class ResponseRelay(msgspec.Struct, eq=False):
     def feed_head(self, data: bytes) -> None:
         """Take the next bytes of the answer while its head is not complete."""
         self.received = True
-        if self.buffer:
-            data = bytes(self.buffer) + data
+        if self.part:
+            data = self.part + data
         try:
             head: AnswerHead | None = self.heads.answer(data)
         except Malformed as error:
             self.fail("first_byte", str(error))
             return
         if head is None:
-            self.buffer, self.has_part = data, True
+            self.part, self.has_part = data, True
             return
         status, headers, body_bytes, self.reusable, lines, body = head
         exchange, is_whole = self.exchange, body_bytes == len(body)
         if status < 200:  # noqa: PLR2004 - the first that is no interim answer
-            self.buffer, self.has_part = b"", True
+            self.part, self.has_part = b"", True
             self.feed_head(body)
             return
         if self.is_deserted:
@@ -118,21 +116,6 @@ class ResponseRelay(msgspec.Struct, eq=False):
             self._over(body[-TAIL_BYTES:], reusable=self.reusable)
         else:
             self._begin(head, lines + added, body)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the answer's body."""
-        self.received = True
-        if self.state == _EVENTS and not self.buffer and self.is_chunked:
-            replay_buffer = self.call.replay_buffer
-            if replay_buffer is None or FAILURE not in data:
-                size = self.reader.whole_events(data)
-                if size >= 0:
-                    self._pass_on(data, size)
-                    return
-        if self.state == _DESERTED:
-            self._detach(reusable=False)
-        else:
-            self._feed_body(data)
 
     def _begin(self, head: AnswerHead, lines: bytes, body: bytes) -> None:
         """A body follows as it comes."""
@@ -161,101 +144,80 @@ class ResponseRelay(msgspec.Struct, eq=False):
         framing = b"content-length: %d\r\n" % body_bytes if body_bytes >= 0 else b""
         self.lines += added + (b"transfer-encoding: chunked\r\n" if self.is_chunked else framing)
 
-    def _write(self, data: bytes) -> None:
-        """Send bytes that are framed as the client gets them, after the head if that was not sent."""
-        exchange = self.exchange
-        client = exchange.client
-        if client is not None:
-            if not exchange.has_begun:
-                exchange.has_begun = True
-                data = b"%b%b\r\n%b" % (self.lines, client.connection_line, data)
-            client.write(data)
-
-    def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
-        """Send the next part of the body, of which the client may get another form; it may be empty."""
-        shown = payload if self.state != _EVENTS else self._shown(payload, framed=False)
-        if self.is_chunked:
-            shown = (chunk(shown) if shown else b"") + (LAST_CHUNK if is_last else b"")
-        self._write(shown)
-        self.reader.remember(payload)
-
-    def _pass_on(self, data: bytes, size: int) -> None:
-        """Pass on complete chunks, the last of which ends an event; behind `size` bytes the body is over."""
-        is_over = size < len(data)
-        ends = is_over and (self.call.replay_buffer is None or _END_MARK.search(self.reader.tail) is not None)
-        shown = self._shown(data[:size] if is_over else data, framed=True)
-        self._write(shown + LAST_CHUNK if ends else shown)
-        self._tell()
-        if ends:
-            self._over(self.reader.tail, reusable=self.reusable)
-        elif is_over:
-            self._end(extra=False)
-
-    def _feed_body(self, data: bytes) -> None:
-        buffer = self.buffer
-        assert isinstance(buffer, bytearray)
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the answer's body."""
+        self.received = True
+        if self.state == _DESERTED:
+            self._detach(reusable=False)
+            return
+        buffer, call = self.buffer, self.call
         before = len(buffer)
         try:
             end = self.reader.feed(data, buffer)
         except Malformed as error:
             self.fail("body", str(error))
             return
-        if self._reported_failure(buffer):
+        is_more = len(buffer) > before
+        if call.replay_buffer is not None and call.replay_buffer.is_engines and self._reported_failure():
             return
-        if len(buffer) > before:
+        if end < 0 and (payload := self._ripe()):
+            self._write_payload(payload)
+        if is_more and self.state != _OVER:
             self._tell()
         if end >= 0:
             self._end(extra=end < len(data))
-        elif ripe := self._ripe(buffer, max(0, before - _MARK_BYTES)):
-            self._forward(buffer, ripe)
 
-    def _reported_failure(self, buffer: bytearray) -> bool:
+    def _reported_failure(self) -> bool:
         """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
-        replay_buffer = self.call.replay_buffer
-        if self.state != _EVENTS or replay_buffer is None or not replay_buffer.is_engines:
-            return False
-        at, reason = failure_in(buffer)
+        buffer = self.buffer
+        at, reason = failure_in(buffer) if self.state == _EVENTS else (-1, "")
         if at < 0:
             return False
         if at:
             self.exchange.is_mid_event = False
             self._tell()
-            self._forward(buffer, at)
+            self._write_payload(bytes(buffer[:at]))
         buffer.clear()
         self.fail("first_byte" if self.silent else "body", reason)
         return True
 
-    def _forward(self, buffer: bytearray, ripe: int) -> None:
-        """Pass on the first `ripe` bytes of the buffer."""
-        payload = bytes(buffer[:ripe])
-        del buffer[:ripe]
-        self._write_payload(payload)
+    def _ripe(self) -> bytes:
+        """Take what may be passed on out of the buffer."""
+        buffer = self.buffer
+        if self.state == _EVENTS and (events := take_events(buffer)):
+            self.exchange.is_mid_event = False
+            return events
+        if self.state != _PASS_THROUGH:
+            if len(buffer) <= self.call.buffered_bytes_max:
+                return b""
+            self.exchange.is_mid_event = True
+            if self.state == _GATHER:
+                self.state = _PASS_THROUGH
+                self._frame(b"", CHUNKED)
+        payload = bytes(buffer)
+        buffer.clear()
+        return payload
 
-    def _ripe(self, buffer: bytearray, searched_from: int) -> int:
-        """Return how many of the buffered bytes may be passed on."""
+    def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
+        """Send the next part of the body, of which the client may get another form; it may be empty."""
+        exchange, call = self.exchange, self.call
+        self.reader.remember(payload)
         if self.state == _EVENTS:
-            ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
-            if ends:
-                self.exchange.is_mid_event = False
-                return max(ends)
-        elif self.state == _PASS_THROUGH:
-            return len(buffer)
-        if len(buffer) <= self.call.buffered_bytes_max:
-            return 0
-        self.exchange.is_mid_event = True
-        if self.state == _GATHER:
-            self.state = _PASS_THROUGH
-            self._frame(b"", CHUNKED)
-        return len(buffer)
-
-    def _shown(self, events: bytes, *, framed: bool) -> bytes:
-        """Return what the client gets of events, or of a long event's beginning; `framed`: both are complete chunks."""
-        call = self.call
-        if call.token_mark:
-            self._count_tokens(events.count(call.token_mark))
-        elif self.exchange.has_begun:
-            self.later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
-        return events if call.replay_buffer is None else call.replay_buffer.add(events, framed=framed)
+            if call.token_mark:
+                self._count_tokens(payload.count(call.token_mark))
+            elif exchange.has_begun:
+                self.later_events += payload.count(b"\n\n") or payload.count(b"\n\r\n")
+            if call.replay_buffer is not None:
+                payload = call.replay_buffer.add(payload)
+        if self.is_chunked:
+            payload = (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + (LAST_CHUNK if is_last else b"")
+        client = exchange.client
+        if client is None:
+            return
+        if not exchange.has_begun:
+            exchange.has_begun = True
+            payload = b"%b%b\r\n%b" % (self.lines, client.connection_line, payload)
+        client.write(payload)
 
     def _tell(self) -> None:
         is_first, self.silent = self.silent, False
@@ -294,12 +256,10 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
-        buffer = self.buffer
-        assert isinstance(buffer, bytearray)
-        if _END_MARK.search((self.reader.tail + buffer)[-TAIL_BYTES:]):
+        if _END_MARK.search((self.reader.tail + self.buffer)[-TAIL_BYTES:]):
             return False
-        if ripe := self._ripe(buffer, 0):
-            self._forward(buffer, ripe)
+        if payload := self._ripe():
+            self._write_payload(payload)
         if not self.exchange.has_begun or self.exchange.is_mid_event:
             return False
         self._detach(reusable=False)
@@ -366,7 +326,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
         exchange = self.exchange
         if self.state == _EVENTS and self._is_complete():
-            self._write(LAST_CHUNK if self.is_chunked else b"")
+            self._write_payload(b"", is_last=True)
             self._over(self.reader.tail, reusable=False)
             return
         self._detach(reusable=False)

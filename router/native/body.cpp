@@ -27,11 +27,9 @@ std::size_t size_digits(Text line, std::int64_t& size) {
     return at;
 }
 
-bool ends_with(Text data, Text end) { return data.size() >= end.size() && data.substr(data.size() - end.size()) == end; }
-
-void append(const nb::handle& payload, Text piece) {
-    const Py_ssize_t before = PyByteArray_Size(payload.ptr());
-    if (before < 0 || PyByteArray_Resize(payload.ptr(), before + static_cast<Py_ssize_t>(piece.size())) != 0) {
+void append(const nb::bytearray& payload, Text piece) {
+    const Py_ssize_t before = PyByteArray_GET_SIZE(payload.ptr());
+    if (PyByteArray_Resize(payload.ptr(), before + static_cast<Py_ssize_t>(piece.size())) != 0) {
         throw nb::python_error();
     }
     std::copy(piece.begin(), piece.end(), PyByteArray_AS_STRING(payload.ptr()) + before);
@@ -41,10 +39,7 @@ class BodyReader {
 public:
     explicit BodyReader(std::int64_t body_bytes) : left(std::max<std::int64_t>(body_bytes, 0)), body_bytes_(body_bytes) {}
 
-    std::int64_t feed(const nb::bytes& given, const nb::handle& payload) {
-        if (!PyByteArray_Check(payload.ptr())) {
-            throw nb::type_error("payload: allowed a bytearray");
-        }
+    std::int64_t feed(const nb::bytes& given, const nb::bytearray& payload) {
         const Text data = view_of(given);
         if (body_bytes_ == kChunked) {
             return feed_chunks(data, payload);
@@ -53,17 +48,6 @@ public:
         append(payload, data.substr(0, taken));
         left -= body_bytes_ == kUntilClose ? 0 : static_cast<std::int64_t>(taken);
         return body_bytes_ == kUntilClose || left != 0 ? -1 : static_cast<std::int64_t>(taken);
-    }
-
-    std::int64_t whole_events(const nb::bytes& given) {
-        const Text all_of = view_of(given), data = all_of.substr(0, all_of.size() - (ends_with(all_of, "\r\n0\r\n\r\n") ? 5 : 0));
-        const bool is_ripe = body_bytes_ == kChunked && state_ == State::kSize && line_.empty() &&
-                             (ends_with(data, "\n\n\r\n") || ends_with(data, "\n\r\n\r\n"));
-        if (!is_ripe || !each_chunk(data, [](Text) {})) {
-            return -1;
-        }
-        each_chunk(data, [this](Text payload) { remember(payload); });
-        return static_cast<std::int64_t>(data.size());
     }
 
     void remember(Text payload) {
@@ -83,23 +67,7 @@ public:
 private:
     enum class State { kSize, kData, kEnd, kTrailers };
 
-    // Calls `found` with the payloads; returns whether `data` is complete chunks, none of them the last, and all sizes as usual.
-    template <typename Found>
-    static bool each_chunk(Text data, Found found) {
-        while (!data.empty()) {
-            std::int64_t size = 0;
-            const std::size_t digits = size_digits(data, size), begin = digits + 2;
-            if (size == 0 || digits > kSizeDigitsMax || data[0] == '0' || data.substr(digits, 2) != "\r\n" ||
-                static_cast<std::size_t>(size) > data.size() || data.substr(std::min(begin + static_cast<std::size_t>(size), data.size()), 2) != "\r\n") {
-                return false;
-            }
-            found(data.substr(begin, static_cast<std::size_t>(size)));
-            data.remove_prefix(begin + static_cast<std::size_t>(size) + 2);
-        }
-        return true;
-    }
-
-    std::int64_t feed_chunks(Text data, const nb::handle& payload) {
+    std::int64_t feed_chunks(Text data, const nb::bytearray& payload) {
         for (std::size_t at = 0; at < data.size();) {
             if (state_ == State::kData) {
                 const Text piece = data.substr(at, static_cast<std::size_t>(left));
@@ -166,14 +134,39 @@ private:
     std::size_t trailer_bytes_ = 0;
 };
 
+// Where the last event ends: behind an empty line, whichever ends its lines have; 0: there is no complete one.
+std::size_t events_end(Text data) {
+    for (std::size_t end = data.size(); end > 1; --end) {
+        const char last = data[end - 1], before = data[end - 2];
+        if ((last == '\n' && (before == '\n' || (before == '\r' && end > 2 && data[end - 3] == '\n'))) || (last == '\r' && before == '\r')) {
+            return end;
+        }
+    }
+    return 0;
+}
+
+nb::bytes take_events(const nb::bytearray& buffer) {
+    const Text data(buffer.c_str(), buffer.size());
+    const std::size_t end = events_end(data);
+    nb::bytes events(data.data(), end);
+    if (end != 0) {
+        char* const kept = PyByteArray_AS_STRING(buffer.ptr());
+        std::copy(kept + end, kept + data.size(), kept);
+        if (PyByteArray_Resize(buffer.ptr(), static_cast<Py_ssize_t>(data.size() - end)) != 0) {
+            throw nb::python_error();
+        }
+    }
+    return events;
+}
+
 }  // namespace
 
 void bind_bodies(nb::module_& module) {
     module.attr("TAIL_BYTES") = kTailBytes;
+    module.def("take_events", &take_events, nb::arg());
     nb::class_<BodyReader>(module, "BodyReader")
         .def(nb::init<std::int64_t>(), nb::arg())
         .def("feed", &BodyReader::feed, nb::arg(), nb::arg())
-        .def("whole_events", &BodyReader::whole_events, nb::arg())
         .def("remember", [](BodyReader& reader, const nb::bytes& payload) { reader.remember(view_of(payload)); }, nb::arg())
         .def_ro("left", &BodyReader::left)
         .def_prop_ro("tail", &BodyReader::tail);

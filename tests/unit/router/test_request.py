@@ -171,7 +171,7 @@ class Life(Destination[Try]):
         event = {"id": "a", "created": 1, "choices": [{"finish_reason": reason}]}
         buffer = self.request.replay_buffer
         assert buffer is not None
-        buffer.add(token_comment(ids) + b"data: %b\n\n" % json.dumps(event).encode(), framed=False)
+        buffer.add(token_comment(ids) + b"data: %b\n\n" % json.dumps(event).encode())
 
     def is_cut(self) -> bytes | None:
         """Let the present worker fail in the midst of its stream."""

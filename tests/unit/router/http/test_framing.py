@@ -2,10 +2,9 @@
 
 import pytest
 
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, chunk, payload_of
+from router.http.framing import TAIL_BYTES, BodyReader, take_events
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
-EVENTS = chunk(b"data: x\n\n")
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
 
 
@@ -74,7 +73,6 @@ def test_the_rest_of_a_chunk_is_known() -> None:
     reader = BodyReader(CHUNKED)
     reader.feed(b"fffffffffffffff\r\nabc", bytearray())
     assert reader.left == 0xFFFFFFFFFFFFFFF - 3
-    assert reader.whole_events(EVENTS) == -1
 
 
 @pytest.mark.parametrize("piece", range(1, 8))
@@ -90,43 +88,15 @@ def test_a_body_until_the_end_has_no_other() -> None:
     assert payload == b"0\r\n\r\n"
 
 
-# ---------------------------------------------------------------- whole events
+# ---------------------------------------------------------------- what is passed on
 
 
-def whole(data: bytes) -> int:
-    return BodyReader(CHUNKED).whole_events(data)
-
-
-@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n"])
-@pytest.mark.parametrize("sizes", [[2], [4096], [1, 2, 3], [100] * 50, [4000, 70_000]])
-def test_whole_chunks_that_end_an_event_are_seen_as_such_and_nothing_less_is(sizes: list[int], end: bytes) -> None:
-    data = b"".join(chunk(b"x" * size) for size in sizes) + chunk(b"x" + end)
-    for each in (data, data.upper()):
-        assert whole(each) == whole(each + LAST_CHUNK) == len(data)
-    for cut in (data[:-1], data[1:], data + b"0", data + LAST_CHUNK[:-1], data + LAST_CHUNK * 2, data[:-2] + b"xx"):
-        assert whole(cut) == -1
-    assert whole(data[:-2] + b"xx" + EVENTS) == -1
-    assert whole(data + chunk(b"x")) == whole(data + b"0;x\r\n\r\n") == whole(LAST_CHUNK) == -1
-
-
-def test_the_last_chunk_may_be_in_an_event() -> None:
-    data = chunk(b"x\r\n0\r\n\r\n")
-    assert whole(data) == len(data)
-    assert whole(chunk(b"x\r\n0") + data + LAST_CHUNK) == len(data) + len(chunk(b"x\r\n0"))
-
-
-def test_events_are_whole_only_between_chunks() -> None:
-    for before, is_between in (
-        (b"", True),
-        (b"3", False),
-        (b"3\r\nab", False),
-        (b"3\r\nabc", False),
-        (chunk(b"a"), True),
-    ):
-        reader = BodyReader(CHUNKED)
-        reader.feed(before, bytearray())
-        assert reader.whole_events(EVENTS) == (len(EVENTS) if is_between else -1)
-    assert BodyReader(UNTIL_CLOSE).whole_events(EVENTS) == BodyReader(len(EVENTS)).whole_events(EVENTS) == -1
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("rest", [b"", b"data: b", b"data: b\n", b"data: b\r\n", b"data: b\r"])
+def test_complete_events_are_taken_and_the_beginning_of_another_stays(end: bytes, rest: bytes) -> None:
+    events = (b"data: a" + end) * 3
+    buffer = bytearray(events + rest)
+    assert [take_events(buffer), bytes(buffer), take_events(buffer), bytes(buffer)] == [events, rest, b"", rest]
 
 
 @pytest.mark.parametrize("sizes", [[3], [1, 5000, 3], [4000, 97, 3], [50] * 1000, [70_000]])
@@ -135,17 +105,5 @@ def test_the_tail_is_the_end_of_what_was_passed_on(sizes: list[int]) -> None:
     for at, size in enumerate(sizes):
         events = bytes([97 + at % 26]) * size + b"\n\n"
         payload += events
-        if at % 3:
-            reader.remember(events)
-        else:
-            assert reader.whole_events(chunk(events[:1]) + chunk(events[1:])) > 0
+        reader.remember(events)
         assert reader.tail == payload[-TAIL_BYTES:]
-
-
-def test_chunks_have_their_payload() -> None:
-    assert payload_of(chunk(b"a") + chunk(b"bc")) == b"abc"
-
-
-@pytest.mark.parametrize("line", [b"4;x", b"04", b"4 ", b"1001", b"", b"+4", b"0x4", b"f" * 16])
-def test_sizes_that_are_unusual_are_left_to_the_reader(line: bytes) -> None:
-    assert whole(line + b"\r\nab\n\n\r\n") == -1
