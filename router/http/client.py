@@ -152,7 +152,8 @@ class ClientConnection:
         """Take bytes from the client, and serve complete requests one after the other."""
         state = self._state
         if state == _BODY:
-            self._feed_body(data)
+            assert self._gathered is not None, "there is one while a body is awaited"
+            self._feed_body(self._gathered, data)
             self._go_on()
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
@@ -202,57 +203,51 @@ class ClientConnection:
         """Serve the request that the buffer begins with, or await the rest of its body."""
         plane = self._plane
         method, path, query, headers, body_bytes, keep_alive, self.http_1_1, body, rest = head
-        sites, limits = plane.sites, plane.limits
+        sites = plane.sites
         is_plain = headers.get(b"host") in sites.served_hosts and b"origin" not in headers  # most requests
         lines = sites.lines if is_plain else sites.checked(headers)
         if plane.credentials.accounts is not None:
             self._account = plane.account(head)
-        if body_bytes > limits.body_bytes_max:
-            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {limits.body_bytes_max}")
+        if body_bytes > plane.limits.body_bytes_max:
+            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
         if plane.draining or (self.half_closed and not rest):
             keep_alive = False
         self._keep_alive, self.connection_line = keep_alive, lines if keep_alive else lines + _CLOSE
-        if body is not None:
-            self.buffer = rest
-            self._serve(Exchange(self, method, path, query, headers, body, self._began_s, self._account))
+        if body is None:
+            self._await_body(head)
             return
+        exchange = self._exchange = Exchange(self, method, path, query, headers, body, self._began_s, self._account)
+        self.buffer, self._state = rest, _SERVING
+        plane.inflight += 1
+        try:
+            if method == "OPTIONS" or plane.is_over:
+                plane.answer_or_serve(exchange)
+            else:
+                plane.service(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=path)
+            self._fault(exchange, error)
+
+    def _await_body(self, head: RequestHead) -> None:
+        self._gathered, self._state, self._since_s = GatheredBody(head, self._plane), _BODY, 0.0
         self.buffer = b""
-        self._gathered, self._state, self._since_s = GatheredBody(head, plane), _BODY, 0.0
-        if rest:
-            self._feed_body(rest)
-        elif b"expect" in headers and self.http_1_1:
+        if head.rest:
+            self._feed_body(self._gathered, head.rest)
+        elif b"expect" in head.headers and head.http_1_1:
             self.write(CONTINUE)
 
-    def _feed_body(self, data: bytes) -> None:
-        gathered = self._gathered
-        assert gathered is not None, "there is one while a body is awaited"
+    def _feed_body(self, gathered: GatheredBody, data: bytes) -> None:
         try:
             end = gathered.feed(data)
+            if end >= 0:
+                self._take(gathered.head._replace(body=gathered.take(), rest=data[end:]))
         except Malformed as error:
             self._refuse(error.status, str(error))
-            return
-        if end >= 0:
-            self.buffer = data[end:]
-            parts = *gathered.head[:4], gathered.take()
-            self._serve(Exchange(self, *parts, self._began_s, self._account))
 
     def _let_go_of_body(self) -> None:
         gathered, self._gathered = self._gathered, None
         if gathered is not None:
             gathered.release()
-
-    def _serve(self, exchange: Exchange) -> None:
-        plane = self._plane
-        self._exchange, self._state = exchange, _SERVING
-        plane.inflight += 1
-        try:
-            if exchange.method == "OPTIONS" or plane.is_over:
-                plane.answer_or_serve(exchange)
-            else:
-                plane.service(exchange)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=exchange.path)
-            self._fault(exchange, error)
 
     def _fault(self, exchange: Exchange, error: Exception) -> None:
         if exchange.relay is not None or exchange.client is None:
@@ -289,8 +284,6 @@ class ClientConnection:
 
     def finish(self) -> None:
         """The answer is complete: the next request may come, or the connection ends."""
-        if self._state != _SERVING:
-            return
         self._exchange = None
         self._plane.inflight -= 1
         if self._gathered is not None:

@@ -22,6 +22,7 @@ Source: RFC 9112, RFC 9110. Where they leave a choice, the message is refused. I
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kv_protocol.body_limits import Bytes
 from router.native import built
 
 CHUNKED, UNTIL_CLOSE = -1, -2
@@ -60,7 +61,7 @@ class RequestHead(NamedTuple):
     body_bytes: int
     keep_alive: bool
     http_1_1: bool
-    body: bytes | None
+    body: Bytes | None
     rest: bytes
 
 

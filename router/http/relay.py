@@ -49,8 +49,8 @@ class ResponseRelay(msgspec.Struct, eq=False):
     watcher: ResponseHandler
     heads: AnswerReader
     since_s: float
-    """Since when it is forwarded, by the loop's clock; `received_s`: when bytes came last."""
-    received_s: float
+    """Since when it is forwarded, by the loop's clock; `received_s`: when bytes were last seen to have come, or 0."""
+    received_s: float = 0.0
     connection: "WorkerConnection | None" = None
     dial: "asyncio.Task[None] | None" = None
     state: int = HEAD
@@ -82,7 +82,6 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def feed_head(self, data: bytes) -> None:
         """Take the next bytes of the answer while its head is not complete."""
-        self.received = True
         if self.part:
             data = self.part + data
         try:
@@ -91,12 +90,12 @@ class ResponseRelay(msgspec.Struct, eq=False):
             self.fail("first_byte", str(error))
             return
         if head is None:
-            self.part, self.has_part = data, True
+            self.part, self.received, self.has_part = data, True, True
             return
         status, headers, body_bytes, self.reusable, lines, body = head
         exchange, is_whole = self.exchange, body_bytes == len(body)
         if status < 200:  # noqa: PLR2004 - the first that is no interim answer
-            self.part, self.has_part = b"", True
+            self.part, self.received, self.has_part = b"", True, True
             self.feed_head(body)
             return
         if self.is_deserted:
@@ -120,7 +119,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
     def _begin(self, head: AnswerHead, lines: bytes, body: bytes) -> None:
         """A body follows as it comes."""
         exchange, body_bytes = self.exchange, head.body_bytes
-        self.reader, self.buffer, self.lines = BodyReader(body_bytes), bytearray(), lines
+        self.reader, self.lines, self.received = BodyReader(body_bytes), lines, True
         self.until_close = body_bytes == UNTIL_CLOSE
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
             self.state = _EVENTS
@@ -411,7 +410,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
         call = self.call
         if self.received:
             self.received, self.received_s = False, now_s
-        quiet_s, reason = now_s - self.received_s, ""
+        quiet_s, reason = now_s - (self.received_s or self.since_s), ""
         if now_s - self.since_s > call.limits.total_s:
             reason = f"TimeoutError: not whole within {call.limits.total_s:g} s"
         elif self.silent and now_s - self.since_s > call.limits.first_byte_s:

@@ -9,13 +9,9 @@ last one counts. Source: the OpenAI API reference, "The chat completion object",
 embeddings".
 """
 
-import re
 from typing import NamedTuple
 
-_USAGE = b'"usage"'
-_COUNTS = re.compile(
-    rb'"(completion|output|prompt|input|cached)_tokens"\s*:\s*(\d{1,10})(?!\d)',
-)
+from router.native import built
 
 
 class Usage(NamedTuple):
@@ -31,13 +27,4 @@ NO_USAGE = Usage(None, None)
 
 def usage_in(tail: bytes) -> Usage:
     """Parse the usage at the end of an answer."""
-    at = tail.rfind(_USAGE)
-    if at < 0:
-        return NO_USAGE
-    found = dict(_COUNTS.findall(tail, at)).get
-    output, cached, prompt = (
-        found(b"completion") or found(b"output"),
-        found(b"cached"),
-        found(b"prompt") or found(b"input"),
-    )
-    return Usage(output and int(output), cached and int(cached), prompt and int(prompt))
+    return Usage(*built.usage_counts(tail))

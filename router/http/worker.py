@@ -62,23 +62,17 @@ class UpstreamOrigin:
         self.host, self.port = parts.hostname, parts.port or (443 if self.tls else 80)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._host_line = f"host: {host}:{self.port}\r\naccept-encoding: identity\r\ncontent-length: ".encode("ascii")
-        self._prefix = parts.path.rstrip("/").encode("ascii")
+        self._prefix = parts.path.rstrip("/")
         self.starts: dict[tuple[str, str], bytes] = {}
         self.idle: dict[WorkerConnection, None] = {}
         self.connections = self.dials = 0
 
     def start(self, method: str, path: str) -> bytes:
-        """Return the beginning of a request's head, up to its length."""
-        start = self.starts.get((method, path))
-        if start is None:
-            if len(self.starts) >= _REQUEST_LINES_MAX:
-                self.starts.clear()
-            target = self._prefix + path.encode("ascii")
-            start = self.starts[method, path] = b"%b %b HTTP/1.1\r\n%b" % (
-                method.encode("ascii"),
-                target,
-                self._host_line,
-            )
+        """Return the beginning of a request's head, up to its length, and keep it in `starts`."""
+        if len(self.starts) >= _REQUEST_LINES_MAX:
+            self.starts.clear()
+        line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("ascii")
+        start = self.starts[method, path] = line + self._host_line
         return start
 
 
@@ -109,8 +103,7 @@ class Upstreams:
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
-        now_s = get_running_loop().time()
-        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s, now_s)
+        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, get_running_loop().time())
         origin = self.origins.get(call.base_url)
         if origin is None:
             try:
@@ -214,6 +207,8 @@ class Upstreams:
             else:
                 connection.enlist()
                 connection.send(relay)
+                if relay.paused:
+                    connection.pause_reading()
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(relay)
 
@@ -255,17 +250,15 @@ class WorkerConnection:
     def send(self, relay: ResponseRelay) -> None:
         """Lend it to `relay`, and send that one's call. It is open."""
         self._relay, relay.connection = relay, self
-        call, origin, transport = relay.call, self._origin, self.transport
+        call, origin = relay.call, self._origin
         body = call.body
         start = origin.starts.get((call.method, call.path)) or origin.start(call.method, call.path)
-        if not isinstance(body, bytes):
-            transport.writelines((b"%b%d\r\n%b\r\n" % (start, sum(map(len, body)), call.headers), *body))
-        elif len(body) <= _JOINED_BYTES_MAX:
-            transport.write(b"%b%d\r\n%b\r\n%b" % (start, len(body), call.headers, body))
-        else:
-            transport.writelines((b"%b%d\r\n%b\r\n" % (start, len(body), call.headers), body))
-        if relay.paused:
-            self.pause_reading()
+        if isinstance(body, bytes) and len(body) <= _JOINED_BYTES_MAX:
+            self.transport.write(b"%b%d\r\n%b\r\n%b" % (start, len(body), call.headers, body))
+            return
+        parts = (body,) if isinstance(body, bytes) else body
+        head = b"%b%d\r\n%b\r\n" % (start, sum(map(len, parts)), call.headers)
+        self.transport.writelines((head, *parts))
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""

@@ -254,6 +254,7 @@ class Core:
 
 TAIL_BYTES: int
 
+def usage_counts(tail: bytes, /) -> tuple[int | None, int | None, int | None]: ...
 def name_heads(request_head: type, answer_head: type, malformed: type) -> None: ...
 def request_head(data: bytes, /) -> Any: ...  # noqa: ANN401 - the type that `name_heads` got
 

@@ -65,5 +65,6 @@ std::string shown(Text found);
 
 void bind_heads(nanobind::module_& module);
 void bind_bodies(nanobind::module_& module);
+void bind_usage(nanobind::module_& module);
 
 }  // namespace kv::http

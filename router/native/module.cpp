@@ -8,4 +8,5 @@ NB_MODULE(_fold, module) {
     kv::bind_core(module);
     kv::http::bind_heads(module);
     kv::http::bind_bodies(module);
+    kv::http::bind_usage(module);
 }
