@@ -64,12 +64,10 @@ class BufferedResponse:
             self.give_up()
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """The answer is over; if it is cut, the handler of the call knows it already."""
         self._exchange = None
 
-    def cut(self) -> None:
-        """The answer stays incomplete. The handler of the call knows it already."""
-        self._exchange = None
+    cut = finish
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Ignore an answer of the router itself: the handler of the call knows the reason already."""

@@ -85,9 +85,9 @@ class ClientConnection:
         self._since_s = 0.0
         """Since when the state is unchanged or no byte came; 0 until the first timeout check: the clock is not read."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
-        self._slot = self._plane.opened(self)
-        if self._plane.full:
-            self._refuse(503, self._plane.full_reason)
+        self._slot, full = self._plane.opened(self)
+        if full:
+            self._refuse(503, full)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
         """The connection is closed: the client is gone."""
@@ -226,7 +226,11 @@ class ClientConnection:
                 plane.service(exchange)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
             _log.exception("request_failed", path=path)
-            self._fault(exchange, error)
+            if exchange.relay is not None or exchange.client is None:
+                self._transport.abort()
+            else:
+                message = f"our fault: {type(error).__name__}; see the log"
+                exchange.answer(500, error_body(message, "server_error"))
 
     def _await_body(self, head: RequestHead) -> None:
         self._gathered, self._state, self._since_s = GatheredBody(head, self._plane), _BODY, 0.0
@@ -245,16 +249,9 @@ class ClientConnection:
             self._refuse(error.status, str(error))
 
     def _let_go_of_body(self) -> None:
-        gathered, self._gathered = self._gathered, None
-        if gathered is not None:
-            gathered.release()
-
-    def _fault(self, exchange: Exchange, error: Exception) -> None:
-        if exchange.relay is not None or exchange.client is None:
-            self._transport.abort()
-        else:
-            message = f"our fault: {type(error).__name__}; see the log"
-            exchange.answer(500, error_body(message, "server_error"))
+        if self._gathered is not None:
+            self._gathered.release()
+            self._gathered = None
 
     # ------------------------------------------------------------ answers
 
@@ -305,7 +302,7 @@ class ClientConnection:
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a malformed request and end the connection: the next request's beginning is unknown."""
-        self._plane.refused(status)
+        self._plane.refusals[status] += 1
         kind = _KINDS.get(status, "invalid_request_error")
         body = error_body(message, kind, code=_CODES.get(status))
         self._transport.write(own_answer(status, body, b"application/json", _MORE.get(status, ()), _CLOSE))
@@ -337,8 +334,7 @@ class ClientConnection:
         elif exchange.relay is not None:
             exchange.relay.expire()
         else:
-            body = error_body("the router stops; try again", "server_error", code="shutting_down")
-            exchange.expire(503, body, ((b"retry-after", b"1"),))
+            exchange.expire()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -351,12 +347,10 @@ class ClientConnection:
             self._since_s = now_s
         if self.writing_paused or state == _CLOSED:
             self._check_unsent(now_s)
-        elif state == _IDLE:
-            if self._is_idle_too_long(now_s):
-                self._send_away(request_consumed=True)
-        elif state == _SERVING:
-            if self.half_closed and self._is_reset():
-                self._leave()
+        elif state == _IDLE and self._is_idle_too_long(now_s):
+            self._send_away(request_consumed=True)
+        elif state == _SERVING and self.half_closed and self._is_reset():
+            self._leave()
         elif self.receiving:
             self._check_request_timeouts(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:

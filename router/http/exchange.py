@@ -282,10 +282,11 @@ class Exchange(msgspec.Struct, eq=False):
         """The exchange is over: detach its callbacks."""
         self.client = self.when_gone = self.relay = None
 
-    def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
+    def expire(self) -> None:
         """The plane stops while nothing is forwarded: answer the client, and call the `on_gone` callback."""
         callback = self.when_gone
-        self.answer(status, body, headers=headers)
+        body = error_body("the router stops; try again", "server_error", code="shutting_down")
+        self.answer(503, body, headers=((b"retry-after", b"1"),))
         if callback is not None:
             callback()
 

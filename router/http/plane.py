@@ -141,21 +141,17 @@ class HttpPlane:
     # ------------------------------------------------------------ called by connections
 
     @property
-    def full(self) -> bool:
-        """Whether more connections are open than allowed."""
-        return len(self.connections) > self.capacity.clients
-
-    @property
     def full_reason(self) -> str:
         """The error message for clients beyond the bound."""
         return f"{self.capacity.clients} connections are open, as many as the open files allow; try again"
 
-    def opened(self, connection: ClientConnection) -> set[Watched]:
-        """Register a client's connection; return its slot in the timeout sweeper."""
+    def opened(self, connection: ClientConnection) -> tuple[set[Watched], str]:
+        """Register a client's connection; return its slot in the timeout sweeper, and why it is one too many, or ""."""
         self.accepted += 1
         self._adopting -= 1
         self.connections.add(connection)
-        return self.timeout_sweeper.add(connection)
+        is_full = len(self.connections) > self.capacity.clients
+        return self.timeout_sweeper.add(connection), self.full_reason if is_full else ""
 
     def closed(self, connection: ClientConnection) -> None:
         """Remove a client's connection."""
@@ -181,16 +177,11 @@ class HttpPlane:
     def answer_or_serve(self, exchange: Exchange) -> None:
         """Answer a preflight, and all that comes when the drain is over; give another request to the service."""
         if self.is_over:
-            body = error_body("the router stops; try again", "server_error", code="shutting_down")
-            exchange.answer(503, body, headers=((b"retry-after", b"1"),))
+            exchange.expire()
         elif allowed := self.sites.preflight(exchange.method, exchange.headers):
             exchange.answer(200, b"", headers=allowed)
         else:
             self.service(exchange)
-
-    def refused(self, status: int) -> None:
-        """A client's message was refused."""
-        self.refusals[status] += 1
 
     # ------------------------------------------------------------ new connections
 
@@ -209,7 +200,7 @@ class HttpPlane:
 
         A client that has sent something may see a reset instead.
         """
-        self.refused(503)
+        self.refusals[503] += 1
         body = error_body(reason, "server_error")
         answer = own_answer(503, body, b"application/json", [(b"retry-after", b"1")], b"connection: close\r\n")
         with accepted, suppress(OSError):

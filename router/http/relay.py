@@ -86,6 +86,9 @@ class ResponseRelay(msgspec.Struct, eq=False):
             data = self.part + data
         try:
             head: AnswerHead | None = self.heads.answer(data)
+            while head is not None and head.status < 200:  # noqa: PLR2004 - the first that is no interim answer
+                self.has_part, data = True, head.rest
+                head = self.heads.answer(data)
         except Malformed as error:
             self.fail("first_byte", str(error))
             return
@@ -94,10 +97,6 @@ class ResponseRelay(msgspec.Struct, eq=False):
             return
         status, headers, body_bytes, self.reusable, lines, body = head
         exchange, is_whole = self.exchange, body_bytes == len(body)
-        if status < 200:  # noqa: PLR2004 - the first that is no interim answer
-            self.part, self.received, self.has_part = b"", True, True
-            self.feed_head(body)
-            return
         if self.is_deserted:
             self.state = _DESERTED
             if body or is_whole:
@@ -220,21 +219,15 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def _tell(self) -> None:
         is_first, self.silent = self.silent, False
-        if self.exchange.is_stream and self.call.token_mark:
-            return  # `_count_tokens` tells
-        if is_first:
-            self.watcher.on_first_byte()
-        else:
-            self.watcher.on_bytes()
+        if not (self.exchange.is_stream and self.call.token_mark):  # else `_count_tokens` tells
+            (self.watcher.on_first_byte if is_first else self.watcher.on_bytes)()
 
     def _count_tokens(self, count: int) -> None:
         """Count events with tokens: the first ones are the answer's first bytes to the watcher."""
-        if not count:
-            return
-        if self.has_token:
+        if count and self.has_token:
             self.later_events += count
             self.watcher.on_bytes()
-        else:
+        elif count:
             self.has_token = True
             self.watcher.on_first_byte()
 
@@ -302,11 +295,6 @@ class ResponseRelay(msgspec.Struct, eq=False):
                 self._end(extra=True)
             else:
                 self.fail("first_byte" if self.silent else "body", _CUT_SHORT)
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether no byte of an answer was received."""
-        return self.state == HEAD and not self.has_part
 
     def abandon(self) -> None:
         """End the call after a fault of the router: answer the client, or cut it off."""

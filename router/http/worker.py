@@ -83,7 +83,7 @@ class Upstreams:
         self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
     ) -> None:
         """`not_passed_on` are headers of workers, in lower case, that clients do not get."""
-        self._limits, self.timeout_sweeper = limits, timeout_sweeper
+        self.limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
         self.origins: dict[str, UpstreamOrigin] = {}
@@ -95,11 +95,6 @@ class Upstreams:
         self.opened = self.stale = 0
         """Connections since the start; those that a worker had closed when a call was sent."""
         self._log = RateLimitedLog(_log, SystemClock())
-
-    @property
-    def idle_s(self) -> float:
-        """How long an idle connection is kept."""
-        return self._limits.worker_idle_s
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
@@ -117,26 +112,9 @@ class Upstreams:
             if not connection.transport.is_closing():
                 connection.send(relay)
                 return
-        self._dial(origin, relay)
+        self.dial(origin, relay)
 
-    def again(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
-        """Send a call over a new connection: the worker had closed the old one."""
-        self.stale += 1
-        self._dial(origin, relay)
-
-    def register(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
-        """Register an established connection; return its slot in the timeout sweeper."""
-        self.connections.add(connection)
-        origin.connections += 1
-        return self.timeout_sweeper.add(connection)
-
-    def lost(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> None:
-        """Remove a closed connection, and forget an address without connections."""
-        self.connections.discard(connection)
-        origin.connections -= 1
-        self._forget_unused(origin)
-
-    def _forget_unused(self, origin: UpstreamOrigin) -> None:
+    def forget_unused(self, origin: UpstreamOrigin) -> None:
         """Forget an address without connections: workers leave, and their addresses do not come back."""
         if not (origin.connections or origin.dials) and self.origins.get(origin.base_url) is origin:
             del self.origins[origin.base_url]
@@ -151,7 +129,8 @@ class Upstreams:
         for connection in tuple(self.connections):
             connection.transport.abort()
 
-    def _dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
+    def dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
+        """Send a call over a new connection."""
         if self.dials is None:
             reason = "the router stops"
         elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
@@ -165,7 +144,7 @@ class Upstreams:
                 origin.dials += 1
                 relay.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
                 return
-        self._forget_unused(origin)
+        self.forget_unused(origin)
         relay.fail("local", reason)
 
     def _closed_idle(self) -> bool:
@@ -181,7 +160,7 @@ class Upstreams:
 
     def _dial_ended(self, origin: UpstreamOrigin, _: asyncio.Task[None]) -> None:
         origin.dials -= 1
-        self._forget_unused(origin)
+        self.forget_unused(origin)
 
     async def _dialed(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         phase: UpstreamStage = "connect"
@@ -213,17 +192,13 @@ class Upstreams:
             abandoned(relay)
 
     async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
-        tls = self._tls_context() if origin.tls else None
-        loop = get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)), origin.host, origin.port, ssl=tls
-        )
-        return cast("WorkerConnection", connection)
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
+        if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        return self._tls
+        _, connection = await get_running_loop().create_connection(
+            lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)),
+            origin.host, origin.port, ssl=self._tls if origin.tls else None,
+        )  # fmt: skip
+        return cast("WorkerConnection", connection)
 
 
 class WorkerConnection:
@@ -245,7 +220,9 @@ class WorkerConnection:
 
     def enlist(self) -> None:
         """Register it, and have its timeouts checked, until it is closed."""
-        self._slot = self._upstreams.register(self, self._origin)
+        self._upstreams.connections.add(self)
+        self._origin.connections += 1
+        self._slot = self._upstreams.timeout_sweeper.add(self)
 
     def send(self, relay: ResponseRelay) -> None:
         """Lend it to `relay`, and send that one's call. It is open."""
@@ -289,16 +266,20 @@ class WorkerConnection:
         self._origin.idle.pop(self, None)
         if self._slot is not None:
             self._slot.discard(self)
-            self._upstreams.lost(self, self._origin)
+            self._upstreams.connections.discard(self)
+            self._origin.connections -= 1
+            self._upstreams.forget_unused(self._origin)
         self._ended(clean=False)
 
     def _ended(self, *, clean: bool) -> None:
         relay, self._relay = self._relay, None
         if relay is None:
             return
-        if self._used and relay.unanswered and not relay.call.is_once:
+        is_unanswered = relay.state == HEAD and not relay.has_part
+        if self._used and is_unanswered and not relay.call.is_once:
             relay.connection = None
-            self._upstreams.again(self._origin, relay)
+            self._upstreams.stale += 1
+            self._upstreams.dial(self._origin, relay)
             return
         try:
             relay.closed(clean=clean)
@@ -337,7 +318,7 @@ class WorkerConnection:
                 abandoned(relay)
         elif not self._idle_since_s:
             self._idle_since_s = now_s
-        elif now_s - self._idle_since_s > self._upstreams.idle_s:
+        elif now_s - self._idle_since_s > self._upstreams.limits.worker_idle_s:
             self.transport.abort()
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <tuple>
 
 #include <nanobind/stl/string.h>
 
@@ -13,7 +14,7 @@ namespace kv::http {
 
 namespace {
 
-constexpr std::size_t kHeadBytesMax = 32 << 10, kLinesMax = 100, kDigitsMax = 18, kShownMax = 100, kCachedBytesMax = 64;
+constexpr std::size_t kHeadBytesMax = 32 << 10, kLinesMax = 100, kDigitsMax = 18, kShownMax = 100;
 
 // Of `router/http/heads.py`, which names them when it is imported: as long as the process.
 PyObject *request_head, *answer_head, *malformed_error;
@@ -31,31 +32,6 @@ nb::object checked(PyObject* made) {
 
 nb::object bytes(Text of) { return checked(PyBytes_FromStringAndSize(of.data(), static_cast<Py_ssize_t>(of.size()))); }
 nb::object ascii(Text of) { return checked(PyUnicode_DecodeLatin1(of.data(), static_cast<Py_ssize_t>(of.size()), nullptr)); }
-
-// A header's name: as it was sent, in lower case, and which of the known ones it is.
-struct Name {
-    std::string sent;
-    nb::object lower_case;
-    std::size_t known = kKnownCount;
-};
-
-// The name's entry in a cache, which is valid until the next call: few names come again and again.
-const Name& name_of(Text sent) {
-    static auto* const cache = new std::array<Name, 256>;  // as long as the process: its objects outlive no interpreter
-    static Name* const rare = new Name;
-    std::uint32_t hash = 2166136261U;
-    for (const char each : sent) {
-        hash = (hash ^ static_cast<unsigned char>(each)) * 16777619U;
-    }
-    Name& name = sent.size() > kCachedBytesMax ? *rare : (*cache)[(hash ^ hash >> 16) % cache->size()];
-    if (name.sent != sent) {
-        std::string letters(sent);
-        std::transform(letters.begin(), letters.end(), letters.begin(), lower);
-        const auto known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), letters) - kNames.begin());
-        name = {std::string(sent), bytes(letters), known};
-    }
-    return name;
-}
 
 // A named tuple of these fields.
 nb::object named(PyObject* type, std::initializer_list<nb::object> fields) {
@@ -140,15 +116,18 @@ struct Fields {
     }
 
 private:
-    const nb::object& add(Text sent, Text value) {
-        const Name& name = name_of(sent);
-        PyObject* const key = name.lower_case.ptr();
+    nb::object add(Text sent, Text value) {
+        nb::object name = bytes(sent);
+        PyObject* const key = name.ptr();
+        char* const letters = PyBytes_AS_STRING(key);
+        std::transform(letters, letters + sent.size(), letters, lower);
+        const auto known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), Text(letters, sent.size())) - kNames.begin());
         const Py_ssize_t count = PyDict_Size(headers.ptr());
         PyObject* const before = PyDict_SetDefault(headers.ptr(), key, bytes(value).ptr());
         std::string joined;
         if (before != nullptr && PyDict_Size(headers.ptr()) == count) {
-            if (name.known < kConnection) {
-                malformed(400, std::string(kNames[name.known]) + ": found it twice, allowed once");
+            if (known < kConnection) {
+                malformed(400, std::string(kNames[known]) + ": found it twice, allowed once");
             }
             value = joined = std::string(view_of(nb::borrow<nb::bytes>(before))).append(", ").append(value);
             PyDict_SetItem(headers.ptr(), key, bytes(value).ptr());
@@ -156,11 +135,11 @@ private:
         if (PyErr_Occurred() != nullptr) {
             throw nb::python_error();
         }
-        if (name.known < kKnownCount) {
-            has[name.known] = true;
-            values[name.known] = value;
+        if (known < kKnownCount) {
+            has[known] = true;
+            values[known] = value;
         }
-        return name.lower_case;
+        return name;
     }
 };
 
@@ -182,13 +161,8 @@ std::string path_of(Text method, Text target) {
     malformed(400, "target: found " + shown(target) + ", allowed /path or http://authority/path");
 }
 
-struct RequestLine {
-    Text method;
-    std::string path;
-    bool http_1_1;
-};
-
-RequestLine request_line(Text line) {
+// The method, the path with its query, and whether it is HTTP/1.1.
+std::tuple<Text, std::string, bool> request_line(Text line) {
     const std::size_t first = line.find(' '), second = line.find(' ', first + 1);
     if (first == Text::npos || second == Text::npos || line.find(' ', second + 1) != Text::npos) {
         malformed(400, "request line: found " + shown(line) + ", allowed method, target, version, one space between");
@@ -222,11 +196,11 @@ std::size_t empty_lines(Text data) {
     return at;
 }
 
-// The head at the beginning, without its last two CRLF; nothing where it is not complete.
-bool cut_head(Text data, int status_of_long, Text& start_line, Text& lines) {
+// The head at the beginning, behind `empty_bytes`, without its last two CRLF; false where it is not complete.
+bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
     const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");
     if (end == Text::npos) {
-        if (data.size() >= kHeadBytesMax) {
+        if (empty_bytes + data.size() >= kHeadBytesMax) {
             const std::string most = std::to_string(kHeadBytesMax);
             malformed(status_of_long, "head: found more than " + most + " bytes, allowed " + most);
         }
@@ -240,17 +214,18 @@ bool cut_head(Text data, int status_of_long, Text& start_line, Text& lines) {
 
 nb::object request(const nb::bytes& given) {
     Text data = view_of(given), line, lines;
-    data.remove_prefix(empty_lines(data));
-    if (!cut_head(data, 431, line, lines)) {
+    const std::size_t before = empty_lines(data);
+    data.remove_prefix(before);
+    if (!cut_head(data, before, 431, line, lines)) {
         return nb::none();
     }
-    const RequestLine asked = request_line(line);
+    const auto [method, path_and_query, http_1_1] = request_line(line);
     Fields fields;
     fields.read(lines, 431, [](const nb::object&, Text) {});
-    if (asked.http_1_1 && !fields.has[kHost]) {
+    if (http_1_1 && !fields.has[kHost]) {
         malformed(400, "host: found none, one is needed");
     }
-    const std::int64_t body_bytes = fields.body_bytes(asked.http_1_1);
+    const std::int64_t body_bytes = fields.body_bytes(http_1_1);
     const std::string &content = fields.values[kContent], &expect = fields.values[kExpect];
     if (fields.has[kContent] && !same(content, "identity")) {
         malformed(415, "content-encoding: found " + shown(content) + ", allowed identity");
@@ -258,14 +233,14 @@ nb::object request(const nb::bytes& given) {
     if (fields.has[kExpect] && !same(expect, "100-continue")) {
         malformed(417, "expect: found " + shown(expect) + ", allowed 100-continue");
     }
-    const Text path = asked.path;
+    const Text path = path_and_query;
     const std::size_t mark = std::min(path.find('?'), path.size()), length = static_cast<std::size_t>(std::max<std::int64_t>(body_bytes, 0));
     const Text behind = data.substr(line.size() + lines.size() + 4);
     const bool is_whole = body_bytes != kChunked && length <= behind.size();
-    const bool keep_alive = asked.http_1_1 && !has_token(fields.values[kConnection], "close");
-    return named(request_head, {ascii(asked.method), ascii(path.substr(0, mark)), ascii(path.substr(std::min(mark + 1, path.size()))),
+    const bool keep_alive = http_1_1 && !has_token(fields.values[kConnection], "close");
+    return named(request_head, {ascii(method), ascii(path.substr(0, mark)), ascii(path.substr(std::min(mark + 1, path.size()))),
                                 fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes), nb::cast(keep_alive),
-                                nb::cast(asked.http_1_1), is_whole ? bytes(behind.substr(0, length)) : nb::none(),
+                                nb::cast(http_1_1), is_whole ? bytes(behind.substr(0, length)) : nb::none(),
                                 bytes(is_whole ? behind.substr(length) : behind)});
 }
 
@@ -275,7 +250,7 @@ public:
 
     nb::object answer(const nb::bytes& given) const {
         Text data = view_of(given), line, lines;
-        if (!cut_head(data, 502, line, lines)) {
+        if (!cut_head(data, 0, 502, line, lines)) {
             return nb::none();
         }
         const bool is_status = line.size() >= 12 && (line.substr(0, 9) == "HTTP/1.1 " || line.substr(0, 9) == "HTTP/1.0 ") &&

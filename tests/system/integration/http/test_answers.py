@@ -143,7 +143,7 @@ async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
 
 
 async def test_interim_answers_are_not_passed_on() -> None:
-    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * 1500 + b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
 
     async def script(exchange: Exchange) -> None:
         await exchange.send(interim[:30])
