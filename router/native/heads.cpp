@@ -117,11 +117,11 @@ struct Fields {
 
 private:
     nb::object add(Text sent, Text value) {
-        nb::object name = bytes(sent);
+        std::string letters(sent);
+        std::transform(letters.begin(), letters.end(), letters.begin(), lower);
+        nb::object name = bytes(letters);
         PyObject* const key = name.ptr();
-        char* const letters = PyBytes_AS_STRING(key);
-        std::transform(letters, letters + sent.size(), letters, lower);
-        const auto known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), Text(letters, sent.size())) - kNames.begin());
+        const auto known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), letters) - kNames.begin());
         const Py_ssize_t count = PyDict_Size(headers.ptr());
         PyObject* const before = PyDict_SetDefault(headers.ptr(), key, bytes(value).ptr());
         std::string joined;

@@ -184,6 +184,11 @@ def test_a_name_means_the_same_however_it_is_written(name: bytes) -> None:
     assert (head.body_bytes, head.headers[b"content-length"]) == (3, b"3")
 
 
+def test_a_name_of_one_letter_is_in_lower_case_and_the_letter_stays_as_it_is() -> None:
+    assert parsed(request(b"X: Y\r\n")).headers[b"x"] == b"Y"
+    assert [bytes([letter])[0] for letter in b"XY"] == [ord("X"), ord("Y")]
+
+
 def test_a_head_ends_where_its_body_begins_and_is_awaited_until_then() -> None:
     whole = request(b"content-length: 3\r\n")
     for end in range(len(whole)):
