@@ -74,15 +74,15 @@ struct Fields {
     template <typename Each>
     void read(Text lines, int status_of_many, Each each) {
         std::size_t count = 0;
+        for (std::size_t at = 0; at < lines.size(); at = lines.find("\r\n", at) + 2) {
+            ++count;
+        }
+        if (count > kLinesMax) {
+            malformed(status_of_many, "headers: found " + std::to_string(count) + " lines, allowed " + std::to_string(kLinesMax));
+        }
         for (std::size_t at = 0, end = 0; at < lines.size(); at = end + 2) {
             end = lines.find("\r\n", at);
             const Text line = lines.substr(at, end - at);
-            if (++count > kLinesMax) {
-                for (; end + 2 < lines.size(); ++count) {
-                    end = lines.find("\r\n", end + 2);
-                }
-                malformed(status_of_many, "headers: found " + std::to_string(count) + " lines, allowed " + std::to_string(kLinesMax));
-            }
             const std::size_t name_end = span(line, 0, kToken);
             if (name_end == 0 || name_end == line.size() || line[name_end] != ':' || !all(line.substr(name_end + 1), kText)) {
                 malformed(400, "headers: found " + shown(line) + ", allowed name: value, without control characters");
