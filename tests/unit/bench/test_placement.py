@@ -92,7 +92,8 @@ def test_a_policy_clearly_loses_where_another_is_better_in_every_run() -> None:
     ours, once, always = [found(0.2)] * 3, [found(0.1), found(0.1), found(0.2)], [found(0.1), found(0.15), found(0.19)]
     assert clear_losses({HERE: {"kv": ours, "once": once}}, "kv") == []
     (lost,) = clear_losses({HERE: {"kv": ours, "once": once, "always": always}}, "kv")
-    assert lost == (HERE, "ttft_p50_s", "always", pytest.approx(1 / 3))
+    assert (lost.place, lost.figure, lost.winner) == (HERE, "ttft_p50_s", "always")
+    assert lost.regret == pytest.approx(1 / 3)
 
 
 # ---------------------------------------------------------------- the command
