@@ -76,7 +76,7 @@ class FleetHeadroom:
         """Return whether the request may be admitted; true also if no rank is eligible."""
         if self._headroom is not None and not self._is_below(self._headroom, request):
             return False
-        if self._routing.policy.unmet != "queue":
+        if self._routing.state.policy.unmet != "queue":
             return True
         verdict = self._verdict(request)
         return verdict is None or verdict.action != "queue"

@@ -135,7 +135,8 @@ class Request(Generic[A]):
     async def _live(self) -> None:
         destination = self.destination
         try:
-            await self.read()
+            await destination.read(self)
+            self.is_read = True
             if not destination.admits(self):
                 destination.waited(self, await self._until_resumed())
             while not self.is_over:
@@ -158,11 +159,8 @@ class Request(Generic[A]):
 
     async def read(self) -> None:
         """Parse the body, make the prompt, and plan the phases; raise what `Destination` raises."""
-        try:
-            await self.destination.read(self)
-            self.is_read = True
-        finally:
-            self._awaited = None
+        await self.destination.read(self)
+        self.is_read = True
 
     def decided(self, decide: "Callable[[Request[A]], T]") -> T:
         """Return what `decide` does for the plan's phase, or for another one where no worker is eligible for it."""
@@ -460,7 +458,10 @@ class Request(Generic[A]):
         self._awaited = found
         found.add_done_callback(self._done)
         del found  # its error would refer to itself
-        return cast("T", await self._until_resumed())
+        try:
+            return cast("T", await self._until_resumed())
+        finally:
+            self._awaited = None
 
     def _done(self, future: "asyncio.Future[Any]") -> None:
         if not self.is_over and not future.cancelled():
