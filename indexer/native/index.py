@@ -146,26 +146,34 @@ _TOKEN_BYTES = 4
 
 
 def hash_blocks(
-    tokens: Sequence[int] | Buffer, block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False
+    tokens: str | Sequence[int] | Buffer, block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False
 ) -> bytes:
     """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
 
-    The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are numbers, or u32s in a
-    contiguous buffer (bytes: little-endian). Other threads run while a long buffer is hashed: it must not change.
+    The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are numbers, u32s in a
+    contiguous buffer (bytes: little-endian), or the code points of a string. Other threads run while many are hashed:
+    a buffer must not change.
 
     Raises:
         LimitExceeded: a token is no u32, a buffer does not consist of u32s, `block_size` or `seed` is out of range.
     """
+    if core.HAS_XXHASH:
+        try:
+            return core.hash_blocks(tokens, block_size, seed, is_eagle)
+        except (TypeError, ValueError, BufferError):  # numbers, or what is refused below
+            pass
+    data = _u32s(tokens)
     checked_block_size(block_size)
     checked_u64("seed", seed)
-    data = _u32s(tokens)
     if core.HAS_XXHASH:
         return core.hash_blocks(data, block_size, seed, is_eagle)
     return pack_u64(chain(local_block_hashes(unpack_tokens(bytes(data)), block_size, seed=seed, is_eagle=is_eagle)))
 
 
-def _u32s(tokens: Sequence[int] | Buffer) -> Buffer:
+def _u32s(tokens: str | Sequence[int] | Buffer) -> Buffer:
     """Return the tokens as a buffer of bytes that holds u32s."""
+    if isinstance(tokens, str):
+        return tokens.encode("utf-32-le", "surrogatepass")
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]  # no buffer: a sequence
     except TypeError:

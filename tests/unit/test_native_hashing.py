@@ -13,7 +13,7 @@ from indexer.native import core
 from indexer.native.index import hash_blocks
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.hashing import hash_seed, pack_tokens, sequence_hashes
+from kv_protocol.hashing import chain, hash_seed, local_block_hashes, pack_tokens, sequence_hashes
 from kv_protocol.ids import BLOCK_SIZE_MAX
 from tests.support.paths import RECORDINGS
 
@@ -67,6 +67,18 @@ def test_the_hashes_of_any_prompt_are_the_protocols() -> None:
 def test_a_prompt_may_come_in_any_form(buffer_of: Callable[[list[int]], Any]) -> None:
     tokens = list(range(LONG))
     assert hash_blocks(buffer_of(tokens), 16) == pack_u64(sequence_hashes(tokens, 16))
+
+
+@pytest.mark.parametrize("is_eagle", [False, True])
+@pytest.mark.parametrize("most", [0xFF, 0xFFFF, 0x10FFFF])
+def test_a_string_is_the_code_points_of_its_characters(most: int, is_eagle: bool) -> None:
+    tokens = [most - at for at in range(256)]
+    found = hash_blocks("".join(map(chr, tokens)), 64, 7, is_eagle=is_eagle)
+    assert (
+        found
+        == hash_blocks(tokens, 64, 7, is_eagle=is_eagle)
+        == pack_u64(chain(local_block_hashes(tokens, 64, seed=7, is_eagle=is_eagle)))
+    )
 
 
 @pytest.mark.parametrize("is_eagle", [False, True])
