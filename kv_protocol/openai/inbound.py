@@ -5,7 +5,8 @@
     nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
     extra_args                                     `Targets`, as clients of NVIDIA Dynamo's global router state them
     messages, prompt, tools, and other inputs of
-    the chat template                              bytes, which are decoded only if the prompt must be encoded
+    the chat template                              bytes, which are decoded only if the prompt must be encoded; the
+                                                   messages of a short chat in the same pass then (`ReadChat`)
     what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
     any other key                                  not read: the worker gets the client's bytes
 
@@ -26,6 +27,7 @@ from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 _TEXT_FORMAT = b'{"type":"text"}'
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -212,6 +214,16 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
         )
 
 
+class ReadChat(ChatInbound, frozen=True, kw_only=True):
+    """The same, decoded with its messages: a short one of which the prompt is wanted. Their JSON is in the body."""
+
+    messages: Messages  # type: ignore[assignment]
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages."""
+        return self.messages
+
+
 class CompletionInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/completions`. `prompt` is a text, its token ids, or several of either (`prompts.py`)."""
 
@@ -251,6 +263,6 @@ _rendering = attrgetter(
 )
 _PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
 """What `_rendering` returns for a chat without any of them."""
-_messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
+_messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -29,8 +29,8 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import RequestHead
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
-from router.prompt.prompts import EncodedPrompt
-from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
+from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
+from router.prompt.recent_prompts import RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination
 from router.request.request import Request
@@ -61,7 +61,7 @@ def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
     return Wish(
         replace(route, isl_tokens=count, sequence_hashes=hashes),
         body,
-        EncodedPrompt(ids, count, recent.hashing, hashes),
+        EncodedPrompt(ids, count, recent.prompt.hashing, hashes),
     )
 
 

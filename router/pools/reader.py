@@ -26,7 +26,7 @@ from router.http.heads import Headers
 from router.http.refusals import RequestRejected
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
-from router.prompt.prompts import EncodedPrompt
+from router.prompt.chains import EncodedPrompt
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,25 +7,21 @@ Prompts with images have no ids, and are not kept.
 from collections import deque
 from typing import NamedTuple
 
-from kv_protocol.hashing import Hashing
-from router.prompt.chains import BLOCK_BYTES
+from router.prompt.chains import BLOCK_BYTES, TOKEN_BYTES, EncodedPrompt
 
-TOKEN_BYTES = 4
 BYTES_MAX = 64 << 20
 """Some 16 million tokens: many times what a hand-over may have computed."""
 ENTRY_BYTES = 512
-"""Upper bound of an entry's size without its ids and hashes."""
+"""Upper bound of an entry's size without its tokens and hashes."""
 
 
 class RecentPrompt(NamedTuple):
-    """A prompt: the requested name, its adapter and salt (empty: none), token ids and hashes, both packed."""
+    """A prompt: the requested name, its adapter and salt (empty: none), tokens and hashes."""
 
     model: str
     lora: str
     salt: str
-    ids: bytes
-    hashing: Hashing
-    sequence_hashes: bytes
+    prompt: EncodedPrompt
     received_s: float
 
     def ids_of(self, blocks: int) -> bytes:
@@ -33,11 +29,11 @@ class RecentPrompt(NamedTuple):
 
         With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
         """
-        return self.ids[: (blocks * self.hashing.block_size + 1) * TOKEN_BYTES]
+        return self.prompt.ids[: (blocks * self.prompt.hashing.block_size + 1) * TOKEN_BYTES]
 
     def hashes_of(self, blocks: int) -> bytes:
         """Return the hashes of this many blocks."""
-        return self.sequence_hashes[: blocks * BLOCK_BYTES]
+        return self.prompt.sequence_hashes[: blocks * BLOCK_BYTES]
 
 
 class RecentPrompts:
@@ -53,7 +49,7 @@ class RecentPrompts:
 
     def add(self, prompt: RecentPrompt) -> None:
         """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
-        if not prompt.ids:
+        if not prompt.prompt.tokens:
             return
         prompts = self._prompts
         prompts.append(prompt)
@@ -67,5 +63,5 @@ class RecentPrompts:
         return list(reversed(self._prompts))
 
 
-def _bytes_of(prompt: RecentPrompt) -> int:
-    return len(prompt.ids) + len(prompt.sequence_hashes) + ENTRY_BYTES
+def _bytes_of(recent: RecentPrompt) -> int:
+    return recent.prompt.token_count * TOKEN_BYTES + len(recent.prompt.sequence_hashes) + ENTRY_BYTES

@@ -23,7 +23,8 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.chains import EncodedPrompt
+from router.prompt.prompts import ModelPrompts
 from tests.support.amount import examples
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream

@@ -14,7 +14,8 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import Wanted, choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.chains import EncodedPrompt
+from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,

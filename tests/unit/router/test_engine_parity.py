@@ -14,8 +14,9 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, ChatInbound, decode_inbound
 from kv_runtime.text.byte_model import ByteText
 from router.fleet.registry import Fleet, TextDigests
+from router.prompt.chains import EncodedPrompt
 from router.prompt.engine_parity import ASKED, OUTCOMES, EngineParity
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.prompts import ModelPrompts
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.upstream import Exchange, Upstream

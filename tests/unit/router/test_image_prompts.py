@@ -21,9 +21,10 @@ from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt import image_prompts
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.encoding import encode_one
 from tests.unit.router.plane import running_plane

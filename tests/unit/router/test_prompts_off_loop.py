@@ -10,8 +10,9 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, COMPLETIONS, Inbound, decode_inbound
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.prompts import ModelPrompts
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     HASH_SCHEMES,
@@ -38,8 +39,9 @@ from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.unread import UnreadText
 from router.prompt.body import with_prompt_ids
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
@@ -159,6 +161,25 @@ def test_of_a_prompt_that_is_not_rendered_the_field_is_named_and_its_text_is_has
     assert (found.unrendered, found.ids, found.hashing.scheme) == (field, b"", TEXT_SCHEME)
     assert found.token_count == max(1, len(text) // 4)
     assert len(found.sequence_hashes) == 8 * (len(text) // 4 // found.hashing.block_size)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": [{"role": "boss", "content": "x" * 40}]},
+        {"messages": [{"role": "user", "content": "é😀" * 40}]},
+        {"chat_template": "x"},
+        {"tools": [7]},
+        {"n": "two"},
+        {"nvext": {"token_data": [1, 2, 3, 4]}},
+        {"cache_salt": "s", "continue_final_message": True},
+    ],
+)
+def test_a_chat_that_is_decoded_with_its_messages_has_the_same_prompt(fields: dict[str, Any]) -> None:
+    prompts, body = ModelPrompts(TEXT), json.dumps({"model": "m", "messages": HELLO} | fields).encode()
+    read = prompts.prompt(prompts.decode(CHAT, body), FOURS, "lora", body=Body(body))
+    assert read == prompts.prompt(decode_inbound(CHAT, body), FOURS, "lora")
 
 
 def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:
