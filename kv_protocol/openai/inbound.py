@@ -187,11 +187,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
         return super().names_phase or (self.prompt_token_ids is not ABSENT and is_given(self.prompt_token_ids))
 
     @property
-    def rendered_bytes(self) -> int:
-        """The bytes of JSON that have to be read for the prompt."""
-        return len(self.messages) + len(self.tools) + len(self.documents) + len(self.chat_template_kwargs)
-
-    @property
     def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
         """The JSON of what becomes the prompt, in its order."""
         return self.tools, self.documents, self.messages

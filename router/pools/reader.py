@@ -63,7 +63,7 @@ def prompt_of(
         raise RequestRejected(refusals.unknown_model(inbound.model, models))
     if not service.reads_isl or service.prompts is None or _count_of_ids(inbound) is not None:
         return None
-    return service.prompts.prompt(inbound, _HASHING, body=body)
+    return service.prompts.prompt(body, inbound, _HASHING)
 
 
 def pool_question(

@@ -1,15 +1,19 @@
-"""Prompts as the router decides on them: tokens, and chains of sequence hashes.
+"""Prompts as the router decides on them: tokens, and chains of sequence hashes; and their ids in a worker's body.
 
 A chain is packed: little-endian u64s of a prompt's full blocks, in their order. A sequence hash names its block and all
 before it, so equal hashes mean equal prefixes.
 """
 
+import base64
+
 import msgspec
 
+from kv_protocol.body_limits import Bytes
 from kv_protocol.hashing import Hashing
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 8
+_IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
 
 
 def block_count(chain: bytes) -> int:
@@ -36,3 +40,12 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
         """The tokens as little-endian u32s."""
         tokens = self.tokens
         return tokens if isinstance(tokens, bytes) else tokens.encode("utf-32-le")
+
+
+def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
+    """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; all behind it unchanged.
+
+    `ids` are little-endian u32s. The body is not copied; white space before the object is left out.
+    """
+    rest = memoryview(body)[body.index(b"{") + 1 :]
+    return (_IDS_OPENING, base64.b64encode(ids), _IDS_CLOSING, rest)

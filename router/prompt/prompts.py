@@ -14,8 +14,8 @@
 A prompt is not rendered if a key changes it in the engine (`Inbound.changed_by`), or if no rule here makes text or
 tokens of it. Only the worker knows whether it is wrong.
 
-Ready at once where it is short. Text of more than `off_loop_bytes`, and prompts that are long to read or render, ids
-and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
+Ready at once where the body is short. Text of more than `off_loop_bytes`, and prompts that are long to read or render,
+ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
 import re
@@ -86,7 +86,7 @@ class PromptLimits(NamedTuple):
     """What one thread encodes in some 10 s."""
 
 
-_Chat = ChatInbound | ResponsesInbound
+_CHATS = (ChatInbound, ResponsesInbound)
 _log = structlog.get_logger("router")
 DEFAULT_LIMITS = PromptLimits()
 
@@ -98,11 +98,11 @@ class _TakesLong(Exception):
 class _Asked(msgspec.Struct, frozen=True):
     """What `prompt` is given; `seed` is that of local hashes."""
 
+    body: Body
     inbound: Inbound
     hashing: Hashing
     seed: int
     images: ImageRule | None
-    body: Body | None
 
 
 class ModelPrompts:
@@ -139,78 +139,66 @@ class ModelPrompts:
         return (decode_with_messages if len(body) <= self._off_loop_bytes else decode_inbound)(path, body)
 
     def prompt(
-        self,
-        inbound: Inbound,
-        hashing: Hashing,
-        lora: str = "",
-        images: ImageRule | None = None,
-        *,
-        body: Body | None = None,
+        self, body: Body, inbound: Inbound, hashing: Hashing, lora: str = "", images: ImageRule | None = None
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
-        `images` is what those workers say that images become; None: they do not say. `body` is the request's, which a
-        `ReadChat` and images that were cut out need. A cancelled future ends its work, unless that has begun.
+        `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
+        unless that has begun.
 
         Raises (also the future):
             RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
-        asked = _Asked(inbound, hashing, hash_seed(lora, inbound.salt), images, body)
-        if inbound.nvext is not None and is_given(given := inbound.nvext.token_data):
-            return self._worked(partial(self._of_token_data, asked), len(given), _READ_BYTES_MAX)
-        is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
-        if key := inbound.changed_by or (_PARITY if is_other else ""):
-            size_bytes = sum(map(len, inbound.prompt_parts))
-            return self._worked(partial(self._not_rendered, asked, key), size_bytes, _READ_BYTES_MAX)
-        if isinstance(inbound, CompletionInbound):
-            is_ids = bytes(memoryview(inbound.prompt)[:1]) == b"["
-            limit_bytes = _READ_BYTES_MAX if is_ids else self._off_loop_bytes
-            return self._worked(partial(self._of_prompts, asked, inbound), len(inbound.prompt), limit_bytes)
-        assert isinstance(inbound, (ChatInbound, ResponsesInbound))
-        if isinstance(inbound, ReadChat) or inbound.rendered_bytes <= self._off_loop_bytes:
+        asked = _Asked(body, inbound, hashing, hash_seed(lora, inbound.salt), images)
+        if len(body.text) <= _READ_BYTES_MAX:
             try:
-                return self._of_chat(asked, inbound)
+                return self._made(asked)
             except _TakesLong:
                 pass
-        size_bytes = inbound.rendered_bytes if body is None else len(body.text)
-        return self.pool.submit(partial(self._of_chat, asked, inbound, is_aside=True), size_bytes)
+        return self.pool.submit(partial(self._made, asked, is_aside=True), len(body.text))
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
         return self._text.detokenizer()
 
-    def _of_chat(self, asked: _Asked, inbound: _Chat, *, is_aside: bool = False) -> EncodedPrompt:
-        """Return the prompt of a chat; raise `_TakesLong` unless this is a thread beside the loop."""
+    def _made(self, asked: _Asked, *, is_aside: bool = False) -> EncodedPrompt:
+        """Return the prompt; raise `_TakesLong` unless this is a thread beside the loop."""
+        inbound = asked.inbound
+        if inbound.nvext is not None and is_given(inbound.nvext.token_data):
+            return self._of_tokens(asked, inbound.token_data() or b"", "nvext.token_data")
+        is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
+        if key := inbound.changed_by or (_PARITY if is_other else ""):
+            return self._not_rendered(asked, key)
+        is_short = is_aside or len(asked.body.text) <= self._off_loop_bytes
         try:
-            messages, options = inbound.read_messages(), inbound.read_options()
-            if len(messages) > _MESSAGES_MAX and not is_aside:
-                raise _TakesLong
-            try:
-                return self._of_tokens(asked, self._pack_chat(messages, **options), "messages")
-            except HasImages:
-                if not is_aside:
+            if isinstance(inbound, _CHATS):
+                if not is_short or (len(messages := inbound.read_messages()) > _MESSAGES_MAX and not is_aside):
+                    raise _TakesLong
+                options = inbound.read_options()
+                try:
+                    return self._of_tokens(asked, self._pack_chat(messages, **options), "messages")
+                except HasImages:
+                    if is_aside:
+                        return self._with_images(asked, messages, options)
                     raise _TakesLong from None
-                return self._with_images(asked, messages, options)
+            assert isinstance(inbound, CompletionInbound)
+            if not is_short and bytes(memoryview(inbound.prompt)[:1]) != b"[":
+                raise _TakesLong
+            return self._of_prompts(asked, inbound)
         except (RequestInvalid, TextError) as error:
             return self._not_rendered(asked, error.field)
 
     def _of_prompts(self, asked: _Asked, inbound: CompletionInbound) -> EncodedPrompt:
         adds = inbound.add_special_tokens is not False
-        try:
-            prompts = [
-                self._text.pack(each, add_special_tokens=adds) if isinstance(each, str) else each
-                for each in inbound.read_prompts()
-            ]
-            first = self._of_tokens(asked, prompts[0], "prompt")
-        except (RequestInvalid, TextError) as error:
-            return self._not_rendered(asked, error.field)
+        prompts = [
+            self._text.pack(each, add_special_tokens=adds) if isinstance(each, str) else each
+            for each in inbound.read_prompts()
+        ]
+        first = self._of_tokens(asked, prompts[0], "prompt")
         if len(prompts) == 1:
             return first
         return replace(first, tokens=b"", token_count=sum(map(len, prompts)) // TOKEN_BYTES)
-
-    def _of_token_data(self, asked: _Asked) -> EncodedPrompt:
-        return self._of_tokens(asked, asked.inbound.token_data() or b"", "nvext.token_data")
 
     def _of_tokens(self, asked: _Asked, tokens: bytes | str, key: str) -> EncodedPrompt:
         """Return the prompt of these tokens; `key` is where the request has it."""
@@ -228,7 +216,6 @@ class ModelPrompts:
         self._count_unrendered(_KEY_END.split(field, 1)[0])
         inbound, block_size = asked.inbound, asked.hashing.block_size
         if isinstance(inbound, ReadChat):
-            assert asked.body is not None
             inbound = decode_inbound(inbound.path, asked.body.text)
         text = b"".join(inbound.prompt_parts)
         words = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES]
@@ -261,8 +248,3 @@ class ModelPrompts:
     def _count_unrendered(self, key: str) -> None:
         with self._lock:
             self.unrendered[key if key in self.unrendered else "other"] += 1
-
-    def _worked(
-        self, work: Callable[[], EncodedPrompt], size_bytes: int, limit_bytes: int
-    ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
-        return work() if size_bytes <= limit_bytes else self.pool.submit(work, size_bytes)

@@ -34,8 +34,7 @@ from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
 from router.http.heads import Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
-from router.prompt.body import with_prompt_ids
-from router.prompt.chains import EncodedPrompt
+from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
 from router.request.resumption import (

@@ -174,7 +174,7 @@ class Serving(Destination[RankAttempt]):
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
         hashing = model.hashing
         if endpoint in PROMPT_ENDPOINTS and reads_prompts:
-            made = self._prompts.prompt(inbound, hashing, model.lora, model.images, body=body)
+            made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
             prompt = await request.later(made)
             hashing, prompt_s = prompt.hashing, perf_counter() - parsed_s
             metrics.tokenized(prompt_s)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing, pack_tokens, sequence_hashes
 from kv_protocol.openai.requests import CHAT, decode_inbound
@@ -94,7 +95,7 @@ def test_a_known_segment_changes_no_id(kind: str, wanted: Wanted, cache_bytes_ma
         for turn in asked:
             chat = [*chat[: turn.kept], *turn.more]
             body = json.dumps({"model": "m", "messages": chat, **turn.options}).encode()
-            made = prompts.prompt(decode_inbound(CHAT, body), HASHING)
+            made = prompts.prompt(Body(body), decode_inbound(CHAT, body), HASHING)
             assert isinstance(made, EncodedPrompt)
             expected = tokenizer.encode(text.render_chat(chat, **turn.options), add_special_tokens=False).ids
             assert made.ids == pack_tokens(expected)

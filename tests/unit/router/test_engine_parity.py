@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kv_protocol.body_limits import Body
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, ChatInbound, decode_inbound
@@ -69,7 +70,7 @@ class Asking:
                 await asyncio.sleep(0)
 
     def unrendered(self) -> str:
-        made = self.prompts.prompt(chat(), Hashing(4))
+        made = self.prompts.prompt(Body(b""), chat(), Hashing(4))
         assert isinstance(made, EncodedPrompt)
         return made.unrendered
 

@@ -209,7 +209,7 @@ def worked(
     body = json.dumps({"model": "m"} | fields).encode()
 
     async def made() -> EncodedPrompt:
-        waits = prompts.prompt(decode_inbound(CHAT, body), hashing, "", rule)
+        waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), hashing, "", rule)
         if isinstance(waits, EncodedPrompt):
             return waits
         encode_one(prompts)
@@ -295,10 +295,10 @@ def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
     body = json.dumps({"model": "m", "messages": chat(image_part(data_url(PNG + bytes(400))))}).encode()
 
     async def asked() -> None:
-        waits = prompts.prompt(decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
+        waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
         assert isinstance(waits, asyncio.Future)
         with pytest.raises(EncodersBusy):
-            prompts.prompt(decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
+            prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
         waits.cancel()
 
     asyncio.run(asked())
