@@ -12,4 +12,4 @@ class Names:
 
     def new(self) -> str:
         """Return a new name."""
-        return self._beginning + next(self._numbers).to_bytes(8, "big").hex()
+        return f"{self._beginning}{next(self._numbers):016x}"

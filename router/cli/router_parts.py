@@ -274,6 +274,7 @@ class RouterParts:
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
+        journal = None if self._journal is None else self._journal.encoder
         return Routing(
             state,
             self._index,
@@ -283,7 +284,7 @@ class RouterParts:
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
             noted=() if self._journal is None else (self._journal.problem,),
-            recorders=[each for each in (self._journal, self._replicas, self._shadows) if each is not None],
+            recorders=[each for each in (journal, self._replicas, self._shadows) if each is not None],
         )
 
     def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":

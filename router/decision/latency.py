@@ -24,22 +24,20 @@ class Arrival(NamedTuple):
     """Of an unstreamed answer: time from its first token to its end, by its worker's clock; None: not stated."""
 
 
-class Latency(NamedTuple):
-    """Seconds from the decision to the first token, and mean time between tokens; None: not known."""
-
-    ttft_s: float | None
-    itl_s: float | None
+WHOLE = Arrival(is_streamed=False, later_tokens=0)
+"""An answer that came at once, of which nothing is known."""
 
 
-def latency_of(arrival: Arrival, first_s: float | None, duration_s: float) -> Latency:
-    """Compute both; `first_s`, `duration_s`: seconds from the decision to the first byte, and to the end."""
-    if arrival.is_streamed:
+def latency_of(arrival: Arrival, first_s: float | None, duration_s: float) -> tuple[float | None, float | None]:
+    """Return the seconds from the decision to the first token, and the mean time between tokens; None: not known.
+
+    `first_s`, `duration_s`: seconds from the decision to the first byte, and to the end.
+    """
+    is_streamed, later_tokens, decode_s = arrival
+    if is_streamed:
         ttft_s, decode_s = first_s, None if first_s is None else duration_s - first_s
+    elif decode_s is None or decode_s > duration_s:  # not stated, or implausible
+        return None, None
     else:
-        decode_s = arrival.decode_s
-        if decode_s is not None and decode_s > duration_s:  # implausible
-            decode_s = None
-        ttft_s = None if decode_s is None else duration_s - decode_s
-    if not decode_s or arrival.later_tokens < 1:
-        return Latency(ttft_s, None)
-    return Latency(ttft_s, decode_s / arrival.later_tokens)
+        ttft_s = duration_s - decode_s
+    return ttft_s, decode_s / later_tokens if decode_s and later_tokens > 0 else None

@@ -17,6 +17,8 @@ So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) time
 where its KV was lost.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from kv_protocol.decided import RequestPhase
@@ -44,6 +46,8 @@ class RequestPlan:
 
     migrations = 0
     reroutes: tuple[Reroute, ...] = ()
+    _tried: Mapping[RequestPhase, tuple[WorkerRank, ...]] = MappingProxyType({})
+    _failures: Mapping[RequestPhase, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -58,13 +62,8 @@ class RequestPlan:
         self.phase: RequestPhase = phase
         self.is_fixed, self._falls_back = fixed, falls_back
         self.retry_limit, self.migration_limit = retry_limit, migration_limit
-        self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
-        self._failures: dict[RequestPhase, int] = {}
-
-    @property
-    def is_aside(self) -> bool:
+        self.is_aside = phase == "prefill" and not fixed
         """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
-        return self.phase == "prefill" and not self.is_fixed
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
@@ -79,12 +78,12 @@ class RequestPlan:
     def prefilled(self) -> None:
         """The prompt is computed: decode is next."""
         assert self.phase == "prefill"
-        self.phase = "decode"
+        self._enter("decode")
 
     def compute_at_decode(self) -> None:
         """The decode worker computes the prompt, too."""
         assert not self.is_fixed
-        self.phase = "alone"
+        self._enter("alone")
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, for a trial decision."""
@@ -110,8 +109,9 @@ class RequestPlan:
         `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
         phase = self.phase
-        self._tried[phase] = (*self.tried, rank)
-        failures = self._failures[phase] = self.retries + 1
+        failures = self.retries + 1
+        self._tried = {**self._tried, phase: (*self.tried, rank)}
+        self._failures = {**self._failures, phase: failures}
         if failures <= self.retry_limit:
             if phase == "decode" and took_handoff:
                 if self.is_fixed:
@@ -138,12 +138,16 @@ class RequestPlan:
         assert self.may_migrate()
         phase = self.phase
         self.migrations += 1
-        self._failures.clear()
+        self._failures = {}
         self._tried = {phase: (rank,)}
         self._reroute("migrated", "prefill" if phase == "decode" else phase)
 
     def _reroute(self, why: Reroute, phase: RequestPhase) -> None:
         self.reroutes = (*self.reroutes, why)
-        self.phase = phase
+        self._enter(phase)
         if phase == "alone":  # of the same workers
-            self._tried.setdefault("alone", self._tried.get("decode", ()))
+            self._tried = {"alone": self._tried.get("decode", ()), **self._tried}
+
+    def _enter(self, phase: RequestPhase) -> None:
+        self.phase = phase
+        self.is_aside = phase == "prefill" and not self.is_fixed

@@ -20,11 +20,11 @@ from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
-from kv_protocol.splitmix import splitmix64
+from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
 from router.decision.latency import Arrival, latency_of
 from router.decision.policy import Policy
-from router.decision.recorders import Applied, Recorder, RefusedRequest
+from router.decision.recorders import Recorder, RefusedRequest
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
@@ -153,7 +153,8 @@ class Lease(DecisionRecord):
         """
         if self.outcome is not None:
             return
-        now_s = self._routing.clock.now()
+        routing = self._routing
+        now_s = routing.clock.now()
         duration_s = now_s - self.verdict.now_s
         if came_whole and self.first_byte_s is None:
             self.first_byte_s = duration_s
@@ -170,7 +171,9 @@ class Lease(DecisionRecord):
             itl_s=self.itl_s,
             came_whole=came_whole,
         )
-        self._routing.apply(known)
+        routing.state.end(known)
+        for record in routing.records:
+            record(known)
 
 
 class Routing:
@@ -199,8 +202,8 @@ class Routing:
         self._index = index
         self._seed = seed
         self.lease_s = lease_s
-        self._records = [each.record for each in recorders]
-        self._taken = 0
+        self.records = [each.record for each in recorders]
+        """Get all that is applied."""
         self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
@@ -220,11 +223,8 @@ class Routing:
     def apply(self, record: JournalRecord) -> None:
         """Apply a record to the state, and hand it to the recorder."""
         self.state.apply(record)
-        self._record(record)
-
-    def _record(self, what: Applied) -> None:
-        for record in self._records:
-            record(what)
+        for tell in self.records:
+            tell(record)
 
     def decide(self, request: RouteRequest) -> Verdict:
         """Return a decision for the request; nothing is promised yet.
@@ -234,7 +234,7 @@ class Routing:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
         self.match_s, began_s = 0.0, perf_counter()
-        verdict = self.state.decide(request, self._ask, self.clock.now(), splitmix64(self._seed + self._taken))
+        verdict = self.state.decide(request, self._ask, self.clock.now(), self._seed)
         self.choose_s = perf_counter() - began_s - self.match_s
         return verdict
 
@@ -249,16 +249,18 @@ class Routing:
 
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: record it, and promise the work to the winner."""
-        self._taken += 1
+        self._seed = self._seed + 1 & U64_MASK
         self.state.take(verdict)
-        self._record(verdict)
+        for record in self.records:
+            record(verdict)
         lease = Lease(self, verdict)
         self.decisions.add(lease)
         return lease
 
     def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:
         """Record why no rank was eligible for the request."""
-        self._record(RefusedRequest(self.clock.now(), request, exclusions))
+        for record in self.records:
+            record(RefusedRequest(self.clock.now(), request, exclusions))
 
     def tell(self, event: LedgerEvent) -> None:
         """Apply a ledger event now."""

@@ -100,7 +100,7 @@ class RouterState:
         core = self.core
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
-            OutcomeKnown: self._end,
+            OutcomeKnown: self.end,
             LedgerApplied: self._follow,
             WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
@@ -124,7 +124,7 @@ class RouterState:
     def take(self, verdict: Verdict) -> None:
         """Carry a decision out: its promise counts from now on."""
         self.core.take(verdict)
-        if not self.breakers.are_all_closed:
+        if self.breakers.is_any:
             self.breakers.follow(verdict.promise, verdict.now_s)
 
     def tick(self, now_s: float) -> list[JournalRecord]:
@@ -147,7 +147,7 @@ class RouterState:
     def _follow(self, record: LedgerApplied) -> None:
         """Fold in an event of a lease of this router, or of a replica."""
         event, now_s, router, core = record.event, record.now_s, record.router, self.core
-        if not router and not self.breakers.are_all_closed:
+        if self.breakers.is_any and not router:
             self.breakers.follow(event, now_s)
         match event:
             case FirstToken():
@@ -177,14 +177,15 @@ class RouterState:
             case Unreported():
                 core.unreported(event.worker_id, event.dp_rank)
 
-    def _end(self, known: OutcomeKnown) -> None:
+    def end(self, known: OutcomeKnown) -> None:
+        """Fold in the end of a lease of this router; `apply` of such a record."""
         lease_id, now_s = known.decision_id, known.now_s
-        if not self.breakers.are_all_closed:
+        if self.breakers.is_any:
             if known.is_unstreamed:
                 self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
             self.breakers.follow(known.ending, now_s)
-        is_ok, ttft_s, itl_s = known.outcome == "ok", known.ttft_s, known.mean_itl_s
-        self.core.ended(lease_id, now_s, is_ok, ttft_s, itl_s, known.output_tokens or 0, known.cached_tokens)
+        is_ok, itl_s = known.outcome == "ok", known.mean_itl_s if known.came_whole is None else known.itl_s
+        self.core.ended(lease_id, now_s, is_ok, known.ttft_s, itl_s, known.output_tokens or 0, known.cached_tokens)
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
@@ -272,11 +273,11 @@ class RouterState:
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""
         key, changes = (model, block_size, scheme), self.fleet.changes + self.breakers.changes
-        if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
-            self._standings.clear()
-            self._standings_of = changes
         known = self._standings.get(key)
-        if known is None or now_s >= known.valid_until_s:
+        if known is None or now_s >= known.valid_until_s or changes != self._standings_of:
+            if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
+                self._standings.clear()
+                self._standings_of = changes
             hashing = Hashing(block_size, scheme)
             known = self._standings[key] = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)
         return known

@@ -126,7 +126,7 @@ class _Cache(Destination[RankAttempt]):
         verdict, self._verdict = self._verdict or self._decide(request.route), None
         if verdict is None:
             raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
-        return self._serving.take(verdict)
+        return RankAttempt(verdict, self._serving.routing.take(verdict))
 
     def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall:
         """Return the call to the worker."""

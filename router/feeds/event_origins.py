@@ -25,6 +25,8 @@ from router.prompt.chains import BLOCK_BYTES
 
 VOTES = 4
 _WATCHED_MAX = 64
+_LOOKED_AT_MAX = 256
+"""Decisions of a busy second that are looked at: the newest."""
 _PERIOD_S = 1.0
 _AFTER_S, _GIVEN_UP_S = 2.0, 30.0
 """Between a decision and the first look for its blocks, and the last."""
@@ -85,8 +87,8 @@ class EventOrigins:
     def _new(self) -> Iterator[_Sent]:
         """Yield decisions since the last look of which new blocks are expected at a watched rank, newest first."""
         decisions = self._routing.decisions
-        new, self._seen = decisions.newest(decisions.added_total - self._seen), decisions.added_total
-        for verdict in (each.verdict for each in new):
+        count, self._seen = min(decisions.added_total - self._seen, _LOOKED_AT_MAX), decisions.added_total
+        for verdict in (each.verdict for each in decisions.newest(count)):
             if self._own.get(verdict.winner) != verdict.epoch and (sent := _sent(verdict)) is not None:
                 yield sent
 

@@ -117,6 +117,8 @@ class Breakers:
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
         self._breakers: dict[_Key, _Breaker] = {}
+        self.is_any = False
+        """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
         self._probes: dict[str, list[_Breaker]] = {}
         self._opened = self._closed = self._back_pressure = 0
         self.changes = 0
@@ -146,8 +148,6 @@ class Breakers:
 
     def follow(self, event: LedgerEvent, now_s: float) -> None:
         """Fold in the events of this router's own leases; other routers have probes of their own."""
-        if not self._breakers:
-            return
         match event:
             case Routed():
                 rank = WorkerRank(event.worker_id, event.dp_rank)
@@ -169,16 +169,11 @@ class Breakers:
     def forget(self, worker_id: str) -> None:
         """Drop the breakers of a worker that left or restarted."""
         for key in [key for key in self._breakers if worker_id == (key if isinstance(key, str) else key.worker_id)]:
-            breaker = self._breakers.pop(key)
+            breaker = self._drop(key)
             self._probe_over(breaker.probe)
             self.changes += 1
 
     # ---------------------------------------------------------------- what holds
-
-    @property
-    def are_all_closed(self) -> bool:
-        """Whether all breakers are closed without a failure: then only failed attempts change anything."""
-        return not self._breakers
 
     def unfit(self, rank: WorkerRank, now_s: float) -> str:
         """Return why the rank takes no new work; empty if it does."""
@@ -243,6 +238,12 @@ class Breakers:
         breaker = self._breakers.get(key)
         if breaker is None:
             breaker = self._breakers[key] = _Breaker(self._limits.failures)
+            self.is_any = True
+        return breaker
+
+    def _drop(self, key: _Key) -> _Breaker:
+        breaker = self._breakers.pop(key)
+        self.is_any = bool(self._breakers)
         return breaker
 
     def _answered(self, key: _Key, now_s: float, lease_id: str) -> None:
@@ -255,7 +256,7 @@ class Breakers:
         self._closed += breaker.openings > 0
         self.changes += 1
         self._probe_over(breaker.probe)
-        del self._breakers[key]
+        self._drop(key)
         if now_s < breaker.busy_until_s:
             fresh = self._at(key)
             fresh.busy_until_s, fresh.busy_reason = breaker.busy_until_s, breaker.busy_reason

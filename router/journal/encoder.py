@@ -1,27 +1,40 @@
-"""Turns applied records into numbered journal messages.
+"""Turns what was applied into numbered journal messages.
 
-add            an applied input becomes records, each in parts if it is longer than a message
-a checkpoint   becomes records one by one (`go_on`), so that its size blocks nothing; nothing is added meanwhile
-lose           records that are lost: `Lost` takes their numbers. `is_broken` until the next checkpoint
+record         what was applied becomes records at once, each in parts if it is longer than a message. What waits is
+               bounded: beyond that the oldest gives way, and is counted
+a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing
+losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint
 cut            the next message
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
+
+import structlog
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
+from router.decision.recorders import Applied, RefusedRequest
+from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import Encodable, Recordable, Shortener
+from router.journal.records import Recordable, RecordedStandings, shortened
 
+BYTES_MAX = 32 << 20
+"""Of records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as
+long."""
+_MESSAGES_MIN = 4
+"""Of which what may wait consists at least: the oldest of them gives way."""
+_RECORDS_MAX = 4096
+"""Of one message."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 """The buffer was full; a record took too many parts; it holds what msgpack has no room for; the log did not take it
 before the router ended."""
-_NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
-_Records = Iterator[JournalRecord]
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
+_NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
+
+_log = structlog.get_logger("router")
 
 
 class EncodedMessage(NamedTuple):
@@ -32,106 +45,209 @@ class EncodedMessage(NamedTuple):
     records: int
 
 
+class _Batch:
+    """Records of one message. `numbers`: how many they are, with those that they state as lost."""
+
+    __slots__ = ("numbers", "records", "size")
+
+    def __init__(self) -> None:
+        self.records = list[bytes]()
+        self.size = self.numbers = 0
+
+    def add(self, encoded: bytes, numbers: int = 1) -> None:
+        """Add a record."""
+        self.records.append(encoded)
+        self.size += len(encoded)
+        self.numbers += numbers
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint that waits for its turn."""
+
+    records: Iterator[JournalRecord]
+
+
 class JournalEncoder:
     """The records of one run that wait to be published."""
 
-    def __init__(self, life: int) -> None:
-        self._life = life
-        self._shortener = Shortener()
-        self._encoded: deque[tuple[bytes, int]] = deque()
+    def __init__(
+        self,
+        life: int,
+        kv_seq: Callable[[], int] = lambda: 0,
+        bytes_max: int = BYTES_MAX,
+        now_s: float = 0.0,
+        on_waiting: Callable[[bool], None] = lambda _is_due: None,
+    ) -> None:
+        """`kv_seq` says how far the index has read `KV_EVENTS`.
+
+        `on_waiting` is called when the first record comes, and with True when a message is complete.
+        """
+        self._life, self._kv_seq, self._bytes_max, self._on_waiting = life, kv_seq, bytes_max, on_waiting
+        self._message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
+        self._standings = RecordedStandings()
+        self._first = deque[_Batch]()  # of a checkpoint, or of what gave way
+        self._waiting = deque[_Batch | _Checkpoint]()
+        self._waiting_bytes = 0
+        self._newest = _Batch()
+        self._checkpoint: Iterator[JournalRecord] | None = None
+        self._part = _Batch()
+        self._checkpoint_from = 0
         self._next = 1
-        self._checkpoint: _Records | None = None
-        self._checkpoint_bytes = 0
-        self.waiting_bytes = 0
+        self.is_in_checkpoint = False
+        """Whether a checkpoint waits for its turn, or is being encoded."""
         self.records_total = self.bytes_total = 0
+        """Of complete messages."""
         self.checkpoints_total = 0
         self.checkpoint_bytes = 0
         """Of the last complete checkpoint."""
+        self.checkpoint_at = now_s, 0, 0
+        """When the last checkpoint ended, or this run began; `records_total` and `bytes_total` then."""
+        self.pushed_out = 0
+        """Records that gave way, of which no message says so yet."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
         """Losses since the last checkpoint: replay is not exact until the next."""
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        batches = (*self._first, self._part, *self._waiting, self._newest)
+        return sum(len(each.records) for each in batches if isinstance(each, _Batch))
 
-    @property
-    def is_in_checkpoint(self) -> bool:
-        """Whether a checkpoint is being encoded."""
-        return self._checkpoint is not None
+    # ------------------------------------------------------------------------------------------------- what is added
 
-    def add(self, what: Recordable, kv_seq: int, now_s: float) -> None:
-        """Add its records, or begin a checkpoint."""
+    def record(self, what: Recordable) -> None:
+        """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
         if isinstance(what, JournalCheckpoint):
-            self._checkpoint, self._checkpoint_bytes = self._shortener.checkpoint(what), 0
-            self.broken_by.clear()
-            self.go_on(now_s)
+            self._complete()
+            self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
+            self.is_in_checkpoint = True
             return
         try:
-            records = self._shortener.records(what, kv_seq)
+            encoded = self._encoded(what)
         except _NOT_ENCODABLE:
-            self.lose(1, "not_encodable", now_s)
-            return
-        for record in records:
-            self._keep(record, now_s)
-
-    def go_on(self, now_s: float) -> None:
-        """Encode the next record of the checkpoint."""
-        if self._checkpoint is None:
+            encoded = self._loss(1, "not_encodable", what.now_s)
+        newest = self._newest
+        size = newest.size + len(encoded)
+        if 0 < newest.numbers < _RECORDS_MAX and size <= self._message_bytes_max:  # the usual case
+            newest.records.append(encoded)
+            newest.size = size
+            newest.numbers += 1
             return
         try:
-            record = next(self._checkpoint)
-        except _NOT_ENCODABLE:  # a row that msgpack has no room for
-            self._checkpoint = None
-            self.lose(1, "not_encodable", now_s)
-            return
-        before = self.bytes_total
-        is_encoded = self._keep(record, now_s)
-        self._checkpoint_bytes += self.bytes_total - before
-        if not is_encoded:
-            self._checkpoint = None
-        elif isinstance(record, CheckpointEnded):
-            self._checkpoint = None
-            self.checkpoints_total += 1
-            self.checkpoint_bytes = self._checkpoint_bytes
+            parts = in_parts(encoded, what.now_s)
+        except LimitExceeded:
+            parts = (self._loss(1, "too_large", what.now_s),)
+        for part in parts:
+            self._add(part)
 
-    def lose(self, count: int, reason: LossReason, now_s: float) -> None:
-        """Count this many records as lost."""
+    def _encoded(self, what: Applied) -> bytes:
+        if not isinstance(what, Verdict):
+            return encode_record(shortened(what) if isinstance(what, RefusedRequest) else what)
+        model_view, epochs, trusts = self._standings.seen
+        if what.trusts is not trusts or what.epochs is not epochs or what.model_view is not model_view:
+            for standing in self._standings.changed(what):
+                self._add(encode_record(standing))
+        return what.journal_record(self._kv_seq())
+
+    def _add(self, encoded: bytes) -> None:
+        newest = self._newest
+        if newest.numbers >= _RECORDS_MAX or newest.size + len(encoded) > self._message_bytes_max:
+            self._complete()
+            self._make_room()
+        self._newest.add(encoded)
+        self._on_waiting(bool(self._waiting))
+
+    def _complete(self) -> None:
+        """Begin another message."""
+        if not self._newest.records:
+            return
+        self._waiting.append(self._newest)
+        self._waiting_bytes += self._newest.size
+        self._newest = _Batch()
+
+    def _make_room(self) -> None:
+        """The oldest gives way if too much waits."""
+        while self._waiting_bytes > self._bytes_max:
+            if not self.pushed_out:
+                _log.warning("journal_buffer_full", bytes=self._waiting_bytes)
+            oldest = self._waiting.popleft()
+            if isinstance(oldest, _Checkpoint):
+                self.is_in_checkpoint = self._checkpoint is not None
+            else:
+                self._waiting_bytes -= oldest.size
+                self.pushed_out += oldest.numbers
+
+    def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
         self.lost[reason] += count
         self.broken_by[reason] += count
-        self._append(encode_record(Lost(now_s=now_s, count=count)), count)
+        return encode_record(Lost(now_s=now_s, count=count))
 
-    def cut(self) -> EncodedMessage:
-        """Return a message of the oldest records, as many as fit."""
-        records, size, first = list[bytes](), 0, self._next
-        while self._encoded and size + len(self._encoded[0][0]) <= RECORD_BYTES_MAX:
-            encoded, weight = self._encoded.popleft()
-            records.append(encoded)
-            size += len(encoded)
-            self._next += weight
-        self.waiting_bytes -= size
-        return EncodedMessage(pack_journal(self._life, first, records), first, len(records))
+    # ------------------------------------------------------------------------------------------------- messages
 
-    def _keep(self, record: Encodable, now_s: float) -> bool:
-        """Return whether the record was added; one that cannot be encoded is lost: no record may end the process."""
-        try:
-            encoded = record if isinstance(record, bytes) else encode_record(record)
-        except _NOT_ENCODABLE:
-            self.lose(1, "not_encodable", now_s)
-            return False
-        if len(encoded) <= RECORD_BYTES_MAX:
-            self._append(encoded, 1)
+    def cut(self, now_s: float = 0.0) -> EncodedMessage:
+        """Return a message of the oldest records."""
+        while not self.step(now_s):
+            pass
+        if self._first:
+            batch = self._first.popleft()
+        else:
+            if not self._waiting:
+                self._complete()
+            oldest = self._waiting.popleft() if self._waiting else _Batch()
+            assert isinstance(oldest, _Batch), "`step` has begun a checkpoint that is the oldest"
+            batch = oldest
+            self._waiting_bytes -= batch.size
+        first = self._next
+        self._next += batch.numbers
+        self.records_total += len(batch.records)
+        self.bytes_total += batch.size
+        return EncodedMessage(pack_journal(self._life, first, batch.records), first, len(batch.records))
+
+    def step(self, now_s: float) -> bool:
+        """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
+        if self._first:
             return True
-        try:
-            parts = in_parts(encoded, now_s)
-        except LimitExceeded:
-            self.lose(1, "too_large", now_s)
-            return False
-        for part in parts:
-            self._append(part, 1)
-        return True
+        if self._checkpoint is None:
+            if self.pushed_out:
+                lost = _Batch()
+                lost.add(self._loss(self.pushed_out, "buffer_full", now_s), self.pushed_out)
+                self.pushed_out = 0
+                self._first.append(lost)
+                return True
+            if not self._waiting or not isinstance(self._waiting[0], _Checkpoint):
+                return True
+            self._begin(self._waiting[0].records)
+            self._waiting.popleft()
+        elif self._go_on(self._checkpoint, now_s):
+            self._first.append(self._part)
+            self._part, self._checkpoint, self.is_in_checkpoint = _Batch(), None, False
+        return bool(self._first)
 
-    def _append(self, encoded: bytes, weight: int) -> None:
-        self._encoded.append((encoded, weight))
-        self.waiting_bytes += len(encoded)
-        self.bytes_total += len(encoded)
-        self.records_total += 1
+    def _begin(self, checkpoint: Iterator[JournalRecord]) -> None:
+        """Encode the checkpoint next: replay is exact from it on."""
+        if self.broken_by:
+            _log.warning("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
+        self.broken_by.clear()
+        self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
+
+    def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> bool:
+        """Encode the next record of the checkpoint; return whether it is the last."""
+        try:
+            record = next(checkpoint)
+            parts = in_parts(encode_record(record), now_s)
+        except _NOT_ENCODABLE:  # a row that msgpack has no room for
+            self._part.add(self._loss(1, "not_encodable", now_s))
+            return True
+        for part in parts:
+            if self._part.size + len(part) > RECORD_BYTES_MAX:
+                self._first.append(self._part)
+                self._part = _Batch()
+            self._part.add(part)
+        if not isinstance(record, CheckpointEnded):
+            return False
+        batches = (*self._first, self._part)
+        records = self.records_total + sum(len(each.records) for each in batches)
+        bytes_ = self.bytes_total + sum(each.size for each in batches)
+        self.checkpoints_total += 1
+        self.checkpoint_bytes = bytes_ - self._checkpoint_from
+        self.checkpoint_at = now_s, records, bytes_
+        return True

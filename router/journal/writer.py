@@ -1,8 +1,8 @@
 """Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
-    record          is put into a bounded buffer; if it is full the oldest record is dropped, and counted
-    `PERIOD_S` after the first, or when a quarter of the buffer is full
-                    the buffer is shortened, encoded and published, a message at a time, each until it is confirmed
+    record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
+    `PERIOD_S` after the first, or when a message is full
+                    the buffer is published, a message at a time, each until it is confirmed
     the log away    unpublished records wait, the buffer fills
     another stream  it was replaced, or lost its end: a checkpoint follows
     records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
@@ -16,7 +16,6 @@ A message that is published again keeps its id, and its records their numbers, s
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import perf_counter
@@ -26,7 +25,7 @@ import structlog
 
 from kv_protocol import subjects
 from kv_protocol.checkpoint import CheckpointBegan
-from kv_protocol.journal import MESSAGE_BYTES_MAX, JournalBegan
+from kv_protocol.journal import JournalBegan
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
@@ -34,15 +33,11 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.config import JournalSection
-from router.journal.encoder import LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
-from router.journal.records import Recordable
+from router.journal.encoder import BYTES_MAX, LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 
 PERIOD_S = 0.5
-BUFFER_RECORDS_MAX = 65_536
-"""Records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as long."""
 CHECKPOINT_S = 300.0
 CHECKPOINT_RECORDS = 200_000
 """A replay reads as much before what it is asked for, in some seconds."""
@@ -50,8 +45,6 @@ CHECKPOINT_GAP_S = 5.0
 """Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8
 """Number of checkpoints that the stream holds at least, if it has only this router's journal."""
-_SLICE = 64
-"""Inputs that are encoded at a time; the event loop runs between two slices."""
 _AGAIN_S = 0.5
 
 _log = structlog.get_logger("router")
@@ -93,27 +86,22 @@ class JournalWriter:
         made_of: StateSettings,
         state: RouterState,
         kv_seq: Callable[[], int],
-        buffer_records_max: int = BUFFER_RECORDS_MAX,
+        buffer_bytes_max: int = BYTES_MAX,
         checkpoint_records: int = CHECKPOINT_RECORDS,
     ) -> None:
         """Begin a run: the first record states an empty state made of `made_of`.
 
-        `state` is that state, to which every record is applied before it comes here. `kv_seq` says how far the index
-        has read `KV_EVENTS`.
+        `state` is that state, to which every record is applied before it comes to `encoder.record`. `kv_seq` says how
+        far the index has read `KV_EVENTS`.
         """
         self.router = router
-        self._event_log, self._clock, self._kv_seq = log, clock, kv_seq
+        self._event_log, self._clock = log, clock
         self._state, self._made_of, self._settings = state, msgspec.to_builtins(made_of), settings
         self._checkpoint_records = checkpoint_records
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
-        self._records_max = buffer_records_max
-        self._early = buffer_records_max // 4
-        self._buffer: deque[Recordable] = deque(maxlen=self._records_max)
-        self._kv_seqs: deque[int] = deque(maxlen=self._records_max)  # of each of the buffer; pairs would be garbage
         self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self._pushed_out = 0
-        self.encoder = JournalEncoder(self._life)
+        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
@@ -122,37 +110,18 @@ class JournalWriter:
         """Whether the stream has lost messages of ours that a replay needs."""
         self.records_total = self.messages_total = self.bytes_total = self.failures_total = 0
         """What the log has confirmed; messages that it did not confirm."""
-        self._is_checkpoint_waiting = False
-        self._checkpoint_at = (clock.now(), 0, 0)  # seconds, records and bytes that were encoded by then
         self._checkpoint_taken_s = -math.inf
         self.checkpoint_pause_s = 0.0
         """For how long copying the state for the last checkpoint blocked the process."""
-        self.record(JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of))
+        began = JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of)
+        self.encoder.record(began)
 
-    def record(self, what: Recordable) -> None:
-        """Buffer an applied record for the log."""
-        waiting = len(self._buffer)
-        if not waiting:
-            self._begun.set()
-        elif waiting >= self._early:
-            self._due.set()
-            if waiting == self._records_max:
-                self._push_out()
-        self._buffer.append(what)
-        self._kv_seqs.append(self._kv_seq() if type(what) is Verdict else 0)  # only a decision depends on the index
-
-    def _push_out(self) -> None:
-        """Drop the oldest record of the buffer."""
-        if not self._pushed_out:
-            _log.warning("journal_buffer_full", records=self._records_max)
-        self._pushed_out += 1
-        if isinstance(self._buffer[0], JournalCheckpoint):
-            self._is_checkpoint_waiting = False
+    def _on_waiting(self, is_due: bool) -> None:  # noqa: FBT001 - a callback's fact
+        (self._due if is_due else self._begun).set()
 
     @property
     def _has_any(self) -> bool:
-        encoder = self.encoder
-        return bool(self._buffer or len(encoder) or encoder.is_in_checkpoint or self._unsent)
+        return bool(len(self.encoder) or self.encoder.is_in_checkpoint or self._unsent)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and then the rest, if the log takes it at once."""
@@ -182,12 +151,12 @@ class JournalWriter:
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def _is_checkpoint_due(self) -> bool:
-        if self._is_checkpoint_waiting or self.encoder.is_in_checkpoint:
+        if self.encoder.is_in_checkpoint:
             return False
         now_s, encoder = self._clock.now(), self.encoder
         if encoder.broken_by or self._is_past_gone:
             return now_s - self._checkpoint_taken_s >= CHECKPOINT_GAP_S
-        since_s, records, bytes_ = self._checkpoint_at
+        since_s, records, bytes_ = encoder.checkpoint_at
         grown_bytes = encoder.bytes_total - bytes_
         if grown_bytes < encoder.checkpoint_bytes:
             return False
@@ -201,23 +170,18 @@ class JournalWriter:
         """Copy the state: it includes all records so far, and nothing else."""
         began_s, now_s = perf_counter(), self._clock.now()
         began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
-        self.record(JournalCheckpoint(self._state, began))
-        self._is_checkpoint_waiting, self._checkpoint_taken_s = True, now_s
+        self.encoder.record(JournalCheckpoint(self._state, began))
+        self._checkpoint_taken_s = now_s
         self._is_past_gone = False
         self.checkpoint_pause_s = perf_counter() - began_s
-
-    def _begin_checkpoint(self) -> None:
-        """Encode the checkpoint next: replay is exact from it on."""
-        if lost := self.encoder.broken_by:
-            _log.warning("journal_records_lost", records=lost.total(), reasons=dict(lost))
-        self._is_checkpoint_waiting = False
 
     # ------------------------------------------------------------------------------------------------- messages
 
     async def _publish_next(self) -> bool:
         """Publish one message; return whether the log has it."""
         if self._unsent is None:
-            await self._encode()
+            while not self.encoder.step(self._clock.now()):  # noqa: ASYNC110 - each step is work
+                await asyncio.sleep(0)
             self._unsent = self.encoder.cut()
         message = self._unsent
         message_id = f"{self.router}/{self._life}/{message.first}"
@@ -239,42 +203,9 @@ class JournalWriter:
         self.bytes_total += len(message.data)
         return True
 
-    async def _encode(self) -> None:
-        """Encode the waiting inputs, or as many as fit a message."""
-        encoder = self.encoder
-        while encoder.waiting_bytes < MESSAGE_BYTES_MAX:
-            if encoder.is_in_checkpoint:
-                self._go_on_with_checkpoint()
-            elif self._buffer:
-                self._encode_some(min(_SLICE, len(self._buffer)))
-            else:
-                return
-            await asyncio.sleep(0)
-
-    def _go_on_with_checkpoint(self) -> None:
-        encoder, now_s = self.encoder, self._clock.now()
-        encoder.go_on(now_s)
-        if not encoder.is_in_checkpoint:
-            self._checkpoint_at = now_s, encoder.records_total, encoder.bytes_total
-
-    def _encode_some(self, count: int) -> None:
-        """Encode the oldest waiting inputs, a checkpoint in steps."""
-        encoder, now_s = self.encoder, self._clock.now()
-        if self._pushed_out:
-            encoder.lose(self._pushed_out, "buffer_full", now_s)
-            self._pushed_out = 0
-        inputs, kv_seqs = self._buffer.popleft, self._kv_seqs.popleft
-        for _ in range(count):
-            what = inputs()
-            if isinstance(what, JournalCheckpoint):
-                self._begin_checkpoint()
-            encoder.add(what, kv_seqs(), now_s)
-            if encoder.is_in_checkpoint:
-                return
-
     def waiting(self) -> int:
-        """Return how many inputs and records the log has not confirmed."""
-        return len(self._buffer) + len(self.encoder) + (self._unsent.records if self._unsent else 0)
+        """Return how many records the log has not confirmed."""
+        return len(self.encoder) + (self._unsent.records if self._unsent else 0)
 
     def problem(self) -> str:
         """Return why records wait; empty if the log takes them."""
@@ -285,7 +216,7 @@ class JournalWriter:
     def lost(self) -> dict[LossReason, int]:
         """Return how many records were lost, by reason."""
         lost: dict[LossReason, int] = {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
-        lost["buffer_full"] += self._pushed_out
+        lost["buffer_full"] += self.encoder.pushed_out
         return lost
 
 

@@ -1,8 +1,8 @@
 """The state machine of replication: leases exchanged between routers, for one model, without a network.
 
     own event        sent with the next message (`flush`), in its order
-    no peers         only the beat is sent; leases that begin and end between two beats are not sent at all. A router
-                     that joins receives the beat and asks, and is discovered by its own beat
+    no peers         only the beat is sent. A router that joins receives the beat and asks, and is discovered by its
+                     own beat
     every BEAT_S     the beat: the last sequence number sent, and the sums of the own leases (count, digest)
     received         Told: the events of another router's leases are applied, in its order, each once
                      Beat: missed messages are detected (`peer.py`), also if no message follows them
@@ -17,8 +17,7 @@ repaired by one request and one answer. Routers never correct each other's lease
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
 from kv_protocol.replicas import (
@@ -36,7 +35,6 @@ SILENT_S = 5.0
 ANSWER_S = 0.1
 PEERS_MAX = 64
 PENDING_MAX = 8192
-_ENDINGS = get_args(ENDINGS)
 
 
 class Say(NamedTuple):
@@ -68,7 +66,6 @@ class Replication:
         self._own = OpenLeases()
         self._seq = 0
         self._pending: list[LeaseEvent] = []
-        self._fresh: dict[str, Routed] = {}  # leases that began without peers, since the last beat
         self._beat_due_s: float | None = None
         self._peers: dict[str, Peer] = {}
         self.owners: dict[str, str] = {}
@@ -85,20 +82,10 @@ class Replication:
 
     def on_lease_event(self, event: LeaseEvent) -> None:
         """Queue an event of a lease of this router for sending."""
-        if not self._peers:
-            if type(event) is Routed and len(self._fresh) < PENDING_MAX:
-                self._fresh[event.lease_id] = event
-                return
-            if type(event) in _ENDINGS and self.ended_unsent(event.lease_id):
-                return
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             self._fold_pending()
             self._seq += 1  # a message that is never sent: peers will detect that
-
-    def ended_unsent(self, lease_id: str) -> bool:
-        """A lease of this router is over; return whether no other router can have heard of it."""
-        return not self._peers and self._fresh.pop(lease_id, None) is not None
 
     def ended(self, lease_id: str) -> None:
         """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""
@@ -107,9 +94,7 @@ class Replication:
             self._peers[owner].open.fold(Expired(lease_id=lease_id))
 
     def _fold_pending(self) -> list[LeaseEvent]:
-        events_due: Iterable[LeaseEvent] = chain(self._fresh.values(), self._pending)
-        events = [event for event in map(announced_event, events_due) if self._own.fold(event)]
-        self._fresh.clear()
+        events = [event for event in map(announced_event, self._pending) if self._own.fold(event)]
         self._pending.clear()
         return events
 

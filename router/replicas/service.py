@@ -4,8 +4,9 @@
     apply(event, router)    an event from another router is handed to the caller, which applies it to its state
 
 One `Replication` per model decides (`replication.py`); this module is its network. Events wait `FLUSH_S` for further
-ones; answers do not wait. Without peers there is one turn per beat. While the log is away nothing is sent, and silence
-is ignored; once it is back, the next beat shows the others what they missed.
+ones; answers do not wait. Without peers there is one turn per beat, and a lease that begins and ends between two is
+never looked at. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the
+others what they missed.
 """
 
 import asyncio
@@ -67,6 +68,9 @@ class Replicas:
         self._replications: dict[str, Replication] = {}
         self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
+        self._begun: dict[str, Verdict] = {}
+        """Own leases that no replication knows yet, by id."""
+        self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
         self.unsent_total = self.refused_total = 0
@@ -79,32 +83,39 @@ class Replicas:
 
     def record(self, what: Applied) -> None:
         """Send an applied record if it is an event of an own lease; implements `Recorder`."""
-        if isinstance(what, Verdict):
-            self._begun(what.promise)
-        elif isinstance(what, OutcomeKnown):
-            self._ended(what)
-        elif isinstance(what, LedgerApplied) and not what.router:
+        if type(what) is Verdict:
+            self._begun[what.request.decision_id] = what
+            if self._has_peers:
+                self._news.set()
+        elif type(what) is OutcomeKnown:
+            if self._begun.pop(what.decision_id, None) is None:
+                self._gone_on(what.ending)
+        elif type(what) is LedgerApplied and not what.router:
             self.tell(what.event)
 
     def tell(self, event: LedgerEvent) -> None:
         """Send an event that was applied here; reports of engines are not sent."""
         if isinstance(event, Routed):
-            self._begun(event)
+            self._begin(event)
         elif not isinstance(event, Reconciled | Unreported):
             self._gone_on(event)
 
-    def _begun(self, routed: Routed) -> None:
+    def _begin_all(self) -> None:
+        """Tell the replications of the leases that have begun."""
+        begun, self._begun = self._begun, {}
+        for verdict in begun.values():
+            self._begin(verdict.promise)
+
+    def _begin(self, routed: Routed) -> None:
         replication = self._of_worker(routed.worker_id)
         if replication is not None:
             self._of_lease[routed.lease_id] = replication
             self._on_lease_event(replication, routed)
 
-    def _ended(self, known: OutcomeKnown) -> None:
-        replication = self._of_lease.pop(known.decision_id, None)
-        if replication is not None and not replication.ended_unsent(known.decision_id):
-            self._on_lease_event(replication, known.ending)
-
     def _gone_on(self, event: LeaseEvent) -> None:
+        verdict = self._begun.pop(event.lease_id, None)
+        if verdict is not None:
+            self._begin(verdict.promise)
         is_over = isinstance(event, ENDINGS)
         replication = self._of_lease.pop(event.lease_id, None) if is_over else self._of_lease.get(event.lease_id)
         if replication is None:
@@ -149,18 +160,19 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait for events, and a moment for more of them; or until the next turn is due."""
-        has_no_peers = all(each.has_no_peers for each in self._replications.values())
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_S if has_no_peers else TICK_S):
+            async with asyncio.timeout(TICK_S if self._has_peers else BEAT_S):
                 await self._news.wait()
             await self._clock.sleep(FLUSH_S)
 
     async def _turn(self) -> None:
         now_s = self._clock.now()
+        self._begin_all()
         for slug, replication in self._replications.items():
             if not self._event_log.is_connected:
                 replication.deaf(now_s)
             self._take(slug, replication.tick(now_s))
+        self._has_peers = not all(each.has_no_peers for each in self._replications.values())
         while self._outgoing:
             subject, data = self._outgoing.popleft()
             try:
@@ -191,7 +203,9 @@ class Replicas:
         if replication is None:
             self._refuse(message, f"more than {MODELS_MAX} models")
             return
+        self._begin_all()
         self._take(slug, replication.on_message(received, self._clock.now()))
+        self._has_peers = self._has_peers or not replication.has_no_peers
         if self._outgoing:
             self._news.set()
 

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from kv_protocol.decode_time import DECODE_HEADER, decode_seconds
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptOutcome, OutcomeName
-from router.decision.latency import Arrival
+from router.decision.latency import WHOLE, Arrival
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
 from router.fleet.breakers import RETRY_AFTER_S_MAX
@@ -152,10 +152,11 @@ class RankAttempt(Attempt):
         later_tokens = self.later_tokens
         if self.is_streamed or later_tokens is None:
             return Arrival(is_streamed=self.is_streamed, later_tokens=later_tokens or 0)
-        if self.is_answered and self.verdict.request.phase == "prefill":  # it ends with its first token
+        if self.verdict.request.phase == "prefill" and self.is_answered:  # it ends with its first token
             return Arrival(is_streamed=False, later_tokens=0, decode_s=0.0)
-        decode_s = decode_seconds(self._decode_ms) if self._decode_ms else None
-        return Arrival(is_streamed=False, later_tokens=later_tokens, decode_s=decode_s)
+        if not self._decode_ms:
+            return WHOLE
+        return Arrival(is_streamed=False, later_tokens=later_tokens, decode_s=decode_seconds(self._decode_ms))
 
     def _may_pass(self, headers: Headers) -> bool:
         status = self.status

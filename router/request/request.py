@@ -265,8 +265,9 @@ class Request(Generic[A]):
         if self.is_over:
             return
         self.stop()
-        if self.attempt is not None:
-            self._settle(outcome if self.attempt.later_tokens is not None or outcome == "cancelled" else "failed")
+        attempt = self.attempt
+        if attempt is not None:
+            self._settle(outcome if attempt.later_tokens is not None or outcome == "cancelled" else "failed")
         self.destination.ended(self, outcome, refusal)
 
     def _settle(self, outcome: OutcomeName) -> None:
@@ -360,13 +361,14 @@ class Request(Generic[A]):
         if buffer is not None:
             later_events = buffer.later_tokens or later_events
         usage = usage_in(tail)
-        later_tokens = 0
-        if self.inbound.has_one_choice:
-            later_tokens = later_events
-            if usage.output_tokens is not None and (later_events or not attempt.is_streamed):
-                before = 0 if self.progress is None else self.progress.token_count
-                later_tokens = max(0, usage.output_tokens - before - 1)
-        attempt.complete(usage, later_tokens, came_whole=bool(tail) and not attempt.has_begun)
+        output_tokens, later_tokens = usage.output_tokens, later_events
+        if not self.inbound.has_one_choice:
+            later_tokens = 0
+        elif output_tokens is not None and (later_events or not attempt.is_streamed):
+            before = 0 if self.progress is None else self.progress.token_count
+            later_tokens = max(0, output_tokens - before - 1)
+        attempt.usage, attempt.later_tokens = usage, later_tokens
+        attempt.came_whole = bool(tail) and not attempt.has_begun
         self.end(attempt.end_outcome)
 
     def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact

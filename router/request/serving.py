@@ -1,6 +1,7 @@
 """Where requests of clients go: the workers of the fleet. Deciding, calls, answers, and the records of each request."""
 
-from collections.abc import Callable
+from asyncio import Future
+from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
 from router.http import refusals
+from router.http.accounts import Account
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
@@ -40,7 +42,7 @@ from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
-from router.request.bodies import BodyParser
+from router.request.bodies import BodyParser, ReadBody
 from router.request.calls import Calls, wants_tokens
 from router.request.destination import Destination, Gateway
 from router.request.passed import MODE as PASSED
@@ -80,6 +82,8 @@ class _ResolvedModel(NamedTuple):
     valid_until_s: float
     endpoints: frozenset[str]
     """All OpenAI endpoints that the model's workers state."""
+    is_aggregated: bool
+    """Whether all of its workers compute prompts and generate."""
 
 
 class Serving(Destination[RankAttempt]):
@@ -97,7 +101,7 @@ class Serving(Destination[RankAttempt]):
         recent: RecentPrompts | None = None,
         *,
         kept: KeptPrompts | None = None,
-        chat_sent: Callable[[ChatInbound, str], None] = lambda _inbound, _worker_id: None,
+        chat_sent: Callable[[ChatInbound, str], None] | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """`recent` and `kept` get the prompts of requests, `chat_sent` chats and their workers' ids.
@@ -155,14 +159,18 @@ class Serving(Destination[RankAttempt]):
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
         exchange, metrics, began_s = request.exchange, self.metrics, perf_counter()
-        headers = exchange.headers
-        reads_prompts = self._encodes_always or self.routing.state.reads_overlap
+        headers, reads_prompts = exchange.headers, self._encodes_always or self.routing.state.reads_overlap
         if request.mode == PASSED:
-            read = await request.later(read_passed(exchange, self.bodies))
+            read = read_passed(exchange, self.bodies)
         else:
             decode = self._prompts.decode if reads_prompts else decode_inbound
-            read = await request.later(self.bodies.read(exchange.path, exchange.body, decode))
-        body, inbound = read
+            read = self.bodies.read(exchange.path, exchange.body, decode)
+        if isinstance(read, Future):
+            reading: Coroutine[Any, Any, ReadBody] = request.later(read)
+            del read  # its error would refer to itself
+            body, inbound = await reading
+        else:
+            body, inbound = read
         if isinstance(inbound, PassedInbound):
             inbound = completed(inbound, exchange, self.routing.state.fleet)
         parsed_s = perf_counter()
@@ -175,7 +183,12 @@ class Serving(Destination[RankAttempt]):
         hashing = model.hashing
         if endpoint in PROMPT_ENDPOINTS and reads_prompts:
             made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
-            prompt = await request.later(made)
+            if isinstance(made, Future):
+                encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
+                del made
+                prompt = await encoding
+            else:
+                prompt = made
             hashing, prompt_s = prompt.hashing, perf_counter() - parsed_s
             metrics.tokenized(prompt_s)
             if request.trace is not None:
@@ -187,12 +200,12 @@ class Serving(Destination[RankAttempt]):
         if request.gateway is not None and request.gateway.allowed_workers is not None:
             route = replace(route, allowed_workers=request.gateway.allowed_workers)
         request.route = request.first_route = route
-        plan = request.plan = self._plan_of(request)
+        plan = request.plan = self._plan_of(request, model)
         if plan.phase != "whole":
             self._place(request, plan)
             request.route = self._route_of(request, plan)
 
-    def _plan_of(self, request: FleetRequest) -> RequestPlan:
+    def _plan_of(self, request: FleetRequest, model: _ResolvedModel) -> RequestPlan:
         """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, route, failures = request.inbound, request.route, self._failures
         is_sent_here = request.gateway is None  # else once, and to one worker
@@ -202,14 +215,15 @@ class Serving(Destination[RankAttempt]):
         if inbound.names_phase:
             phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
             return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
-        now_s = self.routing.clock.now()
-        roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
-        is_one = is_sent_here and inbound.has_one_choice
-        may_split = self._splits_prompts and is_one and route.max_tokens != 1  # for one token no KV would be fetched
-        migrations = 0
+        is_one, phase, migrations = is_sent_here and inbound.has_one_choice, "whole", 0
+        if not model.is_aggregated:
+            now_s = self.routing.clock.now()
+            roles = self.routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
+            # for one token no KV would be fetched
+            phase = first_phase(roles, may_split=self._splits_prompts and is_one and route.max_tokens != 1)
         if inbound.stream and is_one and route.isl_tokens <= _MIGRATED_TOKENS_MAX and not inbound.is_guided:
             migrations = failures.migration_limit
-        return RequestPlan(first_phase(roles, may_split=may_split), retry_limit=retry_limit, migration_limit=migrations)
+        return RequestPlan(phase, retry_limit=retry_limit, migration_limit=migrations)
 
     def _place(self, request: FleetRequest, plan: RequestPlan) -> None:
         """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""
@@ -236,8 +250,10 @@ class Serving(Destination[RankAttempt]):
         workers = fleet.serving(name)
         valid_until_s = fleet.valid_until_s(workers, now_s)
         endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
+        is_aggregated = all(worker.registration.role == "aggregated" for worker in workers)
+        images, changes = fleet.images(name, now_s), fleet.changes
         known = self._models[name] = _ResolvedModel(
-            hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s, endpoints
+            hashing, fleet.lora_of(name), images, changes, valid_until_s, endpoints, is_aggregated
         )
         return known
 
@@ -314,16 +330,12 @@ class Serving(Destination[RankAttempt]):
             raise
         if request.prompt is not None and not request.attempts:
             self._record_prompt(request.first_route, inbound, request.prompt)
-        if isinstance(inbound, ChatInbound):
+        if self._chat_sent is not None and isinstance(inbound, ChatInbound):
             self._chat_sent(inbound, verdict.winner.worker_id)
-        attempt = self.take(verdict)
+        attempt = RankAttempt(verdict, self.routing.take(verdict))
         if trace is not None:
             trace.decided(verdict)
         return attempt
-
-    def take(self, verdict: Verdict) -> RankAttempt:
-        """Book the work at the winner, and return the attempt."""
-        return RankAttempt(verdict, self.routing.take(verdict))
 
     def _record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: EncodedPrompt) -> None:
         """Record the prompt of a request that a worker gets: among the recent ones, and for people if wanted."""
@@ -466,7 +478,7 @@ class Serving(Destination[RankAttempt]):
 
     def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue, count the answer."""
-        usage = attempt.usage
+        usage, attempts = attempt.usage, request.attempts
         attempt.lease.end(
             outcome,
             usage.cached_tokens,
@@ -474,22 +486,20 @@ class Serving(Destination[RankAttempt]):
             came_whole=attempt.came_whole,
             arrival=attempt.arrival(),
         )
-        said = "cancelled" if outcome == "cancelled" else attempt.outcome
-        before = request.attempts[:-1]
-        erred = tuple(each.rank for each in before if each.outcome == "erred") if before else ()
-        if said != "ok" or erred or not self.routing.state.breakers.are_all_closed:  # else no breaker changes
-            self._judge(request, attempt, said, erred)
+        if outcome != "ok" or len(attempts) > 1 or self.routing.state.breakers.is_any:  # else no breaker changes
+            self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
         self._admission.poke()
         if request.trace is not None:
             request.trace.attempt_over(attempt, outcome)
         if request.is_over and attempt.later_tokens is not None and attempt.is_answered:
             self._answered(request, attempt)
 
-    def _judge(
-        self, request: FleetRequest, attempt: RankAttempt, outcome: AttemptOutcome, erred: tuple[WorkerRank, ...]
-    ) -> None:
-        """Tell the rank's breaker. `erred`: ranks that failed the same request before, possibly by its fault."""
+    def _judge(self, request: FleetRequest, attempt: RankAttempt, outcome: AttemptOutcome) -> None:
+        """Tell the rank's breaker, and of ranks that failed the same request before, possibly by its fault."""
         rank = attempt.rank
+        erred = tuple(each.rank for each in request.attempts[:-1] if each.outcome == "erred")
+        if outcome == "ok" and not erred and not self.routing.state.breakers.is_any:
+            return
         if outcome in ("failed", "erred"):
             self._worker_log.warning(
                 "worker_failed",
@@ -519,30 +529,27 @@ class Serving(Destination[RankAttempt]):
         """The client has its answer."""
         if attempt.came_whole or not attempt.is_streamed:
             self._first_token(request, attempt, attempt.lease.ttft_s)
-        usage = attempt.usage
-        verdict, route = attempt.verdict, attempt.verdict.request
-        isl_tokens = route.known_tokens or usage.input_tokens or 0
+        usage, verdict = attempt.usage, attempt.verdict
+        route = verdict.request
+        known_tokens = route.known_tokens
+        isl_tokens = known_tokens or usage.input_tokens or 0
         self.metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
-        if usage.cached_tokens is not None and route.known_tokens and route.phase != "decode":
+        if usage.cached_tokens is not None and known_tokens and route.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * route.block_size
             self.metrics.settled(attempt.rank.worker_id, predicted_tokens, usage.cached_tokens)
             self.routing.compare(verdict, usage.cached_tokens)
 
     def ended(self, request: FleetRequest, outcome: OutcomeName, refusal: Refusal | None) -> None:
         """The request is over: count and log it, and send its trace if it is wanted."""
-        metrics, attempts = self.metrics, request.attempts
+        metrics, attempts, trace = self.metrics, request.attempts, request.trace
         if request.ticket is not None:
             request.ticket.cancel()
-        e2e_s, trace = perf_counter() - request.exchange.began_s, request.trace
-        _charge(request)
+        e2e_s = perf_counter() - request.exchange.began_s
+        if request.exchange.account is not None:
+            _charge(request, request.exchange.account)
         metrics.end(request.model, request.mode, outcome, e2e_s)
-        for attempt in attempts[:-1]:
-            if attempt.is_retried:
-                metrics.retried(attempt.stage)
-        for why in request.plan.reroutes if request.is_read else ():
-            metrics.rerouted(why)
-        if request.stream_loss is not None:
-            metrics.stream_lost(request.stream_loss)
+        if len(attempts) > 1 or outcome != "ok":
+            self._count_detours(request)
         if self.request_log.is_on or refusal is not None or outcome == "failed":
             self.request_log.ended(request, outcome, refusal, e2e_s)
         if trace is None:
@@ -556,11 +563,19 @@ class Serving(Destination[RankAttempt]):
             decision_id = request.route.decision_id if request.is_read else ""
             metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
 
+    def _count_detours(self, request: FleetRequest) -> None:
+        for attempt in request.attempts[:-1]:
+            if attempt.is_retried:
+                self.metrics.retried(attempt.stage)
+        for why in request.plan.reroutes if request.is_read else ():
+            self.metrics.rerouted(why)
+        if request.stream_loss is not None:
+            self.metrics.stream_lost(request.stream_loss)
 
-def _charge(request: FleetRequest) -> None:
+
+def _charge(request: FleetRequest, account: Account) -> None:
     """Charge the tokens of a request to its account; of an answer that its client left, those that had come."""
-    account = request.exchange.account
-    if account is None or not request.attempts:
+    if not request.attempts:
         return
     last = request.attempts[-1]
     later = request.events_when_left if last.later_tokens is None else last.later_tokens

@@ -88,10 +88,11 @@ class Shadows:
 
     def record(self, what: Applied) -> None:
         """A decision is carried out, or the policy changed."""
-        if isinstance(what, Verdict):
-            if self._policies:
-                self._offer(what)
-        elif isinstance(what, PolicyChanged) and self._state.policy != self._live:
+        if not self._policies:
+            return
+        if type(what) is Verdict:
+            self._offer(what)
+        elif type(what) is PolicyChanged and self._state.policy != self._live:
             self.change(self._section, self._state.policy)
 
     def _offer(self, verdict: Verdict) -> None:
@@ -202,7 +203,7 @@ class Shadows:
         """Return the answer of `/v1/shadows`."""
         budget = self._budget
         return {
-            "live": fields_of(self._live),
+            "live": fields_of(self._live if self._policies else self._state.policy),
             "budget_us": self._section.budget_us,
             "requests": budget.requests,
             "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),

@@ -14,6 +14,7 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from router.decision.state import RouterState
+from router.journal.encoder import JournalEncoder
 from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
@@ -39,7 +40,7 @@ async def lived(seed: int = 1, policy: str = "kv") -> list[Recordable]:
 async def write(log: EventLog, told: list[Recordable], router: str = "router-1") -> None:
     async with written(log, router=router) as writer:
         for what in told:
-            writer.record(what)
+            writer.encoder.record(what)
         await eventually(lambda: not writer.waiting())
 
 
@@ -95,16 +96,16 @@ async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, Jour
     await ensure_journal(log, SETTINGS, NatsSection())
     writers = list[JournalWriter]()
 
-    def writer_of(clock: ManualClock, state: RouterState) -> JournalWriter:
+    def journal_of(clock: ManualClock, state: RouterState) -> JournalEncoder:
         made_of = router_life.SETTINGS
         writers.append(
             JournalWriter(
                 log, clock, SETTINGS, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1, **bounds
             )
         )
-        return writers[0]
+        return writers[0].encoder
 
-    life = Life(1, POLICIES["kv"], writer_of)
+    life = Life(1, POLICIES["kv"], journal_of)
     life.begin()
     async with at_work(Part("journal", writers[0].run), Part("event-log", log.run, 1)):
         yield life, writers[0]
@@ -201,7 +202,7 @@ async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_
 
         async def beat() -> None:
             while not ends.is_set():
-                writer.record(TimePassed(now_s=1.0))
+                writer.encoder.record(TimePassed(now_s=1.0))
                 await SystemClock().sleep(0.02)
 
         beating = asyncio.ensure_future(beat())

@@ -39,7 +39,7 @@ class SimulatedJournal:
 
     def record(self, what: Applied) -> None:
         """`what` was applied."""
-        self._encoder.add(what, 1, 0.0)
+        self._encoder.record(what)
         self.records += decode_journal(self._encoder.cut().data).records
 
 

@@ -29,9 +29,6 @@ from kv_protocol.journal import (
     OutcomeKnown,
     WorkerHeard,
     decode_journal,
-    encode_record,
-    in_parts,
-    pack_journal,
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
@@ -44,7 +41,8 @@ from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import Encodable, Recordable, Shortener
+from router.journal.encoder import JournalEncoder
+from router.journal.records import Recordable
 from tests.reference.following import Answered
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
@@ -120,29 +118,32 @@ class RandomIndex:
 
 
 class Shelf:
-    """A recorder that keeps what it is told, and encodes it when it is asked."""
+    """A recorder that keeps a journal, in messages of what it was told at a time, 64 times at most."""
 
-    def __init__(self) -> None:
-        self.told: list[Recordable] = []
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self._encoder = JournalEncoder(LIFE, lambda: 1)
+        self.told = list[Recordable]()
+        self._messages = list[bytes]()
+        self._left = 0
 
     def record(self, what: Recordable) -> None:
         """Keep it."""
+        if not self._left:
+            self._cut()
+            self._left = self._draw.randint(1, 64)
+        self._left -= 1
         self.told.append(what)
+        self._encoder.record(what)
 
-    def records(self, batch: int) -> list[JournalRecord]:
-        """Return what the bytes of its journal say, in messages of so many records."""
-        shortener = Shortener()
-        records = [record for told in self.told for record in shortener.records(told, 1)]
-        encoded = [part for record in records for part in in_parts(encoded_record(record), 0.0)]
-        messages = [
-            pack_journal(LIFE, at + 1, encoded[at : at + batch]) for at in range(0, len(encoded), batch)
-        ]  # fmt: skip
-        return list(continuous(decode_journal(message) for message in messages))
+    def _cut(self) -> None:
+        while len(self._encoder) or self._encoder.is_in_checkpoint:
+            self._messages.append(self._encoder.cut().data)
 
-
-def encoded_record(record: Encodable) -> bytes:
-    """Return a record of a `Shortener` as msgpack."""
-    return record if isinstance(record, bytes) else encode_record(record)
+    def records(self) -> list[JournalRecord]:
+        """Return what the bytes of its journal say."""
+        self._cut()
+        return list(continuous(map(decode_journal, self._messages)))
 
 
 class Life:
@@ -158,7 +159,7 @@ class Life:
         self.clock = ManualClock(now_s=self.draw.random() * 1e5, wall_ns=1)
         self.state = RouterState(self.settings)
         self.index = RandomIndex(self.draw)
-        self.shelf = Shelf()
+        self.shelf = Shelf(random.Random(seed))
         others = [] if also is None else [also(self.clock, self.state)]
         self.shelf.record(
             JournalBegan(
@@ -185,7 +186,7 @@ class Life:
         """Live, and return the journal, with a checkpoint before every so manyth step; 0: with none."""
         self.begin()
         await self.go_on(STEPS, checkpoint_every)
-        return self.shelf.records(self.draw.randint(16, 64))
+        return self.shelf.records()
 
     def begin(self) -> None:
         """Most workers join."""

@@ -18,7 +18,6 @@ from kv_protocol.journal import (
     Refused,
     TimePassed,
     decode_journal,
-    decode_record,
     encode_record,
     pack_journal,
 )
@@ -27,10 +26,10 @@ from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
-from router.journal.records import Shortener, doubt_of
+from router.journal.encoder import JournalEncoder
+from router.journal.records import doubt_of
 from tests.support.amount import examples
 from tests.support.decide import decide
-from tests.unit.properties.router_life import encoded_record
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
 RANKS, BLOCKS = 64, 128
@@ -87,9 +86,11 @@ def only_decided(records: list[JournalRecord]) -> Decided:
     return found
 
 
-def recorded(what: Applied, shortener: Shortener | None = None) -> list[JournalRecord]:
+def recorded(what: Applied, encoder: JournalEncoder | None = None) -> list[JournalRecord]:
     """Return the records of `what` as a reader decodes them."""
-    return [decode_record(encoded_record(each)) for each in (shortener or Shortener()).records(what, 7)]
+    encoder = JournalEncoder(1, lambda: 7) if encoder is None else encoder
+    encoder.record(what)
+    return [*decode_journal(encoder.cut().data).records]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -137,16 +138,16 @@ def test_of_a_rank_that_differs_the_doubt_stays_as_it_was() -> None:
 
 
 def test_a_ranks_standing_is_recorded_when_it_changed_and_not_again() -> None:
-    shortener, ranks = Shortener(), 3
+    encoder, ranks = JournalEncoder(1), 3
     epochs = (5, 5, 0)
-    first = recorded(verdict(1, ranks=ranks, unfit=("",) * 3, epochs=epochs), shortener)
+    first = recorded(verdict(1, ranks=ranks, unfit=("",) * 3, epochs=epochs), encoder)
     assert [(each.worker_id, each.epoch, each.doubt) for each in first if isinstance(each, RankStanding)] == [
         ("worker-0", 5, ""), ("worker-1", 5, "")
     ]  # fmt: skip
-    again = recorded(verdict(2, ranks=ranks, unfit=("",) * 3, epochs=(5, 5, 0)), shortener)
+    again = recorded(verdict(2, ranks=ranks, unfit=("",) * 3, epochs=(5, 5, 0)), encoder)
     assert [type(each) for each in again] == [Decided]
     doubted = (Trust("EXACT", ""), Trust("DEGRADED", "behind"), Trust("EXACT", ""))
-    changed = recorded(verdict(3, ranks=ranks, unfit=("",) * 3, epochs=epochs, trust=doubted), shortener)
+    changed = recorded(verdict(3, ranks=ranks, unfit=("",) * 3, epochs=epochs, trust=doubted), encoder)
     assert [(each.worker_id, each.doubt) for each in changed if isinstance(each, RankStanding)] == [
         ("worker-1", "behind")
     ]

@@ -62,7 +62,7 @@ class Recording:
     def record(self, what: Applied) -> None:
         if isinstance(what, Verdict):
             self.shadows.evaluate_slice()
-        self._encoder.add(what, 1, 0.0)
+        self._encoder.record(what)
         self.messages.append(self._encoder.cut().data)
         self.shadows.record(what)
 
