@@ -23,7 +23,7 @@ _BLOCKS = Hashing(4)
 
 def _read(path: str, **fields: Any) -> ReadBody:
     body = json.dumps({"model": "m"} | fields).encode()
-    return ReadBody(Body(body), decode_inbound(path, body))
+    return Body(body), decode_inbound(path, body)
 
 
 _LONG_ONES = {

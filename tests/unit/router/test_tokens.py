@@ -51,7 +51,7 @@ HELLO = [{"role": "user", "content": "hello, worker"}]
 
 
 def read(path: str, body: bytes) -> ReadBody:
-    return ReadBody(Body(body), decode_inbound(path, body))
+    return Body(body), decode_inbound(path, body)
 
 
 def chat(**fields: Any) -> ReadBody:
@@ -160,7 +160,7 @@ def test_of_a_prompt_that_is_not_rendered_the_field_is_named_and_its_text_is_has
     asked: ReadBody, field: str
 ) -> None:
     found = prompt_of(asked)
-    text = b"".join(asked.inbound.prompt_parts)
+    text = b"".join(asked[1].prompt_parts)
     assert (found.unrendered, found.ids, found.hashing.scheme) == (field, b"", TEXT_SCHEME)
     assert found.token_count == max(1, len(text) // 4)
     assert len(found.sequence_hashes) == 8 * (len(text) // 4 // found.hashing.block_size)
