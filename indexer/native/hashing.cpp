@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
-#include <string_view>
 
 #include "common.hpp"
 
@@ -35,58 +34,35 @@ constexpr std::size_t kBlockSizeMax = 4096;
 // Some 5 us of hashing: below, handing over the GIL and asking for it again costs more than it gives to others.
 constexpr std::size_t kGilKeptTokens = 24 * 1024;
 
-// Tokens as u32s in a contiguous buffer, or as the code points of a string. The buffer is held while it is read.
-class Tokens {
-public:
-    explicit Tokens(nb::handle given) {
-        if (PyUnicode_Check(given.ptr())) {
-            data_ = static_cast<const char*>(PyUnicode_DATA(given.ptr()));
-            width_ = static_cast<std::size_t>(PyUnicode_KIND(given.ptr()));
-            size_ = static_cast<std::size_t>(PyUnicode_GET_LENGTH(given.ptr()));
-            return;
-        }
-        if (PyObject_GetBuffer(given.ptr(), &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
-            throw nb::python_error();
-        }
-        const std::string_view format(view_.format == nullptr ? "B" : view_.format);
-        const auto bytes = static_cast<std::size_t>(view_.len);
-        if ((format != "B" && format != "I" && format != "<I") || bytes % kTokenBytes != 0) {
-            PyBuffer_Release(&view_);
-            throw nb::value_error("tokens: contiguous u32s");
-        }
-        data_ = static_cast<const char*>(view_.buf);
-        size_ = bytes / kTokenBytes;
-    }
-    Tokens(const Tokens&) = delete;
-    Tokens& operator=(const Tokens&) = delete;
-    ~Tokens() {
-        if (view_.obj != nullptr) {
-            PyBuffer_Release(&view_);
-        }
-    }
+// Tokens as u32s in bytes, or as the code points of a string: neither changes while other threads run.
+struct Tokens {
+    const char* data;
+    std::size_t size;
+    std::size_t width;  // bytes of one
 
-    std::size_t size() const { return size_; }
-
-    // Tokens from `at` on as u32s: where they lie, or in `room`.
+    // `count` of them from `at` on as u32s: where they lie, or in `room`.
     const void* window(std::size_t at, std::size_t count, u32* room) const {
-        const char* begin = data_ + at * width_;
-        if (width_ == kTokenBytes) {
-            return begin;
+        const char* begin = data + at * width;
+        if (width == sizeof(Py_UCS1)) {
+            return std::copy_n(reinterpret_cast<const Py_UCS1*>(begin), count, room) - count;
         }
-        if (width_ == sizeof(Py_UCS2)) {
-            std::copy_n(reinterpret_cast<const Py_UCS2*>(begin), count, room);
-        } else {
-            std::copy_n(reinterpret_cast<const Py_UCS1*>(begin), count, room);
+        if (width == sizeof(Py_UCS2)) {
+            return std::copy_n(reinterpret_cast<const Py_UCS2*>(begin), count, room) - count;
         }
-        return room;
+        return begin;
     }
-
-private:
-    Py_buffer view_{};
-    const char* data_ = nullptr;
-    std::size_t width_ = kTokenBytes;
-    std::size_t size_ = 0;
 };
+
+Tokens tokens_in(PyObject* given) {
+    if (PyUnicode_Check(given)) {
+        return {static_cast<const char*>(PyUnicode_DATA(given)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(given)),
+                static_cast<std::size_t>(PyUnicode_KIND(given))};
+    }
+    if (!PyBytes_Check(given) || static_cast<std::size_t>(PyBytes_GET_SIZE(given)) % kTokenBytes != 0) {
+        throw nb::value_error("tokens: bytes of u32s, or a string");
+    }
+    return {PyBytes_AS_STRING(given), static_cast<std::size_t>(PyBytes_GET_SIZE(given)) / kTokenBytes, kTokenBytes};
+}
 
 // A window begins at each `stride`-th token; with EAGLE it reaches into the next block. XXH3 would derive the seed's
 // secret for each window that is longer than 240 bytes: half of the time.
@@ -107,9 +83,9 @@ nb::bytes hash_blocks(nb::handle given, std::size_t block_size, u64 seed, bool i
     if (block_size < 1 || block_size > kBlockSizeMax) {
         throw nb::value_error("block_size: 1..4096 tokens");
     }
-    const Tokens tokens(given);
+    const Tokens tokens = tokens_in(given.ptr());
     const std::size_t width = block_size + (is_eagle ? 1 : 0);
-    const std::size_t count = tokens.size() < width ? 0 : (tokens.size() - width) / block_size + 1;
+    const std::size_t count = tokens.size < width ? 0 : (tokens.size - width) / block_size + 1;
     PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * kHashBytes));
     if (made == nullptr) {
         throw nb::python_error();
@@ -117,7 +93,7 @@ nb::bytes hash_blocks(nb::handle given, std::size_t block_size, u64 seed, bool i
     nb::bytes hashes = nb::steal<nb::bytes>(made);
     {
         std::optional<nb::gil_scoped_release> released;
-        if (tokens.size() > kGilKeptTokens) {
+        if (tokens.size > kGilKeptTokens) {
             released.emplace();
         }
         hash_chain(tokens, block_size, width, count, seed, PyBytes_AS_STRING(made));

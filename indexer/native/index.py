@@ -7,7 +7,6 @@ Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's he
 """
 
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
@@ -151,8 +150,7 @@ def hash_blocks(
     """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
 
     The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are numbers, u32s in a
-    contiguous buffer (bytes: little-endian), or the code points of a string. Other threads run while many are hashed:
-    a buffer must not change.
+    contiguous buffer (bytes: little-endian), or the code points of a string. Other threads run while many are hashed.
 
     Raises:
         LimitExceeded: a token is no u32, a buffer does not consist of u32s, `block_size` or `seed` is out of range.
@@ -160,18 +158,18 @@ def hash_blocks(
     if core.HAS_XXHASH:
         try:
             return core.hash_blocks(tokens, block_size, seed, is_eagle)
-        except (TypeError, ValueError, BufferError):  # numbers, or what is refused below
-            pass
-    data = _u32s(tokens)
+        except (TypeError, ValueError):
+            pass  # what is refused, and neither bytes nor a string
     checked_block_size(block_size)
     checked_u64("seed", seed)
+    data = _u32s(tokens)
     if core.HAS_XXHASH:
         return core.hash_blocks(data, block_size, seed, is_eagle)
-    return pack_u64(chain(local_block_hashes(unpack_tokens(bytes(data)), block_size, seed=seed, is_eagle=is_eagle)))
+    return pack_u64(chain(local_block_hashes(unpack_tokens(data), block_size, seed=seed, is_eagle=is_eagle)))
 
 
-def _u32s(tokens: str | Sequence[int] | Buffer) -> Buffer:
-    """Return the tokens as a buffer of bytes that holds u32s."""
+def _u32s(tokens: str | Sequence[int] | Buffer) -> bytes:
+    """Return the tokens as little-endian u32s."""
     if isinstance(tokens, str):
         return tokens.encode("utf-32-le", "surrogatepass")
     try:
@@ -180,4 +178,4 @@ def _u32s(tokens: str | Sequence[int] | Buffer) -> Buffer:
         return pack_tokens(tokens)  # type: ignore[arg-type]  # see above
     if not view.c_contiguous or view.format not in {"B", "I", "<I"} or view.nbytes % _TOKEN_BYTES:
         raise LimitExceeded("tokens", f"{view.nbytes} bytes of {view.format!r}", "contiguous u32s")
-    return pack_tokens(view.tolist()) if sys.byteorder == "big" and view.format == "I" else view
+    return pack_tokens(view.tolist()) if view.format == "I" else view.tobytes()
