@@ -41,6 +41,15 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
         tokens = self.tokens
         return tokens if isinstance(tokens, bytes) else tokens.encode("utf-32-le")
 
+    def beginning(self, blocks: int) -> "EncodedPrompt":
+        """Return the prompt with which a worker computes this many blocks, and one more token if there is one.
+
+        With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
+        """
+        count = min(self.token_count, blocks * self.hashing.block_size + 1)
+        ids, hashes = self.ids[: count * TOKEN_BYTES], self.sequence_hashes[: blocks * BLOCK_BYTES]
+        return EncodedPrompt(ids, count, self.hashing, hashes)
+
 
 def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
     """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; all behind it unchanged.

@@ -7,7 +7,7 @@ Prompts with images have no ids, and are not kept.
 from collections import deque
 from typing import NamedTuple
 
-from router.prompt.chains import BLOCK_BYTES, TOKEN_BYTES, EncodedPrompt
+from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
 
 BYTES_MAX = 64 << 20
 """Some 16 million tokens: many times what a hand-over may have computed."""
@@ -23,17 +23,6 @@ class RecentPrompt(NamedTuple):
     salt: str
     prompt: EncodedPrompt
     received_s: float
-
-    def ids_of(self, blocks: int) -> bytes:
-        """Return the ids with which a worker computes this many blocks, and one more id if there is one.
-
-        With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
-        """
-        return self.prompt.ids[: (blocks * self.prompt.hashing.block_size + 1) * TOKEN_BYTES]
-
-    def hashes_of(self, blocks: int) -> bytes:
-        """Return the hashes of this many blocks."""
-        return self.prompt.sequence_hashes[: blocks * BLOCK_BYTES]
 
 
 class RecentPrompts:
