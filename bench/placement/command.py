@@ -74,10 +74,12 @@ def placement(
         raise click.UsageError(str(error)) from error
     result = medians(played)
     cells = [
-        place._asdict() | {"policy": name} | figures._asdict() | {"regret": regrets(at)[name]}
+        place._asdict()
+        | {"policy": name, "runs": [each._asdict() for each in played[place][name]], "regret": regrets(at)[name]}
+        | figures._asdict()
         for place, at in result.items()
         for name, figures in at.items()
     ]
     facts = [f"{len(grid.cells())} runs in virtual time, from seed {seed} on", *remarks(result)]
     facts += [f"left out without --trace: {name}" for name in left_out]
-    report(facts, tables(result, held_out), {"cells": cells}, json_file, markdown)
+    report(facts, tables(played, held_out), {"cells": cells}, json_file, markdown)

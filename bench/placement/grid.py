@@ -114,6 +114,7 @@ def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
         seed=seed,
         follow_ups=workload.follow_ups,
         modes_of=placement.modes_of,
+        queue=placement.queue,
     ).run()
     ttfts_s = [each.ttft_s for each in outcomes]
     span_s = max(each.arrival_s + each.e2e_s for each in outcomes) - min(each.arrival_s for each in outcomes)

@@ -5,7 +5,16 @@ kv-blocks           mode kv-blocks as it is by default
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's rule (its documentation of 1.6): blocks to prefill at the weight 1, and active
                     decode blocks; our tie-breaks
+dynamo-fcfs, dynamo-wspt                                       the same behind its queue, see below
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
+
+Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default): a request waits while others do, or
+while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their first token. When a
+first token comes or a request ends, requests are placed until that is so again, among all workers, by what is known
+then. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request came. Our queue
+with one tenant has the same rule. The threshold here, 1, is a batch. Source: ai-dynamo 1.6.1, help texts of the flags
+(`dynamo/common/configuration/groups/kv_router_args.py`; lcfs is no choice there); ai-dynamo/dynamo at 00067c3 and 057096c,
+`lib/kv-router/src/scheduling/queue.rs` and `docs/components/router/router-configuration.md`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +25,17 @@ from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CacheAware
 from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
+from bench.routing.virtual_router import VirtualQueue
 from router.decision.policies import MODES, Mode
 from router.decision.policy import CostParameters, Policy
 
 
 class Placement(NamedTuple):
-    """How requests are placed: a policy, and the modes that it can name, made for a fleet's engines."""
+    """How requests are placed: a policy, the modes that it can name, made for a fleet's engines, and a queue."""
 
     policy: Policy
     modes_of: ModesOf = lambda _: MODES
+    queue: VirtualQueue = VirtualQueue()
 
 
 def _foreign(mode: str, modes_of: ModesOf) -> Placement:
@@ -51,21 +62,25 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
     return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
 
 
+_DYNAMO = Placement(
+    Policy(
+        mode="kv-blocks",
+        parameters=CostParameters(prefill_scale=1.0, history_weight=0.0),
+        predict_on_route=False,
+        spill_tokens=0,
+        newcomers=False,
+    )
+)
+
 PLACEMENTS: dict[str, Placement] = {
     "kv": Placement(Policy.current()),
     "kv-blocks": Placement(Policy(mode="kv-blocks")),
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
     },
-    "dynamo": Placement(
-        Policy(
-            mode="kv-blocks",
-            parameters=CostParameters(prefill_scale=1.0, history_weight=0.0),
-            predict_on_route=False,
-            spill_tokens=0,
-            newcomers=False,
-        )
-    ),
+    "dynamo": _DYNAMO,
+    "dynamo-fcfs": _DYNAMO._replace(queue=VirtualQueue(1.0, "fcfs")),
+    "dynamo-wspt": _DYNAMO._replace(queue=VirtualQueue(1.0, "wspt")),
     "sglang": _foreign("sglang", _cache_aware),
     "session-hash": _foreign("session-hash", _session_hash),
     "llm-d": _foreign("llm-d", _scorers),

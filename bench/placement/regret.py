@@ -4,20 +4,24 @@
     rate          best / value - 1
     at most       `REGRET_MAX`, also where a value is 0 and the best is not
 
-TTFT p50 and p99, requests a second and goodput count alike.
+TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one: with
+several runs a policy is also compared with the one that is best in the others, and what it has lost in all is listed.
 """
 
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bench.placement.grid import Place, PlacementFigures, PlacementResult
+from bench.placement.grid import Place, PlacementFigures, PlacementResult, PlacementRuns
 
 REGRET_MAX = 10.0
 LATENCIES = ("ttft_p50_s", "ttft_p99_s")
 RATES = ("requests_per_s", "goodput_rps")
 COMPARED = LATENCIES + RATES
 _HELD_OUT_SHARE = 1 / 3
+CLEAR_LOSS = 0.05
+"""By so much another policy is better where it clearly wins."""
 
 
 class PolicyRegret(NamedTuple):
@@ -63,6 +67,63 @@ def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, f
         key=lambda found: found[0],
     )
     return PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, place)
+
+
+class ClearLoss(NamedTuple):
+    """A figure in which another policy is better than this one by more than `CLEAR_LOSS` in all runs of a place."""
+
+    place: Place
+    figure: str
+    winner: str
+    regret: float
+    """The median of the runs."""
+
+
+def clear_losses(runs: PlacementRuns, policy: str) -> list[ClearLoss]:
+    """Return where the policy clearly loses, by the policy to which it loses most there."""
+    found = []
+    for place, at in runs.items():
+        for figure in COMPARED:
+            losses = [
+                ClearLoss(place, figure, name, statistics.median(lost))
+                for name, of_name in at.items()
+                if min(lost := _lost(at[policy], of_name, figure)) > CLEAR_LOSS
+            ]
+            found += [max(losses, key=lambda each: each.regret)] if losses else []
+    return found
+
+
+def _lost(runs: Sequence[PlacementFigures], others: Sequence[PlacementFigures], figure: str) -> list[float]:
+    pairs = zip(runs, others, strict=True)
+    return [_regret(float(getattr(one, figure)), float(getattr(other, figure)), figure) for one, other in pairs]
+
+
+def beside_the_best_of_others(runs: PlacementRuns, places: Iterable[Place]) -> dict[str, dict[str, float]]:
+    """Return each policy's mean regret, by figure, beside the policy that is best in the place's other runs.
+
+    There are two runs at least. It is below 0 for a policy that is better than those.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for place in places:
+        at = runs[place]
+        for figure in COMPARED:
+            for run in range(len(next(iter(at.values())))):
+                best = _best_without(at, run, figure)
+                for name, of_name in at.items():
+                    lost = _lost([of_name[run]], [at[best][run]], figure)
+                    found.setdefault(name, {}).setdefault(figure, []).extend(lost)
+    return {
+        name: {figure: statistics.mean(each) for figure, each in of_name.items()} for name, of_name in found.items()
+    }
+
+
+def _best_without(at: Mapping[str, Sequence[PlacementFigures]], run: int, figure: str) -> str:
+    others = {name: [each for number, each in enumerate(of_name) if number != run] for name, of_name in at.items()}
+    means = {
+        name: statistics.mean(float(getattr(each, figure)) for each in of_name) for name, of_name in others.items()
+    }
+    choose = min if figure in LATENCIES else max
+    return choose(means, key=lambda name: means[name])
 
 
 def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:

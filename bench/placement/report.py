@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from bench.placement.grid import Place, PlacementResult
-from bench.placement.regret import COMPARED, failed_checks, held_out, summed
+from bench.placement.grid import Place, PlacementResult, PlacementRuns, medians
+from bench.placement.regret import COMPARED, beside_the_best_of_others, clear_losses, failed_checks, held_out, summed
 from bench.tables import FigureTable
 
 _TITLES = {
@@ -14,15 +14,38 @@ _TITLES = {
 }
 
 
-def tables(result: PlacementResult, held_out_seed: int | None) -> list[FigureTable]:
-    """Return the mean regrets by figure, and by regime.
+_OURS = "kv"
+
+
+def tables(runs: PlacementRuns, held_out_seed: int | None) -> list[FigureTable]:
+    """Return the mean regrets by figure, and by regime; of several runs also what they say without the best's luck.
 
     With the seed of held-out places those by figure are of the others, and of those.
     """
+    result = medians(runs)
     parts: dict[str, Sequence[Place]] = {"all": list(result)}
     if held_out_seed is not None:
         parts = dict(zip(("kept", "held out"), held_out([*result], held_out_seed), strict=True))
-    return [*(_by_figure(name, result, places) for name, places in parts.items()), _by_regime(result)]
+    found = [*(_by_figure(name, result, places) for name, places in parts.items()), _by_regime(result)]
+    at = next(iter(runs.values()))
+    if len(next(iter(at.values()))) > 1:
+        found += [_beside_the_best_of_others(name, runs, places) for name, places in parts.items()]
+        found += [_clear_losses(name, runs, places) for name, places in parts.items() if _OURS in at]
+    return found
+
+
+def _beside_the_best_of_others(name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
+    of_policies = beside_the_best_of_others(runs, places)
+    rows = [(policy, *(_percent(by_figure[each]) for each in COMPARED)) for policy, by_figure in of_policies.items()]
+    title = f"mean regret beside the policy that is best in the other runs, {name}: {len(places)} places"
+    return FigureTable(title, ("policy", *(_TITLES[figure] for figure in COMPARED)), rows)
+
+
+def _clear_losses(name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
+    found = clear_losses({place: runs[place] for place in places}, _OURS)
+    rows = [(str(each.place), _TITLES[each.figure], each.winner, _percent(each.regret)) for each in found]
+    title = f"figures in which another policy is more than 5 % better than {_OURS} in all runs, {name}"
+    return FigureTable(title, ("place", "figure", "policy", "median"), rows)
 
 
 def _by_figure(name: str, result: PlacementResult, places: Sequence[Place]) -> FigureTable:

@@ -1,6 +1,6 @@
 """Simulated workers and one real router in virtual time: one process, no sockets, no tasks.
 
-    arrival           the router's own `Routing` decides and promises
+    arrival           the router's own `Routing` decides and promises, now or once its queue lets the request go
     request is there  at the worker chosen, after the time that a request takes to its engine
     iteration ends    the engine's outputs are there: the ledger gets first tokens and ends; the next one begins
     events arrive     what the iteration changed in the KV cache, `lag_s` later, is folded into the index
@@ -20,11 +20,19 @@ from typing import NamedTuple
 from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
-from bench.routing.virtual_router import RecorderOf, VirtualClock, VirtualIndex, VirtualRouter, route_request_of
+from bench.routing.virtual_router import (
+    RecorderOf,
+    VirtualClock,
+    VirtualIndex,
+    VirtualQueue,
+    VirtualRouter,
+    route_request_of,
+)
 from bench.routing.virtual_worker import describe
 from indexer.follow.inputs import BatchArrived
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
+from kv_protocol.decided import RouteRequest
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from router.decision.policies import MODES, Mode
@@ -100,7 +108,10 @@ class _InFlight(NamedTuple):
     number: int
     request: TraceRequest
     worker: int
+    router: VirtualRouter
+    """That placed it; after a restart what waits in the former one is still placed there."""
     lease: Lease
+    waited_s: float
     predicted_tokens: int
 
 
@@ -121,6 +132,7 @@ class VirtualFleet:
         follow_ups: FollowUps = MappingProxyType({}),
         modes_of: ModesOf = lambda _: MODES,
         recorder_of: RecorderOf | None = None,
+        queue: VirtualQueue = VirtualQueue(),  # noqa: B008 - a constant
     ) -> None:
         self._shape = shape
         self._requests = list(requests)
@@ -165,6 +177,7 @@ class VirtualFleet:
             seed=seed,
             modes=modes_of(self.engines),
             recorder_of=recorder_of,
+            queue=queue,
         )
         self._router = self._start()
         self._in_flight: dict[str, _InFlight] = {}
@@ -209,14 +222,24 @@ class VirtualFleet:
     def _arrive(self, number: int) -> None:
         if number < self._first:
             self._expect(number + 1)
-        request, request_id = self._requests[number], f"r{number}"
+        request, router = self._requests[number], self._router
         hashes = pack_u64(self._hashes.of_prompt(request))
-        route_request = route_request_of(request_id, request, hashes, self._shape.block_size)
-        verdict, lease = self._router.place(route_request)
+        route_request = route_request_of(f"r{number}", request, hashes, self._shape.block_size)
+        router.admit(route_request, lambda: self._place(router, number, route_request))
+
+    def _place(self, router: VirtualRouter, number: int, route_request: RouteRequest) -> None:
+        request, request_id = self._requests[number], route_request.request_id
+        verdict, lease = router.place(route_request)
         worker = self._number_of[verdict.winner.worker_id]
         predicted_blocks = min(verdict.overlap_blocks, route_request.reusable_blocks)
         self._in_flight[request_id] = _InFlight(
-            number, request, worker, lease, predicted_blocks * self._shape.block_size
+            number=number,
+            request=request,
+            worker=worker,
+            router=router,
+            lease=lease,
+            waited_s=self._clock.now_s - request.arrival_s,
+            predicted_tokens=predicted_blocks * self._shape.block_size,
         )
         engine = self.engines[worker]
         self._at(
@@ -254,10 +277,13 @@ class VirtualFleet:
     def _on_output(self, request_id: str, output: EngineOutput) -> None:
         in_flight = self._in_flight[request_id]
         in_flight.lease.on_bytes()
-        if output.finish_reason is None:
-            return
-        in_flight.lease.end("ok", output.cached_tokens, in_flight.request.osl_tokens)
-        del self._in_flight[request_id]
+        if output.finish_reason is not None:
+            in_flight.lease.end("ok", output.cached_tokens, in_flight.request.osl_tokens)
+            del self._in_flight[request_id]
+            self._ended(in_flight, output)
+        in_flight.router.on_progress()
+
+    def _ended(self, in_flight: _InFlight, output: EngineOutput) -> None:
         request = in_flight.request
         self._follow(request)
         assert in_flight.lease.ttft_s is not None
@@ -269,7 +295,7 @@ class VirtualFleet:
                 osl_tokens=request.osl_tokens,
                 cached_tokens=output.cached_tokens,
                 predicted_tokens=in_flight.predicted_tokens,
-                ttft_s=in_flight.lease.ttft_s,
+                ttft_s=in_flight.waited_s + in_flight.lease.ttft_s,
                 e2e_s=self._clock.now_s - request.arrival_s,
                 number=in_flight.number,
             )

@@ -1,7 +1,9 @@
 """The router of a virtual fleet: its own decisions on the run's clock and index. Heartbeats of workers come on time."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from bench.routing.canonical_stream import EPOCH
 from bench.routing.trace import TraceRequest
@@ -19,6 +21,9 @@ from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
+from router.http.refusals import Refusal
+from router.queue.gate import Admission, FleetHeadroom
+from router.queue.waiting import QueueLimits, QueuePolicy
 from worker_agent.port.types import EngineDescription
 
 LEASE_S = 300.0
@@ -65,6 +70,13 @@ RecorderOf = Callable[[RouterState, VirtualClock], Recorder]
 """Makes what gets all that a router applies, for each start of the router."""
 
 
+class VirtualQueue(NamedTuple):
+    """The router's queue (`router/queue/admission.py`) without a bound; threshold None: no request waits."""
+
+    threshold: float | None = None
+    policy: QueuePolicy = "fcfs"
+
+
 class VirtualRouter:
     """One life of a router, which begins now: it knows the fleet and the index, and of no request."""
 
@@ -79,6 +91,7 @@ class VirtualRouter:
         seed: int,
         modes: Mapping[str, Mode],
         recorder_of: RecorderOf | None = None,
+        queue: VirtualQueue = VirtualQueue(),  # noqa: B008 - a constant
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
@@ -89,6 +102,22 @@ class VirtualRouter:
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S
+        limits = QueueLimits(policy=queue.policy, wait_s=math.inf, requests_max=1 << 62, tokens_max=1 << 62)
+        self._admission = Admission(clock, FleetHeadroom(self._routing, queue.threshold), limits)
+
+    def admit(self, request: RouteRequest, admitted: Callable[[], None]) -> None:
+        """Call `admitted`, which is to `place` the request: now, or from `on_progress` if it has to wait."""
+        self._beat()
+        if self._admission.admits(request):
+            admitted()
+        else:
+            self._admission.wait(request, admitted, _refused)
+
+    def on_progress(self) -> None:
+        """Tokens came: requests that fit now are admitted."""
+        if len(self._admission.queue):
+            self._beat()
+            self._admission.poke()
 
     def place(self, request: RouteRequest) -> tuple[Verdict, Lease]:
         """Decide and promise."""
@@ -106,6 +135,11 @@ class VirtualRouter:
             heard = WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=instance_of(rank.worker_id))
             self._routing.apply(heard)
         self._routing.tick()
+
+
+def _refused(refusal: Refusal) -> None:
+    """Never called: the queue has no bound."""
+    raise AssertionError(refusal.message)
 
 
 def route_request_of(request_id: str, request: TraceRequest, sequence_hashes: bytes, block_size: int) -> RouteRequest:

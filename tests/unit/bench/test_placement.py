@@ -11,7 +11,15 @@ from bench.placement import regret
 from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES, Sizing
-from bench.placement.regret import REGRET_MAX, failed_checks, held_out, regrets, summed
+from bench.placement.regret import (
+    REGRET_MAX,
+    beside_the_best_of_others,
+    clear_losses,
+    failed_checks,
+    held_out,
+    regrets,
+    summed,
+)
 from bench.routing.trace import TraceRequest
 from bench.routing.workloads import Workload
 from router.__main__ import main
@@ -66,6 +74,25 @@ def test_of_several_runs_the_medians_count_and_the_share_that_is_nearest_to_fail
     runs = [found(0.3, 9.0, 0.5), found(0.1, 10.0, 0.98), found(0.2, 30.0, 0.4)]
     assert PlacementFigures.of_runs(runs) == found(0.2, 10.0, 0.98)
     assert PlacementFigures.of_runs([found(0.1)]) == found(0.1)
+
+
+def test_the_best_of_the_other_runs_has_no_luck() -> None:
+    """In each run another of `b` and `c` is the luckiest; none of them is better than `a` in the mean of the others."""
+    runs = {HERE: {"a": [found(0.2)] * 3, "b": [found(0.1), found(0.3), found(0.3)], "c": [found(0.3)] * 3}}
+    by_median = summed(medians(runs), [HERE])
+    assert {each.policy: each.by_figure["ttft_p50_s"] for each in by_median} == pytest.approx(
+        {"a": 0.0, "b": 0.5, "c": 0.5}
+    )
+    beside = beside_the_best_of_others(runs, [HERE])
+    assert beside["a"]["ttft_p50_s"] == pytest.approx((0.0 + 0.0 + 0.0) / 3)
+    assert beside["b"]["ttft_p50_s"] == pytest.approx((-0.5 + 0.5 + 0.5) / 3)
+
+
+def test_a_policy_clearly_loses_where_another_is_better_in_every_run() -> None:
+    ours, once, always = [found(0.2)] * 3, [found(0.1), found(0.1), found(0.2)], [found(0.1), found(0.15), found(0.19)]
+    assert clear_losses({HERE: {"kv": ours, "once": once}}, "kv") == []
+    (lost,) = clear_losses({HERE: {"kv": ours, "once": once, "always": always}}, "kv")
+    assert lost == (HERE, "ttft_p50_s", "always", pytest.approx(1 / 3))
 
 
 # ---------------------------------------------------------------- the command
