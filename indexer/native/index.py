@@ -141,11 +141,13 @@ class NativeOutline:
         return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001
 
 
-def hash_blocks(tokens: str | bytes, block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False) -> bytes:
+def hash_blocks(
+    tokens: bytes | tuple[str, ...], block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False
+) -> bytes:
     """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
 
     The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are little-endian u32s, or
-    the code points of a string. Other threads run while many are hashed.
+    the code points of strings. Other threads run while many are hashed.
 
     Raises:
         LimitExceeded: the bytes are no u32s, `block_size` or `seed` is out of range.
@@ -157,7 +159,7 @@ def hash_blocks(tokens: str | bytes, block_size: int, seed: int = BASE_SEED, *, 
             pass  # what is refused here
     checked_block_size(block_size)
     checked_u64("seed", seed)
-    data = tokens.encode("utf-32-le", "surrogatepass") if isinstance(tokens, str) else tokens
+    data = tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le", "surrogatepass")
     if len(data) % 4:
         raise LimitExceeded("tokens", f"{len(data)} bytes", "u32s of 4 bytes each")
     return pack_u64(chain(local_block_hashes(unpack_tokens(data), block_size, seed=seed, is_eagle=is_eagle)))

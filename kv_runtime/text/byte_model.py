@@ -84,11 +84,11 @@ class ByteText(Text):
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return a chat's pieces: a mark's id, then the bytes of a text."""
-        return self.chat_characters(messages, **options).encode("utf-32-le")
+        return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
 
-    def chat_characters(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Return what `pack_chat` does as a string: the code points of its characters are the ids."""
-        return "".join(_pieces(messages, options))
+    def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:
+        """Return what `pack_chat` does as strings: the code points of their characters are the ids."""
+        return tuple(_pieces(messages, options))
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""

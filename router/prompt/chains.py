@@ -24,12 +24,12 @@ def block_count(chain: bytes) -> int:
 class EncodedPrompt(msgspec.Struct, frozen=True):
     """Tokens, and the sequence hashes of their full blocks as little-endian u64s.
 
-    `tokens` are ids as little-endian u32s, or characters whose code points are the ids. With images there are none: the
+    `tokens` are ids as little-endian u32s, or strings whose code points are the ids. With images there are none: the
     worker makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are
     known. `unrendered`: the field for which the prompt is not known here, and hashes are of its text; empty: it is.
     """
 
-    tokens: bytes | str
+    tokens: bytes | tuple[str, ...]
     token_count: int
     hashing: Hashing
     sequence_hashes: bytes
@@ -39,7 +39,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     def ids(self) -> bytes:
         """The tokens as little-endian u32s."""
         tokens = self.tokens
-        return tokens if isinstance(tokens, bytes) else tokens.encode("utf-32-le")
+        return tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le")
 
     def beginning(self, blocks: int) -> "EncodedPrompt":
         """Return the prompt with which a worker computes this many blocks, and one more token if there is one.

@@ -114,7 +114,7 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
-        self._pack_chat = text.chat_characters if isinstance(text, ByteText) else text.pack_chat
+        self._pack_chat = text.chat_pieces if isinstance(text, ByteText) else text.pack_chat
         self.encoder, self.encoder_name = None, "byte"
         if isinstance(text, UnreadText):
             self.encoder_name = "none"
@@ -200,7 +200,7 @@ class ModelPrompts:
             return first
         return replace(first, tokens=b"", token_count=sum(map(len, prompts)) // TOKEN_BYTES)
 
-    def _of_tokens(self, asked: _Asked, tokens: bytes | str, key: str) -> EncodedPrompt:
+    def _of_tokens(self, asked: _Asked, tokens: bytes | tuple[str, ...], key: str) -> EncodedPrompt:
         """Return the prompt of these tokens; `key` is where the request has it."""
         if not tokens:
             raise RequestInvalid(key, "0 tokens", "one or more")
@@ -208,7 +208,7 @@ class ModelPrompts:
         began_s = perf_counter()
         hashes = hash_blocks(tokens, hashing.block_size, asked.seed, is_eagle=hashing.is_eagle)
         self._hashed(perf_counter() - began_s)
-        count = len(tokens) if isinstance(tokens, str) else len(tokens) // TOKEN_BYTES
+        count = len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else sum(map(len, tokens))
         return EncodedPrompt(tokens, count, hashing, hashes)
 
     def _not_rendered(self, asked: _Asked, field: str) -> EncodedPrompt:

@@ -50,9 +50,10 @@ def test_the_hashes_of_any_prompt_are_the_protocols() -> None:
 
 @pytest.mark.parametrize("is_eagle", [False, True])
 @pytest.mark.parametrize("most", [0xFF, 0xFFFF, 0x10FFFF])
-def test_a_string_is_the_code_points_of_its_characters(most: int, is_eagle: bool) -> None:
+def test_strings_are_the_code_points_of_their_characters(most: int, is_eagle: bool) -> None:
     tokens = [most - at for at in range(256)]
-    found = hash_blocks("".join(map(chr, tokens)), 64, 7, is_eagle=is_eagle)
+    text = "".join(map(chr, tokens))
+    found = hash_blocks(("", text[:100], text[100:101], text[101:], ""), 64, 7, is_eagle=is_eagle)
     assert found == pack_u64(chain(local_block_hashes(tokens, 64, seed=7, is_eagle=is_eagle)))
 
 
