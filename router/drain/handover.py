@@ -1,6 +1,6 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    the newest prompts (`recent_prompts.py`), each as a decision sees it now: how much of it the worker
+    looking    the newest prompts (`chains.py`), each as a decision sees it now: how much of it the worker
                holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
                budget (`heat.py`)
     warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
@@ -33,7 +33,7 @@ from router.decision.verdict import Verdict
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.warming import Warming, wish_of
-from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
+from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 HANDOVERS_MAX = 16

@@ -29,8 +29,7 @@ from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import RequestHead
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
-from router.prompt.chains import EncodedPrompt
-from router.prompt.recent_prompts import RecentPrompt
+from router.prompt.chains import EncodedPrompt, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination
 from router.request.request import Request

@@ -36,9 +36,8 @@ from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import NO_USAGE
 from router.metrics.request import RequestMetrics
-from router.prompt.chains import EncodedPrompt
+from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from router.prompt.prompts import ModelPrompts
-from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt

@@ -19,8 +19,7 @@ from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
 from router.drain.progress import HandoverStatus
 from router.drain.warming import Warming
-from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
-from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
+from router.prompt.chains import TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route
