@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -30,7 +29,6 @@ namespace {
 
 constexpr u64 kChainSeed = 1337;
 constexpr int kTokenBytes = 4;
-constexpr int kHashBytes = 8;
 constexpr int kBlockSizeMax = 4096;
 // Some 5 us of hashing: below, handing over the GIL and asking for it again costs more than it gives to others.
 constexpr int kGilKeptTokens = 24 * 1024;
@@ -92,19 +90,19 @@ private:
 
 // A window begins at each `stride`-th token; with EAGLE it has one token of the next block. XXH3 would derive the seed's
 // secret for each window that is longer than 240 bytes: half of the time.
-void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t count, u64 seed, char* out) {
+void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, std::vector<u64>& hashes) {
     alignas(64) unsigned char secret[XXH_SECRET_DEFAULT_SIZE];
     XXH3_generateSecret_fromSeed(secret, seed);
     u32 window[kBlockSizeMax + 1];
     const std::size_t bytes = sizeof(u32) * static_cast<std::size_t>(width);
+    Py_ssize_t known = 0;
     u64 pair[2] = {};  // the hash before, the local hash
-    for (Py_ssize_t block = 0; block < count; ++block) {
-        const Py_ssize_t known = block == 0 ? 0 : width - stride;
+    for (u64& hash : hashes) {
         std::copy_n(window + stride, known, window);
         tokens.read(window + known, width - known);
         pair[1] = XXH3_64bits_withSecretandSeed(window, bytes, secret, sizeof secret, seed);
-        pair[0] = block == 0 ? pair[1] : XXH3_64bits_withSeed(pair, sizeof pair, kChainSeed);
-        std::memcpy(out + block * kHashBytes, &pair[0], kHashBytes);
+        hash = pair[0] = &hash == hashes.data() ? pair[1] : XXH3_64bits_withSeed(pair, sizeof pair, kChainSeed);
+        known = width - stride;
     }
 }
 
@@ -113,21 +111,16 @@ nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is
         throw nb::value_error("block_size: 1..4096 tokens");
     }
     Tokens tokens(given.ptr());
-    const Py_ssize_t width = block_size + (is_eagle ? 1 : 0);
-    const Py_ssize_t count = tokens.size() < width ? 0 : (tokens.size() - width) / block_size + 1;
-    PyObject* made = PyBytes_FromStringAndSize(nullptr, count * kHashBytes);
-    if (made == nullptr) {
-        throw nb::python_error();
-    }
-    nb::bytes hashes = nb::steal<nb::bytes>(made);
+    const Py_ssize_t width = block_size + (is_eagle ? 1 : 0), rest = tokens.size() - width;
+    std::vector<u64> hashes(rest < 0 ? 0 : static_cast<std::size_t>(rest / block_size + 1));
     {
         std::optional<nb::gil_scoped_release> released;
         if (tokens.size() > kGilKeptTokens) {
             released.emplace();
         }
-        hash_chain(tokens, block_size, width, count, seed, PyBytes_AS_STRING(made));
+        hash_chain(tokens, block_size, width, seed, hashes);
     }
-    return hashes;
+    return nb::bytes(hashes.data(), sizeof(u64) * hashes.size());
 }
 
 }  // namespace

@@ -213,17 +213,15 @@ def _variables(messages: Sequence[Message], options: ChatOptions, base: Mapping[
     if continues and prompts:
         raise TextError("add_generation_prompt", prompts, "false beside continue_final_message")
     effort, tools, documents = options.get("reasoning_effort"), options.get("tools"), options.get("documents")
-    variables = {
+    return {
         **base,
+        **({} if effort is None else {"reasoning_effort": effort}),
         **given,
         "messages": messages,
         "tools": list(tools) if tools else None,
         "documents": list(documents) if documents else None,
         "add_generation_prompt": prompts,
     }
-    if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
-    return variables
 
 
 def _continued(rendered: str, messages: Sequence[Message]) -> str:

@@ -220,8 +220,7 @@ class ModelPrompts:
         text = b"".join(inbound.prompt_parts)
         words = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES]
         hashes = hash_blocks(words, block_size, asked.seed ^ _TEXT_SEED)
-        count = max(1, len(words) // TOKEN_BYTES)
-        unrendered = _UNPRINTED.sub("?", field) or "other"
+        count, unrendered = max(1, len(words) // TOKEN_BYTES), _UNPRINTED.sub("?", field) or "other"
         return EncodedPrompt(b"", count, Hashing(block_size, TEXT_SCHEME), hashes, unrendered)
 
     def _with_images(self, asked: _Asked, messages: list[dict[str, Any]], options: dict[str, Any]) -> EncodedPrompt:
