@@ -10,7 +10,7 @@ from bench.placement.grid import PlacementGrid, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES
 from bench.placement.regret import regrets
-from bench.placement.report import remarks, tables
+from bench.placement.report import by_queue, remarks, tables
 from bench.routing.trace import TraceInvalid
 from bench.tables import progress, report, report_options
 
@@ -77,7 +77,8 @@ def placement(
         place._asdict()
         | {"policy": name, "runs": [each._asdict() for each in played[place][name]], "regret": regrets(at)[name]}
         | figures._asdict()
-        for place, at in result.items()
+        for of_queue in map(medians, by_queue(played).values())
+        for place, at in of_queue.items()
         for name, figures in at.items()
     ]
     facts = [f"{len(grid.cells())} runs in virtual time, from seed {seed} on", *remarks(result)]

@@ -1,20 +1,21 @@
 """The policies that the bench compares, by name.
 
 kv                  mode kv as it is by default
+kv-fcfs, kv-wspt    the same behind our queue
 kv-blocks           mode kv-blocks as it is by default
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's rule (its documentation of 1.6): blocks to prefill at the weight 1, and active
                     decode blocks; our tie-breaks
-dynamo-fcfs, dynamo-wspt                                       the same behind its queue, see below
+dynamo-fcfs, dynamo-wspt                                       the same behind its queue
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 
-Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default): a request waits while others do, or
-while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their first token. When a
-first token comes or a request ends, requests are placed until that is so again, among all workers, by what is known
-then. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request came. Our queue
-with one tenant has the same rule. The threshold here, 1, is a batch. Source: ai-dynamo 1.6.1, help texts of the flags
-(`dynamo/common/configuration/groups/kv_router_args.py`; lcfs is no choice there); ai-dynamo/dynamo at 00067c3 and 057096c,
-`lib/kv-router/src/scheduling/queue.rs` and `docs/components/router/router-configuration.md`.
+Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
+others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their first
+token. When a first token comes or a request ends, requests are placed until that is so again, among all workers, by
+what is known then. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request
+came. Our queue with one tenant has the same rule. The threshold here, 1, is a batch. Source: ai-dynamo 1.6.1, help
+texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`; lcfs is no choice there); ai-dynamo/dynamo
+at 00067c3 and 057096c, `lib/kv-router/src/scheduling/queue.rs`, `docs/components/router/router-configuration.md`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,7 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
     return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
 
 
+_KV = Placement(Policy.current())
 _DYNAMO = Placement(
     Policy(
         mode="kv-blocks",
@@ -73,7 +75,9 @@ _DYNAMO = Placement(
 )
 
 PLACEMENTS: dict[str, Placement] = {
-    "kv": Placement(Policy.current()),
+    "kv": _KV,
+    "kv-fcfs": _KV._replace(queue=VirtualQueue(1.0, "fcfs")),
+    "kv-wspt": _KV._replace(queue=VirtualQueue(1.0, "wspt")),
     "kv-blocks": Placement(Policy(mode="kv-blocks")),
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")

@@ -1,8 +1,9 @@
 """The results of the placement bench as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.placement.grid import Place, PlacementResult, PlacementRuns, medians
+from bench.placement.policies import PLACEMENTS
 from bench.placement.regret import COMPARED, beside_the_best_of_others, clear_losses, failed_checks, held_out, summed
 from bench.tables import FigureTable
 
@@ -20,18 +21,37 @@ _OURS = "kv"
 def tables(runs: PlacementRuns, held_out_seed: int | None) -> list[FigureTable]:
     """Return the mean regrets by figure, and by regime; of several runs also what they say without the best's luck.
 
-    With the seed of held-out places those by figure are of the others, and of those.
+    With the seed of held-out places those by figure are of the others, and of those. Policies behind a queue are
+    compared with each other alone: one that lets short requests go first is better by another measure.
     """
-    result = medians(runs)
-    parts: dict[str, Sequence[Place]] = {"all": list(result)}
+    parts: dict[str, Sequence[Place]] = {"all": list(runs)}
     if held_out_seed is not None:
-        parts = dict(zip(("kept", "held out"), held_out([*result], held_out_seed), strict=True))
-    found = [*(_by_figure(name, result, places) for name, places in parts.items()), _by_regime(result)]
-    at = next(iter(runs.values()))
+        parts = dict(zip(("kept", "held out"), held_out([*runs], held_out_seed), strict=True))
+    return [table for queue, of_queue in by_queue(runs).items() for table in _of_queue(queue, of_queue, parts)]
+
+
+def by_queue(runs: PlacementRuns) -> dict[str, PlacementRuns]:
+    """Return the runs of the policies that have the same queue."""
+    names: dict[str, list[str]] = {}
+    for name in next(iter(runs.values())):
+        names.setdefault(PLACEMENTS[name].queue.title, []).append(name)
+    return {
+        queue: {place: {name: at[name] for name in of_queue} for place, at in runs.items()}
+        for queue, of_queue in names.items()
+    }
+
+
+def _of_queue(queue: str, runs: PlacementRuns, parts: Mapping[str, Sequence[Place]]) -> Iterator[FigureTable]:
+    result, at = medians(runs), next(iter(runs.values()))
+    ours = next((name for name in at if name.partition("-")[0] == _OURS), None)
+    for name, places in parts.items():
+        yield _by_figure(f"{queue}, {name}", result, places)
+    yield _by_regime(queue, result)
     if len(next(iter(at.values()))) > 1:
-        found += [_beside_the_best_of_others(name, runs, places) for name, places in parts.items()]
-        found += [_clear_losses(name, runs, places) for name, places in parts.items() if _OURS in at]
-    return found
+        for name, places in parts.items():
+            yield _beside_the_best_of_others(f"{queue}, {name}", runs, places)
+            if ours is not None:
+                yield _clear_losses(ours, name, runs, places)
 
 
 def _beside_the_best_of_others(name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
@@ -41,10 +61,10 @@ def _beside_the_best_of_others(name: str, runs: PlacementRuns, places: Sequence[
     return FigureTable(title, ("policy", *(_TITLES[figure] for figure in COMPARED)), rows)
 
 
-def _clear_losses(name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
-    found = clear_losses({place: runs[place] for place in places}, _OURS)
+def _clear_losses(ours: str, name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
+    found = clear_losses({place: runs[place] for place in places}, ours)
     rows = [(str(each.place), _TITLES[each.figure], each.winner, _percent(each.regret)) for each in found]
-    title = f"figures in which another policy is more than 5 % better than {_OURS} in all runs, {name}"
+    title = f"figures in which another policy is more than 5 % better than {ours} in all runs, {name}"
     return FigureTable(title, ("place", "figure", "policy", "median"), rows)
 
 
@@ -63,7 +83,7 @@ def _by_figure(name: str, result: PlacementResult, places: Sequence[Place]) -> F
     return FigureTable(f"mean regret, {name}: {len(places)} places", columns, rows)
 
 
-def _by_regime(result: PlacementResult) -> FigureTable:
+def _by_regime(queue: str, result: PlacementResult) -> FigureTable:
     regimes = list(dict.fromkeys(place.regime for place in result))
     of_regime = {
         regime: {each.policy: each.mean for each in summed(result, [at for at in result if at.regime == regime])}
@@ -71,7 +91,7 @@ def _by_regime(result: PlacementResult) -> FigureTable:
     }
     policies = [each.policy for each in summed(result, result)]
     rows = [(policy, *(_percent(of_regime[regime][policy]) for regime in regimes)) for policy in policies]
-    return FigureTable("mean regret by regime", ("policy", *regimes), rows)
+    return FigureTable(f"mean regret by regime, {queue}", ("policy", *regimes), rows)
 
 
 def remarks(result: PlacementResult) -> list[str]:

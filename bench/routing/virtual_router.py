@@ -76,6 +76,11 @@ class VirtualQueue(NamedTuple):
     threshold: float | None = None
     policy: QueuePolicy = "fcfs"
 
+    @property
+    def title(self) -> str:
+        """What policies with this queue have in common."""
+        return "no queue" if self.threshold is None else f"queue {self.policy}"
+
 
 class VirtualRouter:
     """One life of a router, which begins now: it knows the fleet and the index, and of no request."""

@@ -120,7 +120,7 @@ def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
     written = json.loads(files[0].read_bytes())
     assert len(written["cells"]) == 2 * 3 * 2 * 3
     assert all(0.0 <= figure <= REGRET_MAX for cell in written["cells"] for figure in cell["regret"].values())
-    assert "mean regret, held out" in printed[0].stdout
+    assert "mean regret, no queue, held out" in printed[0].stdout
 
 
 def test_caches_that_follow_sessions_have_more_hits_than_turns() -> None:
