@@ -31,7 +31,7 @@ def block_count(chain: bytes) -> int:
     return len(chain) // BLOCK_BYTES
 
 
-class EncodedPrompt(msgspec.Struct, frozen=True):
+class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     """Tokens, and the sequence hashes of their full blocks as little-endian u64s.
 
     `tokens` are ids as little-endian u32s, or strings whose code points are the ids. With images there are none: the
