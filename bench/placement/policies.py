@@ -10,12 +10,14 @@ dynamo-fcfs, dynamo-wspt                                       the same behind i
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 
 Dynamo's queue (`--router-queue-threshold`, `--router-queue-policy`; off by default, as ours): a request waits while
-others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their first
-token. When a first token comes or a request ends, requests are placed until that is so again, among all workers, by
-what is known then. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request
-came. Our queue with one tenant has the same rule. The threshold here, 1, is a batch. Source: ai-dynamo 1.6.1, help
-texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`; lcfs is no choice there); ai-dynamo/dynamo
-at 00067c3 and 057096c, `lib/kv-router/src/scheduling/queue.rs`, `docs/components/router/router-configuration.md`.
+others do, or while every worker has more than threshold x max_num_batched_tokens of uncached prompts before their
+first token. When a first token comes or a request ends, requests are placed until that is so again, among all
+workers. fcfs: in the order of arrival; wspt: the fewest tokens first that no worker held when the request came. Our
+queue with one tenant has the same rule (`router/queue/admission.py`). The threshold here is 1, one batch a worker.
+Not theirs: what workers hold is read anew when a request is placed, there only if it has waited for 10 s. Source:
+ai-dynamo 1.6.1, help texts of the flags (`dynamo/common/configuration/groups/kv_router_args.py`, which allows no
+lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
+`docs/components/router/router-configuration.md` at 057096c.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CacheAware
 from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
-from bench.routing.virtual_router import VirtualQueue
+from bench.routing.virtual_router import NO_QUEUE, VirtualQueue
 from router.decision.policies import MODES, Mode
 from router.decision.policy import CostParameters, Policy
 
@@ -36,7 +38,7 @@ class Placement(NamedTuple):
 
     policy: Policy
     modes_of: ModesOf = lambda _: MODES
-    queue: VirtualQueue = VirtualQueue()
+    queue: VirtualQueue = NO_QUEUE
 
 
 def _foreign(mode: str, modes_of: ModesOf) -> Placement:

@@ -21,6 +21,7 @@ from bench.routing.tokens import TraceHashes
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
 from bench.routing.virtual_router import (
+    NO_QUEUE,
     RecorderOf,
     VirtualClock,
     VirtualIndex,
@@ -132,7 +133,7 @@ class VirtualFleet:
         follow_ups: FollowUps = MappingProxyType({}),
         modes_of: ModesOf = lambda _: MODES,
         recorder_of: RecorderOf | None = None,
-        queue: VirtualQueue = VirtualQueue(),  # noqa: B008 - a constant
+        queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._shape = shape
         self._requests = list(requests)

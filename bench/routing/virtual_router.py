@@ -82,6 +82,9 @@ class VirtualQueue(NamedTuple):
         return "no queue" if self.threshold is None else f"queue {self.policy}"
 
 
+NO_QUEUE = VirtualQueue()
+
+
 class VirtualRouter:
     """One life of a router, which begins now: it knows the fleet and the index, and of no request."""
 
@@ -96,7 +99,7 @@ class VirtualRouter:
         seed: int,
         modes: Mapping[str, Mode],
         recorder_of: RecorderOf | None = None,
-        queue: VirtualQueue = VirtualQueue(),  # noqa: B008 - a constant
+        queue: VirtualQueue = NO_QUEUE,
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)

@@ -11,8 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
 
-import structlog
-
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
@@ -33,8 +31,6 @@ LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
-
-_log = structlog.get_logger("router")
 
 
 class EncodedMessage(NamedTuple):
@@ -77,12 +73,14 @@ class JournalEncoder:
         bytes_max: int = BYTES_MAX,
         now_s: float = 0.0,
         on_waiting: Callable[[bool], None] = lambda _is_due: None,
+        warn: Callable[..., None] = lambda _event, **_fields: None,
     ) -> None:
-        """`kv_seq` says how far the index has read `KV_EVENTS`.
+        """`kv_seq` says how far the index has read `KV_EVENTS`; `warn` writes a line of the log.
 
         `on_waiting` is called when the first record comes, and with True when a message is complete.
         """
         self._life, self._kv_seq, self._bytes_max, self._on_waiting = life, kv_seq, bytes_max, on_waiting
+        self._warn = warn
         self._message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self._standings = RecordedStandings()
         self._first = deque[_Batch]()  # of a checkpoint, or of what gave way
@@ -168,7 +166,7 @@ class JournalEncoder:
         """The oldest gives way if too much waits."""
         while self._waiting_bytes > self._bytes_max:
             if not self.pushed_out:
-                _log.warning("journal_buffer_full", bytes=self._waiting_bytes)
+                self._warn("journal_buffer_full", bytes=self._waiting_bytes)
             oldest = self._waiting.popleft()
             if isinstance(oldest, _Checkpoint):
                 self.is_in_checkpoint = self._checkpoint is not None
@@ -225,7 +223,7 @@ class JournalEncoder:
     def _begin(self, checkpoint: Iterator[JournalRecord]) -> None:
         """Encode the checkpoint next: replay is exact from it on."""
         if self.broken_by:
-            _log.warning("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
+            self._warn("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
         self.broken_by.clear()
         self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
 

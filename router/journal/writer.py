@@ -101,7 +101,7 @@ class JournalWriter:
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
         self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting)
+        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting, _log.warning)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
