@@ -19,7 +19,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.ledger import LeaseEvent, Routed
 
-BEAT_S = 0.5
+BEAT_S = 1.0
 EVENTS_MAX = 1024
 """Events of one message."""
 BYTES_MAX = MESSAGE_BYTES_MAX // 2

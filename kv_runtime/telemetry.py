@@ -26,7 +26,7 @@ from kv_runtime.process import printable
 from kv_runtime.supervise import until
 
 PREFIX = "kvrouter_"
-LAG_PERIOD_S = 0.5
+LAG_PERIOD_S = 1.0
 LOG_PERIOD_S = 10.0
 LOG_KEYS_MAX = 256
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
@@ -156,7 +156,7 @@ class LoopLag:
         self._clock = clock
         self._lag = Histogram(
             f"{PREFIX}event_loop_lag_seconds",
-            "Delay of the event loop, measured every 0.5 s",
+            "Delay of the event loop, measured every second",
             registry=registry,
             buckets=LAG_BUCKETS_S,
         )

@@ -38,14 +38,13 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),
     "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
-    "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
+    "send": (_UPSTREAM,),
     "relay": (
         "router.http.relay",
         "router.http.exchange",
         "router.http.buffered_response",
         "router.http.stream_replay",
         f"{_UPSTREAM}:WorkerConnection.data_received",
-        f"{_CLIENT}:ClientConnection.write",
         f"{_CLIENT}:ClientConnection.finish",
     ),
     "settle": (

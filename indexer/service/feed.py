@@ -38,7 +38,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.telemetry import RateLimitedLog
 
-TICK_S = 0.5
+TICK_S = 1.0
 _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 
 _log = structlog.get_logger("indexer")

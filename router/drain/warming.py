@@ -26,7 +26,6 @@ from router.decision.plan import RequestPlan
 from router.decision.verdict import Verdict
 from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
-from router.http.heads import RequestHead
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt
@@ -74,8 +73,8 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
-        head = RequestHead("POST", COMPLETIONS, "", {}, 0, keep_alive=False, http_1_1=False)
-        exchange = Exchange(BufferedResponse(self._upstreams, ASIDE_BYTES_MAX), head, wish.body, 0.0)
+        client = BufferedResponse(self._upstreams, ASIDE_BYTES_MAX)
+        exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
         Request(exchange, cache).begin()
         try:

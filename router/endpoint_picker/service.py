@@ -41,7 +41,6 @@ from router.endpoint_picker.stream import (
 from router.http import refusals
 from router.http.credentials import Credentials, ServerTls
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.http.heads import RequestHead
 from router.http.limits import HttpLimits
 from router.http.refusals import Refusal
 from router.request.destination import Gateway
@@ -236,7 +235,7 @@ class _Stream:
 
     http_1_1 = True
     connection_line = b""
-    peer = "gateway"
+    writing_paused = False
 
     def __init__(self, picker: EndpointPicker) -> None:
         self._picker = picker
@@ -316,10 +315,8 @@ class _Stream:
 
     def _begin(self, begin: Begin) -> None:
         picker, head = self._picker, begin.head
-        parsed = RequestHead(
-            head.method, head.path, head.query, head.headers, len(begin.body), keep_alive=True, http_1_1=True
-        )
-        exchange = self._exchange = Exchange(self, parsed, begin.body, self._began_s)
+        parts = head.method, head.path, head.query, head.headers, begin.body
+        exchange = self._exchange = Exchange(self, *parts, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return

@@ -24,7 +24,7 @@ from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
 if TYPE_CHECKING:
     from router.doctor.findings import Finding
 
-TICK_S = 0.5
+TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _EARLY_MAX = 1024
 """Unregistered instances whose last heartbeat is remembered."""

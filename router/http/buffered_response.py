@@ -7,7 +7,6 @@ It serves calls without a client, and calls whose client has left.
 from typing import TYPE_CHECKING
 
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.http.heads import RequestHead
 
 if TYPE_CHECKING:
     from router.http.worker import Upstreams
@@ -20,28 +19,28 @@ _HEAD_END = b"\r\n\r\n"
 class BufferedResponse:
     """A `ClientEnd` that keeps at most `bytes_max` bytes of an answer, head included; a longer answer is given up."""
 
-    __slots__ = ("_bytes_max", "_exchange", "_outward", "_size", "_written", "http_1_1")
+    __slots__ = ("_bytes_max", "_exchange", "_size", "_written", "forward", "outward")
+
+    http_1_1 = writing_paused = False
+    """Bodies arrive decoded, not in chunks."""
+    connection_line = b""
 
     def __init__(self, outward: "Upstreams", bytes_max: int) -> None:
-        self._outward, self._bytes_max = outward, bytes_max
-        self.http_1_1 = False
-        """Bodies arrive decoded, not in chunks."""
+        self.outward, self.forward, self._bytes_max = outward, outward.forward, bytes_max
         self._exchange: Exchange | None = None
         self._written: list[bytes] = []
         self._size = 0
 
     def ask(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call to its worker. `watcher` gets its events, and may read `body` when the answer has ended."""
-        exchange = self._exchange = Exchange(
-            self, RequestHead("POST", call.path, "", {}, 0, keep_alive=False, http_1_1=False), b"", 0.0
-        )
+        exchange = self._exchange = Exchange(self, "POST", call.path, "", {}, b"", 0.0)
         self._written.clear()
         self._size = 0
         exchange.forward(call, watcher)
 
     def another(self) -> "BufferedResponse":
         """Return a new buffer for another answer."""
-        return BufferedResponse(self._outward, self._bytes_max)
+        return BufferedResponse(self.outward, self._bytes_max)
 
     def give_up(self) -> None:
         """Close the worker's connection, if there is one: the answer is not wanted any more."""
@@ -56,25 +55,6 @@ class BufferedResponse:
 
     # ------------------------------------------------------------ as a client's connection
 
-    @property
-    def connection_line(self) -> bytes:
-        """Return nothing: there is no client connection."""
-        return b""
-
-    @property
-    def peer(self) -> str:
-        """Return an empty name: there is no client."""
-        return ""
-
-    @property
-    def outward(self) -> "Upstreams":
-        """The pool that sends the call."""
-        return self._outward
-
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and collect its answer."""
-        self._outward.forward(exchange, call, watcher)
-
     def write(self, data: bytes) -> None:
         """Keep received bytes of the answer."""
         self._size += len(data)
@@ -84,12 +64,10 @@ class BufferedResponse:
             self.give_up()
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """The answer is over; if it is cut, the handler of the call knows it already."""
         self._exchange = None
 
-    def cut(self) -> None:
-        """The answer stays incomplete. The handler of the call knows it already."""
-        self._exchange = None
+    cut = finish
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Ignore an answer of the router itself: the handler of the call knows the reason already."""

@@ -25,21 +25,20 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
-from router.http.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, own_answer
-from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.http.exchange import CONTINUE, Exchange, HeaderLines, own_answer
+from router.http.heads import Malformed, RequestHead, request_head
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
     from router.http.accounts import Account
     from router.http.plane import HttpPlane
-    from router.http.worker import Upstreams
 
 _TURN_BYTES = 64 << 10
 """Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
+_CLOSE = b"connection: close\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _KINDS = {401: "authentication_error", 503: "server_error"}
 _MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
@@ -59,40 +58,22 @@ class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
-        "_account",
-        "_advancing",
-        "_began_s",
-        "_exchange",
-        "_gathered",
-        "_keep_alive",
-        "_loop",
-        "_pending_bytes",
-        "_plane",
-        "_served",
-        "_since_s",
-        "_site_lines",
-        "_slot",
-        "_state",
-        "_transport",
-        "buffer",
-        "half_closed",
-        "http_1_1",
-        "reading_paused",
-        "writing_paused",
+        "_account", "_began_s", "_exchange", "_gathered", "_has_served", "_keep_alive", "_pending_bytes",
+        "_plane", "_since_s", "_slot", "_state", "_transport", "buffer", "connection_line", "forward", "half_closed",
+        "http_1_1", "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, plane: "HttpPlane") -> None:
-        self._plane = plane
+        self._plane, self.outward, self.forward = plane, plane.upstreams, plane.upstreams.forward
         self._state = _IDLE
-        self.buffer = self._site_lines = b""
+        self.buffer = self.connection_line = b""
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
         self._account: Account | None = None
         """Of the request that is read or served; None: no keys are asked for."""
         self._keep_alive = self.http_1_1 = True
-        self.writing_paused = self.reading_paused = self._advancing = self.half_closed = False
-        self._served = 0
+        self.writing_paused = self.reading_paused = self.half_closed = self._has_served = False
         self._pending_bytes = 0
 
     # ------------------------------------------------------------ the connection
@@ -100,13 +81,13 @@ class ClientConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established."""
         self._transport = cast("asyncio.Transport", transport)
-        self._loop = self._plane.loop
+        self.write = self._transport.write
         self._since_s = 0.0
         """Since when the state is unchanged or no byte came; 0 until the first timeout check: the clock is not read."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
-        self._slot = self._plane.opened(self)
-        if self._plane.full:
-            self._refuse(503, self._plane.full_reason)
+        self._slot, full = self._plane.opened(self)
+        if full:
+            self._refuse(503, full)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
         """The connection is closed: the client is gone."""
@@ -123,9 +104,11 @@ class ClientConnection:
             self._leave()
             return False
         self.half_closed = True
+        if not self.buffer:
+            self.end_with_answer()
         if self._exchange is not None and (probe := self._exchange.probe):
             self._transport.write(probe)
-            self._loop.call_later(_RESET_CHECK_S, self._check_reset, _RESET_CHECK_S)
+            self._plane.loop.call_later(_RESET_CHECK_S, self._check_reset, _RESET_CHECK_S)
         return True
 
     def _check_reset(self, waited_s: float) -> None:
@@ -135,7 +118,7 @@ class ClientConnection:
         if self._is_reset():
             self._leave()
         elif waited_s < _RESET_CHECK_S_MAX:
-            self._loop.call_later(3 * waited_s, self._check_reset, 4 * waited_s)
+            self._plane.loop.call_later(3 * waited_s, self._check_reset, 4 * waited_s)
 
     def _leave(self) -> None:
         state, self._state = self._state, _CLOSED
@@ -143,7 +126,8 @@ class ClientConnection:
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
             self._transport.abort()
-            self._plane.over(gone=True)
+            self._plane.inflight -= 1
+            self._plane.gone += 1
             exchange.leave()
 
     def pause_writing(self) -> None:
@@ -159,130 +143,115 @@ class ClientConnection:
         if self._exchange is not None:
             if self._exchange.relay is not None:
                 self._exchange.relay.resume()
-        elif self._state <= _HEAD:
-            self._advance()
+        else:
+            self._go_on()
 
     # ------------------------------------------------------------ requests
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client."""
+        """Take bytes from the client, and serve complete requests one after the other."""
         state = self._state
         if state == _BODY:
             assert self._gathered is not None, "there is one while a body is awaited"
             self._feed_body(self._gathered, data)
+            self._go_on()
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
         elif state <= _HEAD and not self.writing_paused:
             self.buffer = self.buffer + data if self.buffer else data
-            self._advance()
+            try:
+                while self.buffer and self._state <= _HEAD and not self.writing_paused:
+                    if self._state == _IDLE:
+                        self._state, self._began_s, self._since_s = _HEAD, perf_counter(), 0.0
+                    head = request_head(self.buffer)
+                    if head is None:
+                        break
+                    self._take(head)
+            except Malformed as error:
+                self._refuse(error.status, str(error))
+            if self.half_closed and self._state <= _HEAD and not self.writing_paused:
+                self._send_away(request_consumed=True)
         elif state <= _SERVING:
-            self.buffer += data
-            if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
-                self.reading_paused = True
-                self._transport.pause_reading()
+            self._keep(data)
 
-    def _end_turn(self) -> None:
-        """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
-        if not self._transport.is_closing():
+    def _keep(self, data: bytes) -> None:
+        self.buffer += data
+        if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
+            self.reading_paused = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._begin_turn)
 
-    def _begin_turn(self) -> None:
-        if not self.reading_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def _advance(self) -> None:
-        """Serve the buffered requests one after the other."""
-        if self._advancing:
-            return
-        self._advancing = True
-        try:
-            while self.buffer and self._state <= _HEAD and not self.writing_paused:
-                if not self._read_head():
-                    break
-        except Malformed as error:
-            self._refuse(error.status, str(error))
-        finally:
-            self._advancing = False
-        if self.half_closed and self._state <= _HEAD and not self.writing_paused:
-            self._send_away(request_consumed=True)
+    def _go_on(self) -> None:
+        """Serve the requests that came while there was another one, or while the client read too slowly."""
+        if self._state <= _HEAD:
+            self.data_received(b"")
         if self.reading_paused and len(self.buffer) <= self._plane.limits.pipelined_bytes_max:
             self.reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def _read_head(self) -> bool:
-        """Read a head, and perhaps serve its request. Return whether to go on."""
-        buffer = self.buffer
-        if self._state == _IDLE:
-            self._state = _HEAD
-            self._began_s = perf_counter()
-            self._since_s = 0.0
-        if buffer.startswith((b"\r", b"\n")):
-            buffer = self.buffer = without_empty_lines(buffer)
-        end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
-        if end == 3:  # noqa: PLR2004 - not found
-            if len(buffer) >= HEAD_BYTES_MAX:
-                raise Malformed(431, f"head: found more than {HEAD_BYTES_MAX} bytes, allowed {HEAD_BYTES_MAX}")
-            return False
-        head = self._plane.heads.request(buffer[:end])
-        self._site_lines = self._plane.sites.checked(head.headers)
-        if self._plane.credentials.accounts is not None:
-            self._account = self._plane.account(head)
-        self.http_1_1, self._keep_alive = head.http_1_1, head.keep_alive
-        body_bytes, body_bytes_max = head.body_bytes, self._plane.limits.body_bytes_max
-        if body_bytes > body_bytes_max:
-            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {body_bytes_max}")
-        stop = end + body_bytes
-        if body_bytes >= 0 and stop <= len(buffer):
-            self.buffer = buffer[stop:]
-            self._serve(head, buffer[end:stop])
-        else:
-            self.buffer = b""
-            self._expect_body(head, buffer[end:])
-        return True
+    def _end_turn(self) -> None:
+        """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._plane.loop.call_soon(self._begin_turn)
 
-    def _expect_body(self, head: RequestHead, data: bytes) -> None:
-        gathered = self._gathered = GatheredBody(head, self._plane)
-        self._state = _BODY
-        self._since_s = 0.0
-        if data:
-            self._feed_body(gathered, data)
+    def _begin_turn(self) -> None:
+        if not self.reading_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _take(self, head: RequestHead) -> None:
+        """Serve the request that the buffer begins with, or await the rest of its body."""
+        plane = self._plane
+        method, path, query, headers, body_bytes, keep_alive, self.http_1_1, body, rest = head
+        sites = plane.sites
+        is_plain = headers.get(b"host") in sites.served_hosts and b"origin" not in headers  # most requests
+        lines = sites.lines if is_plain else sites.checked(headers)
+        if plane.credentials.accounts is not None:
+            self._account = plane.account(head)
+        if body_bytes > plane.limits.body_bytes_max:
+            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
+        if plane.draining or (self.half_closed and not rest):
+            keep_alive = False
+        self._keep_alive, self.connection_line = keep_alive, lines if keep_alive else lines + _CLOSE
+        if body is None:
+            self._await_body(head)
+            return
+        exchange = self._exchange = Exchange(self, method, path, query, headers, body, self._began_s, self._account)
+        self.buffer, self._state = rest, _SERVING
+        plane.inflight += 1
+        try:
+            if method == "OPTIONS" or plane.is_over:
+                plane.answer_or_serve(exchange)
+            else:
+                plane.service(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=path)
+            if exchange.relay is not None or exchange.client is None:
+                self._transport.abort()
+            else:
+                message = f"our fault: {type(error).__name__}; see the log"
+                exchange.answer(500, error_body(message, "server_error"))
+
+    def _await_body(self, head: RequestHead) -> None:
+        self._gathered, self._state, self._since_s = GatheredBody(head, self._plane), _BODY, 0.0
+        self.buffer = b""
+        if head.rest:
+            self._feed_body(self._gathered, head.rest)
         elif b"expect" in head.headers and head.http_1_1:
-            self._transport.write(CONTINUE)
+            self.write(CONTINUE)
 
     def _feed_body(self, gathered: GatheredBody, data: bytes) -> None:
         try:
             end = gathered.feed(data)
+            if end >= 0:
+                self._take(gathered.head._replace(body=gathered.take(), rest=data[end:]))
         except Malformed as error:
             self._refuse(error.status, str(error))
-            return
-        if end < 0:
-            return
-        self.buffer = data[end:]
-        self._serve(gathered.head, gathered.take())
-        self._advance()
 
     def _let_go_of_body(self) -> None:
-        gathered, self._gathered = self._gathered, None
-        if gathered is not None:
-            gathered.release()
-
-    def _serve(self, head: RequestHead, body: Bytes) -> None:
-        exchange = self._exchange = Exchange(self, head, body, self._began_s, self._account)
-        self._state = _SERVING
-        try:
-            self._plane.serve(exchange)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=head.path)
-            self._fault(exchange, error)
-
-    def _fault(self, exchange: Exchange, error: Exception) -> None:
-        if exchange.relay is not None or not exchange.open:
-            self._transport.abort()
-        else:
-            message = f"our fault: {type(error).__name__}; see the log"
-            exchange.answer(500, error_body(message, "server_error"))
+        if self._gathered is not None:
+            self._gathered.release()
+            self._gathered = None
 
     # ------------------------------------------------------------ answers
 
@@ -296,29 +265,12 @@ class ClientConnection:
         """Whether a request's head or body has begun and is not complete."""
         return self._state in {_HEAD, _BODY}
 
-    @property
-    def peer(self) -> str:
-        """The client's host and port."""
-        name = self._transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
-
-    @property
-    def connection_line(self) -> bytes:
-        """Header lines that let the site's page read the answer, and announce that the connection ends with it."""
-        if self._plane.draining or (self.half_closed and not self.buffer):
+    def end_with_answer(self) -> None:
+        """The connection ends with the present answer, which says so if its head was not sent."""
+        exchange = self._exchange
+        if self._keep_alive and (self.half_closed or exchange is None or not exchange.has_begun):
             self._keep_alive = False
-        return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
-
-    @property
-    def outward(self) -> "Upstreams":
-        """The pool that sends its calls to workers."""
-        return self._plane.upstreams
-
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and relay its answer."""
-        self._plane.upstreams.forward(exchange, call, watcher)
-        if self.writing_paused and exchange.relay is not None:
-            exchange.relay.pause()
+            self.connection_line += _CLOSE
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router."""
@@ -327,42 +279,33 @@ class ClientConnection:
         self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
         self.finish()
 
-    def write(self, data: bytes) -> None:
-        """Send bytes of an answer."""
-        self._transport.write(data)
-
     def finish(self) -> None:
         """The answer is complete: the next request may come, or the connection ends."""
-        if self._state != _SERVING:
-            return
         self._exchange = None
-        self._served += 1
-        self._let_go_of_body()
-        self._plane.over(gone=False)
-        if not self._keep_alive or (self.half_closed and not self.buffer):
+        self._plane.inflight -= 1
+        if self._gathered is not None:
+            self._let_go_of_body()
+        if not self._keep_alive:
             self._send_away(request_consumed=not self.buffer)
             return
-        self._state = _IDLE
-        self._since_s = 0.0
-        if self.buffer:
-            self._advance()
+        self._state, self._has_served, self._since_s = _IDLE, True, 0.0
+        if self.buffer or self.reading_paused:
+            self._plane.loop.call_soon(self._go_on)
 
     def cut(self) -> None:
         """End the connection within the answer."""
         if self._state == _SERVING:
             self._exchange = None
-            self._plane.over(gone=False)
+            self._plane.inflight -= 1
         self._state = _CLOSED
         self._transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a malformed request and end the connection: the next request's beginning is unknown."""
-        self._plane.refused(status)
+        self._plane.refusals[status] += 1
         kind = _KINDS.get(status, "invalid_request_error")
         body = error_body(message, kind, code=_CODES.get(status))
-        self._transport.write(
-            own_answer(status, body, b"application/json", _MORE.get(status, ()), b"connection: close\r\n")
-        )
+        self._transport.write(own_answer(status, body, b"application/json", _MORE.get(status, ()), _CLOSE))
         self._send_away(request_consumed=False)
 
     def _send_away(self, *, request_consumed: bool) -> None:
@@ -391,8 +334,7 @@ class ClientConnection:
         elif exchange.relay is not None:
             exchange.relay.expire()
         else:
-            body = error_body("the router stops; try again", "server_error", code="shutting_down")
-            exchange.expire(503, body, ((b"retry-after", b"1"),))
+            exchange.expire()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -405,12 +347,10 @@ class ClientConnection:
             self._since_s = now_s
         if self.writing_paused or state == _CLOSED:
             self._check_unsent(now_s)
-        elif state == _IDLE:
-            if self._is_idle_too_long(now_s):
-                self._send_away(request_consumed=True)
-        elif state == _SERVING:
-            if self.half_closed and self._is_reset():
-                self._leave()
+        elif state == _IDLE and self._is_idle_too_long(now_s):
+            self._send_away(request_consumed=True)
+        elif state == _SERVING and self.half_closed and self._is_reset():
+            self._leave()
         elif self.receiving:
             self._check_request_timeouts(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
@@ -421,7 +361,7 @@ class ClientConnection:
         limits = plane.limits
         if plane.draining and now_s - max(self._since_s, plane.draining_since_s) > limits.drain_idle_s:
             return True
-        return now_s - self._since_s > (limits.idle_s if self._served else limits.head_s)
+        return now_s - self._since_s > (limits.idle_s if self._has_served else limits.head_s)
 
     def _is_reset(self) -> bool:
         """Return whether the client's system reset the connection, which is no longer read."""

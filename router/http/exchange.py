@@ -24,7 +24,7 @@ from kv_protocol.body_limits import Bytes
 from kv_runtime.http.answers import error_body
 from router.http.accounts import Account
 from router.http.framing import LAST_CHUNK, chunk
-from router.http.heads import CHUNKED, Headers, RequestHead
+from router.http.heads import Headers
 from router.http.stream_replay import StreamReplayBuffer
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode("ascii") for each in HTTPStatus}
-_BODYLESS = frozenset({204, 304})
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 BUFFERED_BYTES_MAX = 256 << 10
 """Longer answers, and longer events, are passed on before they are complete."""
@@ -126,18 +125,14 @@ class ClientEnd(Protocol):
     """The client's connection, as a request sees it; or an object in its place."""
 
     http_1_1: bool
-
-    @property
-    def connection_line(self) -> bytes:
-        """Header lines of the connection: whether it ends, and which page may read the answer. Read with the head."""
-
-    @property
-    def peer(self) -> str:
-        """Host and port."""
+    connection_line: bytes
+    """Header lines of the connection: whether it ends, and which page may read the answer. Read with the head."""
+    writing_paused: bool
+    """Whether the client reads too slowly: a worker is read only once `relay.resume` is called."""
 
     @property
     def outward(self) -> "Upstreams":
-        """The pool that sends its calls to workers."""
+        """The pool that sends calls to workers."""
 
     def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and relay its answer."""
@@ -145,7 +140,7 @@ class ClientEnd(Protocol):
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router, which ends the exchange."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, /) -> None:
         """Send bytes of an answer."""
 
     def finish(self) -> None:
@@ -178,50 +173,36 @@ def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event
     return b"%bevent: error\ndata: %b\n\n" % (b"\n\n" if mid_event else b"", msgspec.json.encode(error))
 
 
-class Exchange:
-    """One complete request of a client, and the means to answer it exactly once.
+class Exchange(msgspec.Struct, eq=False):
+    """One complete request of a client, and the means to answer it exactly once."""
 
-    | a worker's answer | the client gets |
-    |---|---|
-    | came whole, or was gathered | its length |
-    | an event stream | chunks |
-    | longer than what is gathered | its length where the worker stated it, else chunks |
-
-    A client of HTTP/1.0 gets bytes until its connection ends instead of chunks.
-    """
-
+    client: ClientEnd | None
+    """None once it left or was answered."""
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    body: Bytes
+    began_s: float
+    """Of `perf_counter`, at the request's first byte."""
+    account: Account | None = None
+    """Of the request's key; None: no keys are asked for."""
     relay: "ResponseRelay | None" = None
     """Of the forwarded call; None: nothing is forwarded."""
-    has_begun = is_stream = False
+    has_begun: bool = False
     """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
     an event stream, which another call or the router continues."""
-    is_mid_event = False
+    is_stream: bool = False
+    is_mid_event: bool = False
     """Whether the client has only the beginning of an event."""
-    _on_gone: Callable[[], None] | None = None
-
-    def __init__(
-        self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float, account: Account | None = None
-    ) -> None:
-        """`began_s` is `perf_counter` at its first byte. `account` is that of its key; None: no keys are asked for."""
-        self._client: ClientEnd | None = client
-        self.method, self.path, self.query, self.headers, _, _, _ = head
-        self.body, self.began_s, self.account = body, began_s, account
-
-    @property
-    def peer(self) -> str:
-        """Host and port of the client; empty once it left or was answered."""
-        return "" if self._client is None else self._client.peer
-
-    @property
-    def open(self) -> bool:
-        """Whether the client still waits for the answer."""
-        return self._client is not None
+    when_gone: Callable[[], None] | None = None
+    """Called when the client leaves while nothing is forwarded."""
 
     @property
     def outward(self) -> "Upstreams":
         """The pool that sends calls to workers; the client must still be there."""
-        assert self._client is not None
-        return self._client.outward
+        assert self.client is not None
+        return self.client.outward
 
     @property
     def probe(self) -> bytes:
@@ -229,7 +210,7 @@ class Exchange:
 
         Before an answer an interim answer, which HTTP/1.0 lacks (RFC 9110, 15.2), between two events a comment.
         """
-        client = self._client
+        client = self.client
         if client is None:
             return b""
         if not self.has_begun:
@@ -238,8 +219,6 @@ class Exchange:
             return b""
         return chunk(_COMMENT) if client.http_1_1 else _COMMENT
 
-    # ------------------------------------------------------------ the router answers
-
     def answer(
         self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
     ) -> None:
@@ -247,7 +226,7 @@ class Exchange:
 
         Where an event stream has begun, it ends with `body` as its last event.
         """
-        client = self._client
+        client = self.client
         if client is not None:
             assert self.relay is None, "a call is being forwarded"
             if self.has_begun:
@@ -258,7 +237,7 @@ class Exchange:
 
     def end_stream(self, events: bytes) -> None:
         """End the event stream that has begun with these bytes. Do nothing if the client left."""
-        client = self._client
+        client = self.client
         if client is not None:
             self.close()
             client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
@@ -278,95 +257,42 @@ class Exchange:
 
     def cut(self) -> None:
         """End the connection within the answer. Do nothing if the client left."""
-        client = self._client
+        client = self.client
         self.close()
         if client is not None:
             client.cut()
 
-    # ------------------------------------------------------------ a worker answers
-
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
-        if self._client is None:
+        client = self.client
+        if client is None:
             watcher.on_gone(0)
-        else:
-            assert self.relay is None, "a call is being forwarded"
-            self._client.forward(self, call, watcher)
-
-    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer, whose head begins with `lines`: one write. Do nothing if the client left."""
-        client = self._client
-        if client is None:
             return
-        self.has_begun = True
-        start = lines + client.connection_line
-        if body or status not in _BODYLESS:
-            client.write(b"%bcontent-length: %d\r\n\r\n%b" % (start, len(body), body))
-        else:
-            client.write(start + b"\r\n")
-
-    def begin(self, lines: bytes, body_bytes: int = CHUNKED) -> None:
-        """A body follows as it comes: of this length, or of an unknown one. `lines` begin its head."""
-        assert self._client is not None
-        self._lines, self._is_chunked = lines, body_bytes < 0 and self._client.http_1_1
-        if body_bytes >= 0:
-            self._framing = b"content-length: %d\r\n\r\n" % body_bytes
-        else:
-            self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n"
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether chunks of the worker can be passed on unchanged."""
-        return self._is_chunked
-
-    def write(self, payload: bytes, *, is_last: bool = False) -> None:
-        """Send the next part of the body; it may be empty."""
-        framed = chunk(payload) if self._is_chunked and payload else payload
-        self.write_framed(framed + LAST_CHUNK if is_last and self._is_chunked else framed)
-
-    def write_framed(self, data: bytes) -> None:
-        """Send bytes that are framed as the client gets them, after the head if that was not sent.
-
-        Do nothing if the client left.
-        """
-        client = self._client
-        if client is None:
-            return
-        if not self.has_begun:
-            self.has_begun = True
-            data = b"%b%b%b%b" % (self._lines, client.connection_line, self._framing, data)
-        client.write(data)
-
-    def finish(self) -> None:
-        """The worker's answer is complete at the client."""
-        client = self._client
-        self.close()
-        if client is not None:
-            client.finish()
-
-    # ------------------------------------------------------------ the client leaves
+        client.forward(self, call, watcher)
+        if client.writing_paused and self.relay is not None:
+            self.relay.pause()
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
-        if self._client is None:
-            callback()
-        else:
-            self._on_gone = callback
+        self.when_gone = callback
+        if self.client is None:
+            self.leave()
 
     def close(self) -> None:
         """The exchange is over: detach its callbacks."""
-        self._client = self._on_gone = self.relay = None
+        self.client = self.when_gone = self.relay = None
 
-    def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
+    def expire(self) -> None:
         """The plane stops while nothing is forwarded: answer the client, and call the `on_gone` callback."""
-        callback = self._on_gone
-        self.answer(status, body, headers=headers)
+        callback = self.when_gone
+        body = error_body("the router stops; try again", "server_error", code="shutting_down")
+        self.answer(503, body, headers=((b"retry-after", b"1"),))
         if callback is not None:
             callback()
 
     def leave(self) -> None:
         """The client left: call the `on_gone` callback."""
-        relay, callback = self.relay, self._on_gone
+        relay, callback = self.relay, self.when_gone
         self.close()
         if relay is not None:
             relay.leave()

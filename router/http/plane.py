@@ -28,7 +28,7 @@ from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
-from router.http.heads import HeadReader, RequestHead
+from router.http.heads import RequestHead
 from router.http.limits import CONNECTIONS_MAX, HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
@@ -61,11 +61,10 @@ class HttpPlane:
         `credentials` are what clients are asked for, and the certificate; without, nothing and none.
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
         """
-        self._service = service
+        self.service = service
         self.limits = limits or HttpLimits()
         self.timeout_sweeper = TimeoutSweeper(self.limits.sweep_s)
         self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
-        self.heads = HeadReader()
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.credentials = credentials or Credentials()
         self.draining = False
@@ -80,7 +79,7 @@ class HttpPlane:
         self.connections: set[ClientConnection] = set()
         """Open ones of clients."""
         self._all_closed = asyncio.Event()
-        self._is_over = False
+        self.is_over = False
         self.accepted = 0
         """Connections that clients opened."""
         self.inflight = 0
@@ -131,7 +130,7 @@ class HttpPlane:
                 await stop.wait()
                 await self._drain()
             finally:
-                self.draining = self._is_over = True
+                self.draining = self.is_over = True
                 self.acceptor.close()
                 await self._end()
 
@@ -142,21 +141,17 @@ class HttpPlane:
     # ------------------------------------------------------------ called by connections
 
     @property
-    def full(self) -> bool:
-        """Whether more connections are open than allowed."""
-        return len(self.connections) > self.capacity.clients
-
-    @property
     def full_reason(self) -> str:
         """The error message for clients beyond the bound."""
         return f"{self.capacity.clients} connections are open, as many as the open files allow; try again"
 
-    def opened(self, connection: ClientConnection) -> set[Watched]:
-        """Register a client's connection; return its slot in the timeout sweeper."""
+    def opened(self, connection: ClientConnection) -> tuple[set[Watched], str]:
+        """Register a client's connection; return its slot in the timeout sweeper, and why it is one too many, or ""."""
         self.accepted += 1
         self._adopting -= 1
         self.connections.add(connection)
-        return self.timeout_sweeper.add(connection)
+        is_full = len(self.connections) > self.capacity.clients
+        return self.timeout_sweeper.add(connection), self.full_reason if is_full else ""
 
     def closed(self, connection: ClientConnection) -> None:
         """Remove a client's connection."""
@@ -179,25 +174,14 @@ class HttpPlane:
             return None
         return accounts.of(head.headers)
 
-    def serve(self, exchange: Exchange) -> None:
-        """Serve a complete request."""
-        self.inflight += 1
-        if self._is_over:
-            body = error_body("the router stops; try again", "server_error", code="shutting_down")
-            exchange.answer(503, body, headers=((b"retry-after", b"1"),))
+    def answer_or_serve(self, exchange: Exchange) -> None:
+        """Answer a preflight, and all that comes when the drain is over; give another request to the service."""
+        if self.is_over:
+            exchange.expire()
         elif allowed := self.sites.preflight(exchange.method, exchange.headers):
             exchange.answer(200, b"", headers=allowed)
         else:
-            self._service(exchange)
-
-    def over(self, *, gone: bool) -> None:
-        """A request was answered, or its client left."""
-        self.inflight -= 1
-        self.gone += gone
-
-    def refused(self, status: int) -> None:
-        """A client's message was refused."""
-        self.refusals[status] += 1
+            self.service(exchange)
 
     # ------------------------------------------------------------ new connections
 
@@ -216,7 +200,7 @@ class HttpPlane:
 
         A client that has sent something may see a reset instead.
         """
-        self.refused(503)
+        self.refusals[503] += 1
         body = error_body(reason, "server_error")
         answer = own_answer(503, body, b"application/json", [(b"retry-after", b"1")], b"connection: close\r\n")
         with accepted, suppress(OSError):
@@ -243,6 +227,8 @@ class HttpPlane:
 
     async def _drain(self) -> None:
         self.draining, self.draining_since_s = True, self.loop.time()
+        for connection in self.connections:
+            connection.end_with_answer()
         try:
             async with asyncio.timeout(self.limits.drain_s):
                 await self.acceptor.stop(self.limits.drain_s)

@@ -10,379 +10,355 @@
 A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
 `on_first_byte` follows its first event with a token.
 
-Reads of complete chunks that end an event are passed on unchanged. Other reads are decoded, cut after the last complete
-event, and put into a new chunk. A stream whose worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets
-bytes until its connection ends. Only the last 4 KB of the body are kept, unless the call has a `replay_buffer`. A
-stream with one that ends without `[DONE]` may be resumed, too; so may one in which an attached engine reports its
-failure, and that event is not passed on. The buffer decides what of the others is passed on.
+What is read of a stream is cut behind the last complete event, and put into one chunk. A stream whose worker fails
+behind `[DONE]` is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB of the body
+are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be resumed, too; so
+may one in which an attached engine reports its failure, and that event is not passed on. The buffer decides what of
+the others is passed on.
 """
 
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import ChunkReader, body_reader, complete_chunks_tail
-from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
-from router.http.stream_replay import FAILURE, failure_in
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, take_events
+from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
+from router.http.stream_replay import failure_in
 
 if TYPE_CHECKING:
     import asyncio
 
     from router.http.worker import WorkerConnection
 
-TAIL_BYTES = 4096
-"""Of the end of a body: it has the usage, the stream's end mark, and the number of the last event."""
 DONE = b"[DONE]"
 _END_MARK = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
 """The event of the mark; in an event's text JSON escapes the line's end before it."""
-_RECENT_MAX = 8
-_CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
-_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
-_MARK_BYTES = 2
-"""How much of a mark can precede new bytes."""
-_HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
-_OK = 200
+HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
+_BODYLESS = frozenset({204, 304})
 _CUT_SHORT = "the connection closed before the answer's end"
 
 
-class ResponseRelay:
+class ResponseRelay(msgspec.Struct, eq=False):
     """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
 
+    exchange: Exchange
+    call: OutboundCall
+    watcher: ResponseHandler
+    heads: AnswerReader
+    since_s: float
+    """Since when it is forwarded, by the loop's clock; `received_s`: when bytes were last seen to have come, or 0."""
+    received_s: float = 0.0
     connection: "WorkerConnection | None" = None
     dial: "asyncio.Task[None] | None" = None
-    received = paused = _until_close = False
-    _is_deserted = False
+    state: int = HEAD
+    received: bool = False
+    """Whether bytes came since the last check of timeouts."""
+    paused: bool = False
+    part: bytes = b""
+    """Of the head, before the rest came; `has_part`: whether a byte came, if only of an interim answer."""
+    has_part: bool = False
+    buffer: bytearray = bytearray()
+    """Received bytes of the body's payload that were not passed on yet."""
+    lines: bytes = b""
+    """Head of the client's answer, where its body follows as it comes, without the connection's lines."""
+    reader: BodyReader = BodyReader(0)
+    """Of the body, once its head came. Its tail is the end of what was passed on."""
+    reusable: bool = False
+    """Whether the worker's connection is kept when the answer is complete."""
+    until_close: bool = False
+    is_chunked: bool = False
+    """Whether the client gets chunks."""
+    is_deserted: bool = False
     """Whether the client has left, and the worker's connection is closed once its answer has begun."""
-    _silent = True
-    _has_token = False
+    silent: bool = True
+    has_token: bool = False
     """Whether an event with the call's `token_mark` came."""
-    _later_events = 0
-    _state = _HEAD
-    _buffer: bytearray | None = None
-    """Received bytes of the head, or of the body's payload, that were not passed on yet."""
-    _tail = b""
-
-    def __init__(
-        self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, heads: HeadReader, now_s: float
-    ) -> None:
-        self._exchange, self._watcher, self._heads, self.call = exchange, watcher, heads, call
-        self._since_s = self._received_s = now_s
-        self._recent: list[bytes] = []
-        """Chunks that were passed on, and are not in the tail yet."""
+    later_events: int = 0
 
     # ------------------------------------------------------------ what the worker sends
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the answer."""
-        self.received = True
-        if self._state == _EVENTS:
-            if not self._buffer and data.endswith(_CHUNK_THAT_ENDS_AN_EVENT) and self._forwarded_unchanged(data):
-                return
-            self._feed_body(data)
-        elif self._state == _HEAD:
-            self._feed_head(data)
-        elif self._state == _DESERTED:
-            self._detach(reusable=False)
-        else:
-            self._feed_body(data)
-
-    def _feed_head(self, data: bytes) -> None:
-        if self._buffer is not None:
-            self._buffer += data
-            data = bytes(self._buffer)
-        while (end := data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4) > 3:  # noqa: PLR2004 - found
-            try:
-                head = self._heads.answer(data[:end])
-            except Malformed as error:
-                self.fail("first_byte", str(error))
-                return
-            if head.status >= 200:  # noqa: PLR2004 - the first that is no interim answer
-                self._buffer = None
-                self._begin(head, data[end:])
-                return
-            if head.status == 101:  # noqa: PLR2004 - an unrequested change of protocol
-                self.fail("first_byte", "status 101")
-                return
-            data = data[end:]
-        if len(data) >= HEAD_BYTES_MAX:
-            self.fail("first_byte", f"a head of more than {HEAD_BYTES_MAX} bytes")
-        self._buffer = bytearray(data)
-
-    def _begin(self, head: AnswerHead, body: bytes) -> None:
-        exchange, body_bytes = self._exchange, head.body_bytes
-        is_whole = body_bytes == len(body)
-        if self._is_deserted:
-            self._state = _DESERTED
+    def feed_head(self, data: bytes) -> None:
+        """Take the next bytes of the answer while its head is not complete."""
+        if self.part:
+            data = self.part + data
+        try:
+            head: AnswerHead | None = self.heads.answer(data)
+            while head is not None and head.status < 200:  # noqa: PLR2004 - the first that is no interim answer
+                self.has_part, data = True, head.rest
+                head = self.heads.answer(data)
+        except Malformed as error:
+            self.fail("first_byte", str(error))
+            return
+        if head is None:
+            self.part, self.received, self.has_part = data, True, True
+            return
+        status, headers, body_bytes, self.reusable, lines, body = head
+        exchange, is_whole = self.exchange, body_bytes == len(body)
+        if self.is_deserted:
+            self.state = _DESERTED
             if body or is_whole:
-                self._detach(reusable=is_whole and head.reusable)
+                self._detach(reusable=is_whole and self.reusable)
             return
-        self._reusable = head.reusable
-        lines = self._watcher.on_head(head.status, head.headers)
-        if lines is None:
-            self._drop(head, body)
-            return
-        lines = head.lines + lines
-        if is_whole and not exchange.has_begun:  # most answers
-            exchange.send_whole(head.status, lines, body)
-            self._over(extra=False, tail=body[-TAIL_BYTES:])
-            return
-        self._reader = body_reader(body_bytes)
-        self._until_close = body_bytes == UNTIL_CLOSE
-        self._buffer = bytearray()
+        added = self.watcher.on_head(status, headers)
+        if added is None:
+            self._drop(body_bytes, body)
+        elif is_whole and not exchange.has_begun:  # most answers
+            client = exchange.client
+            if client is not None:
+                exchange.has_begun = True
+                length = b"content-length: %d\r\n" % len(body) if body or status not in _BODYLESS else b""
+                client.write(b"%b%b%b%b\r\n%b" % (lines, added, client.connection_line, length, body))
+            self._over(body[-TAIL_BYTES:], reusable=self.reusable)
+        else:
+            self._begin(head, lines + added, body)
+
+    def _begin(self, head: AnswerHead, lines: bytes, body: bytes) -> None:
+        """A body follows as it comes."""
+        exchange, body_bytes = self.exchange, head.body_bytes
+        self.reader, self.lines, self.received = BodyReader(body_bytes), lines, True
+        self.until_close = body_bytes == UNTIL_CLOSE
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
-            self._state = _EVENTS
+            self.state = _EVENTS
             exchange.is_stream = True
-            exchange.begin(lines if b"cache-control" in head.headers else lines + b"cache-control: no-cache\r\n")
+            self._frame(b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
         elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
         elif body_bytes > self.call.buffered_bytes_max:
-            self._state = _PASS_THROUGH
-            exchange.begin(lines, body_bytes)
+            self.state = _PASS_THROUGH
+            self._frame(b"", body_bytes)
         else:
-            self._state, self._lines = _GATHER, lines
-        if body or is_whole:
+            self.state = _GATHER
+        if body or body_bytes == 0:
             self.feed(body)
 
-    def _forwarded_unchanged(self, data: bytes) -> bool:
-        """Pass `data` on if it is complete chunks, the last of which ends an event; return whether it was."""
-        reader = self._reader
-        if type(reader) is not ChunkReader or not reader.between_chunks or not self._exchange.takes_chunks:
-            return False
-        if self.call.replay_buffer is not None and FAILURE in data:
-            return False
-        tail_at = complete_chunks_tail(data, TAIL_BYTES)
-        if tail_at < 0:
-            return False
-        recent = self._recent
-        recent.append(data[tail_at:] if tail_at else data)
-        if len(recent) > _RECENT_MAX:
-            del recent[0]
-        self._exchange.write_framed(self._shown(data, framed=True))
-        self._tell()
-        return True
+    def _frame(self, added: bytes, body_bytes: int) -> None:
+        """Complete the head's lines: the client gets a body of this length, or of an unknown one."""
+        client = self.exchange.client
+        self.is_chunked = body_bytes < 0 and client is not None and client.http_1_1
+        framing = b"content-length: %d\r\n" % body_bytes if body_bytes >= 0 else b""
+        self.lines += added + (b"transfer-encoding: chunked\r\n" if self.is_chunked else framing)
 
-    def _feed_body(self, data: bytes) -> None:
-        buffer = self._buffer
-        assert buffer is not None
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the answer's body."""
+        self.received = True
+        if self.state == _DESERTED:
+            self._detach(reusable=False)
+            return
+        buffer, call = self.buffer, self.call
         before = len(buffer)
         try:
-            end = self._reader.feed(data, buffer)
+            end = self.reader.feed(data, buffer)
         except Malformed as error:
             self.fail("body", str(error))
             return
-        if self._reported_failure(buffer):
+        is_more = len(buffer) > before
+        if call.replay_buffer is not None and call.replay_buffer.is_engines and self._reported_failure():
             return
-        if len(buffer) > before:
+        if end < 0 and (payload := self._ripe()):
+            self._write_payload(payload)
+        if is_more and self.state != _OVER:
             self._tell()
         if end >= 0:
             self._end(extra=end < len(data))
-        elif ripe := self._ripe(buffer, max(0, before - _MARK_BYTES)):
-            self._forward(buffer, ripe)
 
-    def _reported_failure(self, buffer: bytearray) -> bool:
+    def _reported_failure(self) -> bool:
         """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
-        replay_buffer = self.call.replay_buffer
-        if self._state != _EVENTS or replay_buffer is None or not replay_buffer.is_engines:
-            return False
-        at, reason = failure_in(buffer)
+        buffer = self.buffer
+        at, reason = failure_in(buffer) if self.state == _EVENTS else (-1, "")
         if at < 0:
             return False
         if at:
-            self._exchange.is_mid_event = False
+            self.exchange.is_mid_event = False
             self._tell()
-            self._forward(buffer, at)
+            self._write_payload(bytes(buffer[:at]))
         buffer.clear()
-        self.fail("first_byte" if self._silent else "body", reason)
+        self.fail("first_byte" if self.silent else "body", reason)
         return True
 
-    def _forward(self, buffer: bytearray, ripe: int) -> None:
-        """Pass on the first `ripe` bytes of the buffer."""
-        payload = bytes(buffer[:ripe])
-        del buffer[:ripe]
-        self._exchange.write(self._shown_of(payload))
-        self._remember(payload)
+    def _ripe(self) -> bytes:
+        """Take what may be passed on out of the buffer."""
+        buffer = self.buffer
+        if self.state == _EVENTS and (events := take_events(buffer)):
+            self.exchange.is_mid_event = False
+            return events
+        if self.state != _PASS_THROUGH:
+            if len(buffer) <= self.call.buffered_bytes_max:
+                return b""
+            self.exchange.is_mid_event = True
+            if self.state == _GATHER:
+                self.state = _PASS_THROUGH
+                self._frame(b"", CHUNKED)
+        payload = bytes(buffer)
+        buffer.clear()
+        return payload
 
-    def _ripe(self, buffer: bytearray, searched_from: int) -> int:
-        """Return how many of the buffered bytes may be passed on."""
-        if self._state == _EVENTS:
-            ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
-            if ends:
-                self._exchange.is_mid_event = False
-                return max(ends)
-        elif self._state == _PASS_THROUGH:
-            return len(buffer)
-        if len(buffer) <= self.call.buffered_bytes_max:
-            return 0
-        self._exchange.is_mid_event = True
-        if self._state == _GATHER:
-            self._state = _PASS_THROUGH
-            self._exchange.begin(self._lines)
-        return len(buffer)
-
-    def _shown_of(self, payload: bytes) -> bytes:
-        """Return what the client gets of a part of the body."""
-        return self._shown(payload, framed=False) if self._state == _EVENTS else payload
-
-    def _shown(self, events: bytes, *, framed: bool) -> bytes:
-        """Return what the client gets of events, or of a long event's beginning; `framed`: both are complete chunks."""
-        if self.call.token_mark:
-            self._count_tokens(events.count(self.call.token_mark))
-        elif self._exchange.has_begun:
-            self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
-        replay_buffer = self.call.replay_buffer
-        return events if replay_buffer is None else replay_buffer.add(events, framed=framed)
+    def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
+        """Send the next part of the body, of which the client may get another form; it may be empty."""
+        exchange, call = self.exchange, self.call
+        self.reader.remember(payload)
+        if self.state == _EVENTS:
+            if call.token_mark:
+                self._count_tokens(payload.count(call.token_mark))
+            elif exchange.has_begun:
+                self.later_events += payload.count(b"\n\n") or payload.count(b"\n\r\n")
+            if call.replay_buffer is not None:
+                payload = call.replay_buffer.add(payload)
+        if self.is_chunked:
+            payload = (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + (LAST_CHUNK if is_last else b"")
+        client = exchange.client
+        if client is None:
+            return
+        if not exchange.has_begun:
+            exchange.has_begun = True
+            payload = b"%b%b\r\n%b" % (self.lines, client.connection_line, payload)
+        client.write(payload)
 
     def _tell(self) -> None:
-        is_first, self._silent = self._silent, False
-        if self._exchange.is_stream and self.call.token_mark:
-            return  # `_count_tokens` tells
-        if is_first:
-            self._watcher.on_first_byte()
-        else:
-            self._watcher.on_bytes()
+        is_first, self.silent = self.silent, False
+        if not (self.exchange.is_stream and self.call.token_mark):  # else `_count_tokens` tells
+            (self.watcher.on_first_byte if is_first else self.watcher.on_bytes)()
 
     def _count_tokens(self, count: int) -> None:
         """Count events with tokens: the first ones are the answer's first bytes to the watcher."""
-        if not count:
-            return
-        if self._has_token:
-            self._later_events += count
-            self._watcher.on_bytes()
-        else:
-            self._has_token = True
-            self._watcher.on_first_byte()
+        if count and self.has_token:
+            self.later_events += count
+            self.watcher.on_bytes()
+        elif count:
+            self.has_token = True
+            self.watcher.on_first_byte()
 
     # ------------------------------------------------------------ how it ends
 
     def _end(self, *, extra: bool) -> None:
         """The body is complete. `extra`: bytes followed that belong to no answer."""
-        if self._state == _EVENTS and self._silent:
+        if self.state == _EVENTS and self.silent:
             self.fail("first_byte", "no bytes")
             return
-        if self._state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
+        if self.state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
             return
-        rest = bytes(self._buffer or b"")
-        if self._state == _GATHER:
-            self._exchange.send_whole(_OK, self._lines, rest)
-        else:
-            self._exchange.write(self._shown_of(rest), is_last=True)
-        self._remember(rest)
-        self._over(extra=extra, tail=self._tail)
+        rest = bytes(self.buffer)
+        if self.state == _GATHER:
+            self._frame(b"", len(rest))
+        self._write_payload(rest, is_last=True)
+        self._over(self.reader.tail, reusable=self.reusable and not extra)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
-        buffer = self._buffer
-        assert buffer is not None
-        self._remember(b"")
-        if _END_MARK.search((self._tail + buffer)[-TAIL_BYTES:]):
+        if _END_MARK.search((self.reader.tail + self.buffer)[-TAIL_BYTES:]):
             return False
-        if ripe := self._ripe(buffer, 0):
-            self._forward(buffer, ripe)
-        if not self._exchange.has_begun or self._exchange.is_mid_event:
+        if payload := self._ripe():
+            self._write_payload(payload)
+        if not self.exchange.has_begun or self.exchange.is_mid_event:
             return False
         self._detach(reusable=False)
         goes_on = self._goes_on("body", "the stream ended without [DONE]")
-        self._state = _OVER if goes_on else _EVENTS
+        self.state = _OVER if goes_on else _EVENTS
         return goes_on
 
-    def _over(self, *, extra: bool, tail: bytes) -> None:
-        self._detach(reusable=self._reusable and not extra)
-        has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(DONE)
-        self._watcher.on_end(tail, self._later_events - has_mark)
-        self._exchange.finish()
+    def _over(self, tail: bytes, *, reusable: bool) -> None:
+        """All of the answer was passed on."""
+        self.state = _OVER
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.release(reusable=reusable)
+        later_events = self.later_events
+        if later_events and not self.call.token_mark:
+            later_events -= tail.rstrip().endswith(DONE)
+        self.watcher.on_end(tail, later_events)
+        exchange = self.exchange
+        client = exchange.client
+        exchange.client = exchange.when_gone = exchange.relay = None
+        if client is not None:
+            client.finish()
 
-    def _drop(self, head: AnswerHead, body: bytes) -> None:
+    def _drop(self, body_bytes: int, body: bytes) -> None:
         """Drop an unwanted answer; keep its connection if the answer is complete."""
-        is_complete = head.body_bytes == len(body)
-        if head.body_bytes == CHUNKED:
+        is_complete = body_bytes == len(body)
+        if body_bytes == CHUNKED:
             try:
-                is_complete = ChunkReader().feed(body, bytearray()) == len(body)
+                is_complete = BodyReader(CHUNKED).feed(body, bytearray()) == len(body)
             except Malformed:
                 is_complete = False
-        self._detach(reusable=is_complete and head.reusable)
-        self._exchange.relay = None
-        self._watcher.on_dropped()
+        self._detach(reusable=is_complete and self.reusable)
+        self.exchange.relay = None
+        self.watcher.on_dropped()
 
     def closed(self, *, clean: bool) -> None:
         """The worker's connection ended: closed by the worker (`clean`), or by a failure."""
         self.connection = None
-        if self._state != _OVER:
-            if clean and self._until_close:
+        if self.state != _OVER:
+            if clean and self.until_close:
                 self._end(extra=True)
             else:
-                self.fail("first_byte" if self._silent else "body", _CUT_SHORT)
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether no byte of an answer was received."""
-        return self._state == _HEAD and self._buffer is None
+                self.fail("first_byte" if self.silent else "body", _CUT_SHORT)
 
     def abandon(self) -> None:
         """End the call after a fault of the router: answer the client, or cut it off."""
-        known = self._state == _OVER or self._is_deserted
+        known = self.state == _OVER or self.is_deserted
         self._detach(reusable=False)
-        exchange = self._exchange
+        exchange = self.exchange
         exchange.relay = None
         if exchange.has_begun:
             exchange.cut()
         else:
             exchange.answer(500, error_body("our fault; see the log", "server_error"))
         if not known:
-            self._watcher.on_gone(self._later_events)
+            self.watcher.on_gone(self.later_events)
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
-        exchange = self._exchange
-        if self._state == _EVENTS and self._is_complete():
-            exchange.write(b"", is_last=True)
-            self._over(extra=True, tail=self._tail)
+        exchange = self.exchange
+        if self.state == _EVENTS and self._is_complete():
+            self._write_payload(b"", is_last=True)
+            self._over(self.reader.tail, reusable=False)
             return
         self._detach(reusable=False)
-        if self._is_deserted:
+        if self.is_deserted:
             return
         if exchange.has_begun:
             if self.call.replay_buffer is not None and not exchange.is_mid_event and self._goes_on(phase, reason):
                 return
-            self._watcher.on_failed(phase, reason, begun=True)
+            self.watcher.on_failed(phase, reason, begun=True)
             self._cut_short(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
         else:
             exchange.relay = None
-            self._watcher.on_failed(phase, reason, begun=False)
+            self.watcher.on_failed(phase, reason, begun=False)
 
     def _is_complete(self) -> bool:
         """Return whether the client has all of the stream but its framing."""
-        if not self._exchange.has_begun or self._buffer or self.call.token_mark:
+        if not self.exchange.has_begun or self.buffer or self.call.token_mark:
             return False
-        self._remember(b"")
-        return self._tail.rstrip().endswith(DONE)
+        return self.reader.tail.rstrip().endswith(DONE)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
-        exchange = self._exchange
+        exchange = self.exchange
         exchange.relay = None
-        more = self._watcher.on_cut(phase, reason)
+        more = self.watcher.on_cut(phase, reason)
         if more:
             exchange.end_stream(more)
         return more is not None
 
     def leave(self) -> None:
         """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
-        if self.call.is_once and self._silent and self._state != _OVER:
-            self._is_deserted = True
-            if self._state != _HEAD:
-                self._state = _DESERTED
+        if self.call.is_once and self.silent and self.state != _OVER:
+            self.is_deserted = True
+            if self.state != HEAD:
+                self.state = _DESERTED
         else:
             self._detach(reusable=False)
-        self._watcher.on_gone(self._later_events)
+        self.watcher.on_gone(self.later_events)
 
     def expire(self) -> None:
         """The plane stops and ends this answer; the watcher is called as if the client left."""
-        exchange = self._exchange
+        exchange = self.exchange
         self._detach(reusable=False)
         exchange.relay = None
-        self._watcher.on_gone(self._later_events)
+        self.watcher.on_gone(self.later_events)
         message = "the router stops; the answer was not complete in time"
         if exchange.has_begun:
             self._cut_short(message, "shutting_down")
@@ -392,20 +368,10 @@ class ResponseRelay:
 
     def _cut_short(self, message: str, code: str) -> None:
         """End the client's part of an answer that is not complete."""
-        self._remember(b"")
-        self._exchange.end_with_error(message, code, passed_on=self._tail if self.call.token_mark else None)
-
-    def _remember(self, payload: bytes) -> None:
-        """Bring the tail up to date: with the chunks that were passed on, and then the payload."""
-        if self._recent or payload:
-            known, reader = bytearray(self._tail), ChunkReader()
-            for each in self._recent:
-                reader.feed(each, known)
-            self._recent.clear()
-            self._tail = bytes((known + payload[-TAIL_BYTES:])[-TAIL_BYTES:])
+        self.exchange.end_with_error(message, code, passed_on=self.reader.tail if self.call.token_mark else None)
 
     def _detach(self, *, reusable: bool) -> None:
-        self._state = _OVER
+        self.state = _OVER
         connection, self.connection = self.connection, None
         dial, self.dial = self.dial, None
         if connection is not None:
@@ -431,15 +397,15 @@ class ResponseRelay:
         """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""
         call = self.call
         if self.received:
-            self.received, self._received_s = False, now_s
-        quiet_s, reason = now_s - self._received_s, ""
-        if now_s - self._since_s > call.limits.total_s:
+            self.received, self.received_s = False, now_s
+        quiet_s, reason = now_s - (self.received_s or self.since_s), ""
+        if now_s - self.since_s > call.limits.total_s:
             reason = f"TimeoutError: not whole within {call.limits.total_s:g} s"
-        elif self._silent and now_s - self._since_s > call.limits.first_byte_s:
+        elif self.silent and now_s - self.since_s > call.limits.first_byte_s:
             reason = f"TimeoutError: no byte within {call.limits.first_byte_s:g} s"
-        elif not (self._silent or self.paused) and quiet_s > call.limits.between_bytes_s:
+        elif not (self.silent or self.paused) and quiet_s > call.limits.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
-        elif not (self.paused or self._exchange.is_mid_event or self._is_deserted):
-            reason = self._watcher.lost(quiet_s, begun=self._exchange.has_begun)
+        elif not (self.paused or self.exchange.is_mid_event or self.is_deserted):
+            reason = self.watcher.lost(quiet_s, begun=self.exchange.has_begun)
         if reason:
-            self.fail("first_byte" if self._silent else "body", reason)
+            self.fail("first_byte" if self.silent else "body", reason)

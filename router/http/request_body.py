@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
-from router.http.framing import BodyReader, ChunkReader, body_reader
+from router.http.framing import BodyReader
 from router.http.heads import Malformed, RequestHead
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class GatheredBody:
         self.head = head
         self._plane = plane
         self._body = bytearray()
-        self._reader: BodyReader = body_reader(head.body_bytes)
+        self._reader = BodyReader(head.body_bytes)
         self._counted = 0
         self._began_s = self._grew_s = 0.0
         """Time of the loop's clock; 0 until the first timeout check."""
@@ -31,12 +31,10 @@ class GatheredBody:
         Raises:
             Malformed: it is too long, is no chunked body, or there is no room for it now.
         """
-        reader, body = self._reader, self._body
+        reader, body, allowed = self._reader, self._body, self._plane.limits.body_bytes_max
         end = reader.feed(data, body)
-        if type(reader) is ChunkReader:
-            found, allowed = len(body) + reader.left, self._plane.limits.body_bytes_max
-            if found > allowed:
-                raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
+        if (found := len(body) + reader.left) > allowed:
+            raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
         self._count(len(body))
         return end
 

@@ -37,7 +37,7 @@ _SHOWN_BYTES = 100
 class Sites:
     """The names of the data plane, and the origins that may send requests."""
 
-    __slots__ = ("_lines", "_names", "_other_lines", "_served_hosts")
+    __slots__ = ("_lines_of", "_names", "lines", "served_hosts")
 
     def __init__(self, names: HostNames, origins: Iterable[str] = ()) -> None:
         """`origins` are in lower case; `*` is any."""
@@ -45,10 +45,11 @@ class Sites:
         if ANY in listed:
             listed = {ANY}
         self._names = names
-        self._served_hosts: set[bytes] = set()
+        self.served_hosts: set[bytes] = set()
         """Accepted values of `Host`, cached."""
-        self._other_lines = _VARY if listed - {ANY} else b""
-        self._lines = {each.encode(): _lines(each.encode(), self._other_lines) for each in listed}
+        self.lines = _VARY if listed - {ANY} else b""
+        """Header lines of the answer to a request without `Origin`."""
+        self._lines_of = {each.encode(): _lines(each.encode(), self.lines) for each in listed}
 
     def checked(self, headers: Headers) -> bytes:
         """Return the header lines that the answer to a request with these headers needs.
@@ -57,11 +58,11 @@ class Sites:
             Malformed: 421 or 403.
         """
         host = headers.get(b"host", b"")
-        if host not in self._served_hosts and b"host" in headers:
+        if host not in self.served_hosts and b"host" in headers:
             self._check_host(host)
         if b"origin" in headers:
             return self._lines_for(headers[b"origin"], host)
-        return self._other_lines
+        return self.lines
 
     def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
@@ -83,23 +84,23 @@ class Sites:
     def _check_host(self, host: bytes) -> None:
         if refusal := self._names.refusal(host.decode("latin-1")):
             raise Malformed(421, refusal)
-        if len(self._served_hosts) >= _KNOWN_HOSTS_MAX:
-            self._served_hosts.clear()
-        self._served_hosts.add(host)
+        if len(self.served_hosts) >= _KNOWN_HOSTS_MAX:
+            self.served_hosts.clear()
+        self.served_hosts.add(host)
 
     def _lines_for(self, origin: bytes, host: bytes) -> bytes:
         lines = self._listed(origin)
         if lines is not None:
             return lines
         if origin.partition(b"://")[2].lower() == host.lower():
-            return self._other_lines
+            return self.lines
         found = origin[:_SHOWN_BYTES].decode("latin-1")
         raise Malformed(403, f"origin: found {found!r}, allowed this server's own and those of data.cors_origins")
 
     def _listed(self, origin: bytes) -> bytes | None:
         if not origin:
             return None
-        return self._lines.get(origin.lower()) or self._lines.get(b"*")
+        return self._lines_of.get(origin.lower()) or self._lines_of.get(b"*")
 
 
 def _lines(origin: bytes, vary: bytes) -> bytes:

@@ -13,7 +13,6 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, Progress, without_tokens
-from router.http.framing import ChunkReader, chunk, payload_of
 
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
@@ -86,74 +85,52 @@ def without_ids(events: bytes) -> bytes:
     return b"null".join(parts)
 
 
-class StreamReplayBuffer:
+class StreamReplayBuffer(msgspec.Struct, eq=False):
     """The complete events of a stream, at most `bytes_max`; of a longer stream nothing is kept."""
 
-    __slots__ = (
-        "_bytes_max",
-        "_hides_ids",
-        "_hides_tokens",
-        "_parts",
-        "_rewrite",
-        "_size",
-        "before",
-        "is_engines",
-        "is_overfull",
-        "later_tokens",
-    )
-
-    def __init__(self, bytes_max: int, *, hides_tokens: bool = True) -> None:
-        """Without `hides_tokens` the client gets the token comments."""
-        self._bytes_max, self._hides_tokens = bytes_max, hides_tokens
-        self._hides_ids = False
-        self._rewrite: Callable[[bytes], bytes] | None = None
-        self._parts: list[tuple[bytes, bool]] = []
-        self._size = 0
-        self.before: Progress | None = None
-        """How far the stream had come where this worker continued it, if `rewrite` was called."""
-        self.is_engines = False
-        """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
-        self.is_overfull = False
-        self.later_tokens = 0
-        """Tokens in comments, without those of the first call of `add`."""
+    bytes_max: int
+    hides_tokens: bool = True
+    """Whether the client gets no token comments."""
+    hides_ids: bool = False
+    rewriter: Callable[[bytes], bytes] | None = None
+    parts: list[bytes] = []
+    size: int = 0
+    before: Progress | None = None
+    """How far the stream had come where this worker continued it, if `rewrite` was called."""
+    is_engines: bool = False
+    """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
+    is_overfull: bool = False
+    later_tokens: int = 0
+    """Tokens in comments, without those of the first call of `add`."""
 
     def hide_ids(self) -> None:
         """The worker is an attached engine that was asked for ids on behalf of the router: the client gets none."""
-        self._hides_ids = True
+        self.hides_ids = True
 
     def rewrite(self, rewrite: Callable[[bytes], bytes], before: Progress) -> None:
         """The worker is an attached engine that continues from `before`; `rewrite` makes what the client gets."""
-        self._rewrite, self.before = rewrite, before
+        self.rewriter, self.before = rewrite, before
 
-    def add(self, data: bytes, *, framed: bool) -> bytes:
-        """Keep the next bytes; return what the client gets of them. `framed`: both are complete HTTP chunks."""
-        is_first = not self._size
-        self._size += len(data)
-        if self._size <= self._bytes_max:
-            self._parts.append((data, framed))
+    def add(self, events: bytes) -> bytes:
+        """Keep the next events, or a long one's beginning; return what the client gets of them."""
+        is_first = not self.size
+        self.size += len(events)
+        if self.size <= self.bytes_max:
+            self.parts.append(events)
         elif not self.is_overfull:
             self.is_overfull = True
-            self._parts.clear()
-        rewrite = self._rewrite
-        if self._hides_ids or rewrite is not None:
-            events = payload_of(data) if framed else data
-            events = without_ids(events) if rewrite is None else rewrite(events)
-            return chunk(events) if framed and events else events
-        if COMMENT not in data:
-            return data
-        events, tokens = without_tokens(payload_of(data) if framed else data)
+            self.parts.clear()
+        if self.rewriter is not None:
+            return self.rewriter(events)
+        if self.hides_ids:
+            return without_ids(events)
+        if COMMENT not in events:
+            return events
+        shown, tokens = without_tokens(events)
         if not is_first:
             self.later_tokens += tokens
-        if not self._hides_tokens:
-            return data
-        return chunk(events) if framed and events else events
+        return shown if self.hides_tokens else events
 
     def events(self) -> bytes:
         """Return the kept events."""
-        payload, reader = bytearray(), ChunkReader()
-        for data, framed in self._parts:
-            if framed:
-                reader.feed(data, payload)
-            else:
-                payload += data
-        return bytes(payload)
+        return b"".join(self.parts)

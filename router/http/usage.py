@@ -9,13 +9,9 @@ last one counts. Source: the OpenAI API reference, "The chat completion object",
 embeddings".
 """
 
-import re
 from typing import NamedTuple
 
-_USAGE = b'"usage"'
-_COUNTS = re.compile(
-    rb'"((?:completion|output|prompt|input|cached)_tokens)"\s*:\s*(\d{1,10})(?!\d)',
-)
+from router.native import built
 
 
 class Usage(NamedTuple):
@@ -31,13 +27,4 @@ NO_USAGE = Usage(None, None)
 
 def usage_in(tail: bytes) -> Usage:
     """Parse the usage at the end of an answer."""
-    at = tail.rfind(_USAGE)
-    if at < 0:
-        return NO_USAGE
-    counts = {key: int(count) for key, count in _COUNTS.findall(tail, at)}
-    output_tokens, input_tokens = counts.get(b"completion_tokens"), counts.get(b"prompt_tokens")
-    if output_tokens is None:
-        output_tokens = counts.get(b"output_tokens")
-    if input_tokens is None:
-        input_tokens = counts.get(b"input_tokens")
-    return Usage(output_tokens, counts.get(b"cached_tokens"), input_tokens)
+    return Usage(*built.usage_counts(tail))

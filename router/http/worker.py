@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from asyncio import get_running_loop
 from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
@@ -23,9 +24,9 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.heads import HOP_BY_HOP, HeadReader
+from router.http.heads import HOP_BY_HOP, AnswerReader
 from router.http.limits import HttpLimits
-from router.http.relay import ResponseRelay
+from router.http.relay import HEAD, ResponseRelay
 from router.http.sites import CORS_HEADERS
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 
@@ -50,7 +51,7 @@ _log = structlog.get_logger("http")
 class UpstreamOrigin:
     """A worker's address, the constant part of its request heads, and its idle connections in the order of use."""
 
-    __slots__ = ("_host_line", "_lines", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "tls")
+    __slots__ = ("_host_line", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "starts", "tls")
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)
@@ -61,21 +62,18 @@ class UpstreamOrigin:
         self.host, self.port = parts.hostname, parts.port or (443 if self.tls else 80)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self._host_line = f"host: {host}:{self.port}\r\naccept-encoding: identity\r\ncontent-length: ".encode("ascii")
-        self._prefix = parts.path.rstrip("/").encode("ascii")
-        self._lines: dict[tuple[str, str], bytes] = {}
+        self._prefix = parts.path.rstrip("/")
+        self.starts: dict[tuple[str, str], bytes] = {}
         self.idle: dict[WorkerConnection, None] = {}
         self.connections = self.dials = 0
 
-    def request_head(self, method: str, path: str, headers: bytes, body_bytes: int) -> bytes:
-        """Return the head of a request."""
-        start = self._lines.get((method, path))
-        if start is None:
-            if len(self._lines) >= _REQUEST_LINES_MAX:
-                self._lines.clear()
-            target = self._prefix + path.encode("ascii")
-            start = b"%b %b HTTP/1.1\r\n%b" % (method.encode("ascii"), target, self._host_line)
-            self._lines[method, path] = start
-        return b"%b%d\r\n%b\r\n" % (start, body_bytes, headers)
+    def start(self, method: str, path: str) -> bytes:
+        """Return the beginning of a request's head, up to its length, and keep it in `starts`."""
+        if len(self.starts) >= _REQUEST_LINES_MAX:
+            self.starts.clear()
+        line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("ascii")
+        start = self.starts[method, path] = line + self._host_line
+        return start
 
 
 class Upstreams:
@@ -85,28 +83,22 @@ class Upstreams:
         self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
     ) -> None:
         """`not_passed_on` are headers of workers, in lower case, that clients do not get."""
-        self._limits, self.timeout_sweeper = limits, timeout_sweeper
+        self.limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
         self.origins: dict[str, UpstreamOrigin] = {}
         """Workers' addresses that are remembered."""
         self._tls: ssl.SSLContext | None = None
-        self._heads = HeadReader(not_passed_on)
+        self._heads = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self.opened = self.stale = 0
         """Connections since the start; those that a worker had closed when a call was sent."""
         self._log = RateLimitedLog(_log, SystemClock())
 
-    @property
-    def idle_s(self) -> float:
-        """How long an idle connection is kept."""
-        return self._limits.worker_idle_s
-
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send `call` to its worker, and relay its answer; `watcher` gets its events."""
-        now_s = asyncio.get_running_loop().time()
-        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, now_s)
+        relay = exchange.relay = ResponseRelay(exchange, call, watcher, self._heads, get_running_loop().time())
         origin = self.origins.get(call.base_url)
         if origin is None:
             try:
@@ -117,29 +109,12 @@ class Upstreams:
         idle = origin.idle
         while idle:
             connection, _ = idle.popitem()
-            if not connection.closing:
+            if not connection.transport.is_closing():
                 connection.send(relay)
                 return
-        self._dial(origin, relay)
+        self.dial(origin, relay)
 
-    def again(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
-        """Send a call over a new connection: the worker had closed the old one."""
-        self.stale += 1
-        self._dial(origin, relay)
-
-    def register(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> set[Watched]:
-        """Register an established connection; return its slot in the timeout sweeper."""
-        self.connections.add(connection)
-        origin.connections += 1
-        return self.timeout_sweeper.add(connection)
-
-    def lost(self, connection: "WorkerConnection", origin: UpstreamOrigin) -> None:
-        """Remove a closed connection, and forget an address without connections."""
-        self.connections.discard(connection)
-        origin.connections -= 1
-        self._forget_unused(origin)
-
-    def _forget_unused(self, origin: UpstreamOrigin) -> None:
+    def forget_unused(self, origin: UpstreamOrigin) -> None:
         """Forget an address without connections: workers leave, and their addresses do not come back."""
         if not (origin.connections or origin.dials) and self.origins.get(origin.base_url) is origin:
             del self.origins[origin.base_url]
@@ -152,9 +127,10 @@ class Upstreams:
     def abort(self) -> None:
         """Close all connections."""
         for connection in tuple(self.connections):
-            connection.abort()
+            connection.transport.abort()
 
-    def _dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
+    def dial(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
+        """Send a call over a new connection."""
         if self.dials is None:
             reason = "the router stops"
         elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
@@ -168,7 +144,7 @@ class Upstreams:
                 origin.dials += 1
                 relay.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
                 return
-        self._forget_unused(origin)
+        self.forget_unused(origin)
         relay.fail("local", reason)
 
     def _closed_idle(self) -> bool:
@@ -177,14 +153,14 @@ class Upstreams:
             while origin.idle:
                 connection = next(iter(origin.idle))
                 del origin.idle[connection]
-                if not connection.closing:
-                    connection.abort()
+                if not connection.transport.is_closing():
+                    connection.transport.abort()
                     return True
         return False
 
     def _dial_ended(self, origin: UpstreamOrigin, _: asyncio.Task[None]) -> None:
         origin.dials -= 1
-        self._forget_unused(origin)
+        self.forget_unused(origin)
 
     async def _dialed(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         phase: UpstreamStage = "connect"
@@ -203,31 +179,32 @@ class Upstreams:
         try:
             if connection is None:
                 relay.fail(phase, reason)
+                return
+            self.opened += 1
+            if connection.transport.is_closing():  # it was hardly open
+                relay.closed(clean=False)
             else:
-                self.opened += 1
                 connection.enlist()
                 connection.send(relay)
+                if relay.paused:
+                    connection.pause_reading()
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(relay)
 
     async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
-        tls = self._tls_context() if origin.tls else None
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)), origin.host, origin.port, ssl=tls
-        )
-        return cast("WorkerConnection", connection)
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
+        if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        return self._tls
+        _, connection = await get_running_loop().create_connection(
+            lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)),
+            origin.host, origin.port, ssl=self._tls if origin.tls else None,
+        )  # fmt: skip
+        return cast("WorkerConnection", connection)
 
 
 class WorkerConnection:
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_idle_since_s", "_origin", "_relay", "_slot", "_transport", "_upstreams", "_used")
+    __slots__ = ("_idle_since_s", "_origin", "_relay", "_slot", "_upstreams", "_used", "transport")
 
     def __init__(self, upstreams: Upstreams, origin: UpstreamOrigin) -> None:
         self._upstreams, self._origin = upstreams, origin
@@ -237,49 +214,40 @@ class WorkerConnection:
         self._idle_since_s = 0.0
         """Time of the first timeout check since it is idle; 0: none yet. That saves a read of the clock."""
 
-    @property
-    def closing(self) -> bool:
-        """Whether it is closing or closed."""
-        return self._transport.is_closing()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established. If its opener was cancelled meanwhile, it is closed silently."""
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def enlist(self) -> None:
         """Register it, and have its timeouts checked, until it is closed."""
-        if not self._transport.is_closing():
-            self._slot = self._upstreams.register(self, self._origin)
+        self._upstreams.connections.add(self)
+        self._origin.connections += 1
+        self._slot = self._upstreams.timeout_sweeper.add(self)
 
     def send(self, relay: ResponseRelay) -> None:
-        """Lend it to `relay`, and send that one's call."""
-        if self._transport.is_closing():  # it was hardly open
-            relay.closed(clean=False)
-            return
-        self._relay = relay
-        relay.connection = self
-        call = relay.call
+        """Lend it to `relay`, and send that one's call. It is open."""
+        self._relay, relay.connection = relay, self
+        call, origin = relay.call, self._origin
         body = call.body
-        if isinstance(body, bytes):
-            head = self._origin.request_head(call.method, call.path, call.headers, len(body))
-            if len(body) <= _JOINED_BYTES_MAX:
-                self._transport.write(head + body)
-            else:
-                self._transport.writelines((head, body))
-        else:
-            head = self._origin.request_head(call.method, call.path, call.headers, sum(map(len, body)))
-            self._transport.writelines((head, *body))
-        if relay.paused:
-            self.pause_reading()
+        start = origin.starts.get((call.method, call.path)) or origin.start(call.method, call.path)
+        if isinstance(body, bytes) and len(body) <= _JOINED_BYTES_MAX:
+            self.transport.write(b"%b%d\r\n%b\r\n%b" % (start, len(body), call.headers, body))
+            return
+        parts = (body,) if isinstance(body, bytes) else body
+        head = b"%b%d\r\n%b\r\n" % (start, sum(map(len, parts)), call.headers)
+        self.transport.writelines((head, *parts))
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""
         relay = self._relay
         if relay is None:
-            self.abort()
+            self.transport.abort()
             return
         try:
-            relay.feed(data)
+            if relay.state == HEAD:
+                relay.feed_head(data)
+            else:
+                relay.feed(data)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(relay)
 
@@ -298,16 +266,20 @@ class WorkerConnection:
         self._origin.idle.pop(self, None)
         if self._slot is not None:
             self._slot.discard(self)
-            self._upstreams.lost(self, self._origin)
+            self._upstreams.connections.discard(self)
+            self._origin.connections -= 1
+            self._upstreams.forget_unused(self._origin)
         self._ended(clean=False)
 
     def _ended(self, *, clean: bool) -> None:
         relay, self._relay = self._relay, None
         if relay is None:
             return
-        if self._used and relay.unanswered and not relay.call.is_once:
+        is_unanswered = relay.state == HEAD and not relay.has_part
+        if self._used and is_unanswered and not relay.call.is_once:
             relay.connection = None
-            self._upstreams.again(self._origin, relay)
+            self._upstreams.stale += 1
+            self._upstreams.dial(self._origin, relay)
             return
         try:
             relay.closed(clean=clean)
@@ -317,29 +289,24 @@ class WorkerConnection:
     def release(self, *, reusable: bool) -> None:
         """Its call is over: keep it as idle, or close it."""
         relay, self._relay = self._relay, None
-        transport = self._transport
-        if not reusable or transport.is_closing() or transport.get_write_buffer_size():
+        transport = self.transport
+        if not reusable or transport.get_write_buffer_size():
             transport.abort()
             return
         if relay is not None and relay.paused:
             transport.resume_reading()
-        self._used = True
-        self._idle_since_s = 0.0
+        self._used, self._idle_since_s = True, 0.0
         self._origin.idle[self] = None
-
-    def abort(self) -> None:
-        """Close it at once."""
-        self._transport.abort()
 
     def pause_reading(self) -> None:
         """Nothing is read until `resume_reading`."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
         """Check the timeouts of its call, or of being idle."""
@@ -351,8 +318,8 @@ class WorkerConnection:
                 abandoned(relay)
         elif not self._idle_since_s:
             self._idle_since_s = now_s
-        elif now_s - self._idle_since_s > self._upstreams.idle_s:
-            self._transport.abort()
+        elif now_s - self._idle_since_s > self._upstreams.limits.worker_idle_s:
+            self.transport.abort()
 
 
 def _is_ours(error: Exception) -> bool:

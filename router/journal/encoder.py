@@ -8,7 +8,7 @@ cut            the next message
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
@@ -19,9 +19,8 @@ from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, RecordedStandings, shortened
 
-BYTES_MAX = 32 << 20
-"""Of records that wait for the log: what a busy router writes in some ten seconds; it does without the log for as
-long."""
+BYTES_MAX = 128 << 20
+"""Of records that wait for the log: more than the longest one has."""
 _MESSAGES_MIN = 4
 """Of which what may wait consists at least: the oldest of them gives way."""
 _RECORDS_MAX = 4096
@@ -73,14 +72,16 @@ class JournalEncoder:
         bytes_max: int = BYTES_MAX,
         now_s: float = 0.0,
         on_waiting: Callable[[bool], None] = lambda _is_due: None,
-        warn: Callable[..., None] = lambda _event, **_fields: None,
+        on_full: Callable[[int], None] = lambda _bytes: None,
+        on_broken: Callable[[Mapping[LossReason, int]], None] = lambda _lost: None,
     ) -> None:
-        """`kv_seq` says how far the index has read `KV_EVENTS`; `warn` writes a line of the log.
+        """`kv_seq` says how far the index has read `KV_EVENTS`.
 
-        `on_waiting` is called when the first record comes, and with True when a message is complete.
+        `on_waiting` is called when the first record comes, and with True when a message is complete; `on_full` with
+        the bytes that wait when the oldest begin to give way; `on_broken` when a checkpoint follows these losses.
         """
         self._life, self._kv_seq, self._bytes_max, self._on_waiting = life, kv_seq, bytes_max, on_waiting
-        self._warn = warn
+        self._on_full, self._on_broken = on_full, on_broken
         self._message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
         self._standings = RecordedStandings()
         self._first = deque[_Batch]()  # of a checkpoint, or of what gave way
@@ -166,7 +167,7 @@ class JournalEncoder:
         """The oldest gives way if too much waits."""
         while self._waiting_bytes > self._bytes_max:
             if not self.pushed_out:
-                self._warn("journal_buffer_full", bytes=self._waiting_bytes)
+                self._on_full(self._waiting_bytes)
             oldest = self._waiting.popleft()
             if isinstance(oldest, _Checkpoint):
                 self.is_in_checkpoint = self._checkpoint is not None
@@ -223,7 +224,7 @@ class JournalEncoder:
     def _begin(self, checkpoint: Iterator[JournalRecord]) -> None:
         """Encode the checkpoint next: replay is exact from it on."""
         if self.broken_by:
-            self._warn("journal_records_lost", records=self.broken_by.total(), reasons=dict(self.broken_by))
+            self._on_broken(self.broken_by)
         self.broken_by.clear()
         self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
 

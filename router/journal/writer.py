@@ -16,7 +16,7 @@ A message that is published again keeps its id, and its records their numbers, s
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from time import perf_counter
 
@@ -101,7 +101,9 @@ class JournalWriter:
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
         self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting, _log.warning)
+        self.encoder = JournalEncoder(
+            self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting, self._on_full, self._on_broken
+        )
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
@@ -118,6 +120,12 @@ class JournalWriter:
 
     def _on_waiting(self, is_due: bool) -> None:  # noqa: FBT001 - a callback's fact
         (self._due if is_due else self._begun).set()
+
+    def _on_full(self, waiting_bytes: int) -> None:
+        _log.warning("journal_buffer_full", bytes=waiting_bytes)
+
+    def _on_broken(self, lost: Mapping[LossReason, int]) -> None:
+        _log.warning("journal_records_lost", records=sum(lost.values()), reasons=dict(lost))
 
     @property
     def _has_any(self) -> bool:

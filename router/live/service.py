@@ -1,7 +1,7 @@
 """Watches the fleet for people: samples for the ring, marks, and events for live clients.
 
-Each `LOOK_S` two looks are compared for marks; each `SEND_S` live clients, if there are any, get the fleet and the
-newest decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread.
+Each `SEND_S` two looks are compared for marks, and live clients, if there are any, get the fleet and the newest
+decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from router.live.fleet_columns import OBSERVED_MAX, fleet_columns, observed
 from router.live.marks import Looked, Mark, Marks
 from router.live.ring import RECENT_STEP_S, Ring
 
-LOOK_S, SEND_S = 0.5, 1.0
+SEND_S = 1.0
 MARKS_MAX = 1000
 RING_BYTES_MAX = 32 << 20
 """Kept moments: 12 hours of some hundred ranks."""
@@ -57,17 +57,15 @@ class Live:
         self.clients.end()
 
     async def _watch(self) -> None:
-        sent_s = kept_s = float("-inf")
+        kept_s = float("-inf")
         while True:
             self.look()
+            await self.send()
             now_s = self._clock.now()
-            if now_s - sent_s >= SEND_S:
-                sent_s = now_s
-                await self.send()
             if now_s - kept_s >= RECENT_STEP_S:
                 kept_s = now_s
                 await self.keep()
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(SEND_S)
 
     def look(self) -> None:
         """Mark what changed since the last look, and tell live clients of it."""

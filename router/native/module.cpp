@@ -1,8 +1,12 @@
 #include "bindings.hpp"
+#include "http.hpp"
 
 NB_MODULE(_fold, module) {
-    module.doc() = "The fold that a router decides by, in C++.";
-    module.attr("INTERFACE") = 10;
+    module.doc() = "The fold that a router decides by, and its readers of HTTP, in C++.";
+    module.attr("INTERFACE") = 11;
     nanobind::set_leak_warnings(false);  // a process may end while verdicts are still referenced
     kv::bind_core(module);
+    kv::http::bind_heads(module);
+    kv::http::bind_bodies(module);
+    kv::http::bind_usage(module);
 }

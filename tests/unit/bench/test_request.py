@@ -31,7 +31,7 @@ def test_what_no_function_runs_in_is_the_loops() -> None:
         Moment(2, False, []),
         Moment(1, True, [READ]),
         Moment(4, False, [READ]),
-        Moment(1, True, ["router.http.heads:HeadReader.request", READ]),
+        Moment(1, True, ["router.http.sites:Sites.checked", READ]),
     ]
     assert shares(moments) == {LOOP: 3 / 8, "read": 5 / 8}
 

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.ledger import Expired, Finished, LeaseEvent
+from kv_protocol.replicas import BEAT_S
 from router.replicas import peer as replica_peer
 from router.replicas.open_leases import OpenLeases
 from router.replicas.replication import SILENT_S
@@ -12,7 +13,7 @@ from tests.support.amount import examples
 from tests.support.planting import plant
 from tests.unit.properties.replica_network import Network, apply
 
-AGREED_S = 1.0
+AGREED_S = BEAT_S + 0.5
 SEEDS = st.integers(0, (1 << 64) - 1)
 
 
@@ -32,7 +33,7 @@ def agree(seed: int, routers: int = 3, steps: int = 30) -> Network:
 
 
 def end_all(network: Network) -> None:
-    """Every lease ends; a second later nothing is left anywhere."""
+    """Every lease ends; after the next beat nothing is left anywhere."""
     for router in network.alive():
         for lease_id in list(router.own):
             router.does(Finished(lease_id=lease_id), network.now_s)
@@ -43,7 +44,7 @@ def end_all(network: Network) -> None:
 
 @given(SEEDS, st.integers(2, 4), st.integers(1, 40))
 @settings(max_examples=examples(60))
-def test_a_second_after_the_last_news_all_ledgers_are_alike(seed: int, routers: int, steps: int) -> None:
+def test_after_the_next_beat_all_ledgers_are_alike(seed: int, routers: int, steps: int) -> None:
     end_all(agree(seed, routers, steps))
 
 

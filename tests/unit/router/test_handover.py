@@ -243,7 +243,8 @@ async def test_all_ranks_of_the_worker_leave() -> None:
         found.plane.index.held[rank("w0/1")] = 2
         found.recent.add(asked(1))
         told = await found.drain()
-        assert (told.prefixes[0].held_blocks, told.prefixes[0].worker) == (4, "w1/0")
+        (prefix,) = told.prefixes
+        assert (prefix.held_blocks, prefix.worker in {"w1/0", "w1/1"}) == (4, True)
 
 
 async def test_prefill_workers_are_warmed_and_what_they_hold_for_a_decode_worker_is_fetched() -> None:

@@ -15,7 +15,7 @@ from kv_protocol.openai.requests import decode_inbound
 from router.decision.plan import RequestPlan
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall, ResponseHandler
-from router.http.heads import Headers, RequestHead
+from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
@@ -54,7 +54,7 @@ class Life(Destination[Try]):
 
     http_1_1 = True
     connection_line = b""
-    peer = "client"
+    writing_paused = False
 
     def __init__(self, *chosen: str | RequestRejected, phase: Any = "whole", retries: int = 1, migrations: int = 0,
                  waits: bool = False, fails: str = "", **body: Any) -> None:  # fmt: skip
@@ -64,8 +64,7 @@ class Life(Destination[Try]):
         self._chosen, self._waits, self._fails = list(chosen), waits, fails
         self._plan = RequestPlan(phase, retry_limit=retries, migration_limit=migrations)
         data = json.dumps({"model": "m", "prompt": "hello"} | body).encode()
-        head = RequestHead("POST", COMPLETIONS, "", {}, len(data), keep_alive=True, http_1_1=True)
-        self.exchange = Exchange(self, head, data, 0.0)
+        self.exchange = Exchange(self, "POST", COMPLETIONS, "", {}, data, 0.0)
         self.request = Request(self.exchange, self)
         self.request.begin()
 
@@ -172,7 +171,7 @@ class Life(Destination[Try]):
         event = {"id": "a", "created": 1, "choices": [{"finish_reason": reason}]}
         buffer = self.request.replay_buffer
         assert buffer is not None
-        buffer.add(token_comment(ids) + b"data: %b\n\n" % json.dumps(event).encode(), framed=False)
+        buffer.add(token_comment(ids) + b"data: %b\n\n" % json.dumps(event).encode())
 
     def is_cut(self) -> bytes | None:
         """Let the present worker fail in the midst of its stream."""
@@ -182,7 +181,8 @@ class Life(Destination[Try]):
     def collects(self, body: bytes) -> None:
         """Let the present worker, a prefill one, answer."""
         self.begins(headers={})
-        self._asked.send_whole(200, b"", body)
+        assert self._asked.client is not None
+        self._asked.client.write(b"\r\n\r\n" + body)
         self.request.on_end(b"", 0)
 
 

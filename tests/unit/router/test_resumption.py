@@ -12,7 +12,6 @@ import pytest
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound
 from kv_runtime.text.byte_model import ByteText
-from router.http.framing import chunk
 from router.http.stream_replay import StreamReplayBuffer, without_ids
 from router.request.resumption import (
     CannotResume,
@@ -80,20 +79,18 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
     buffer = StreamReplayBuffer(1 << 20)
     buffer.rewrite(rewriter(inbound, before, point.held), before)
-    return b"".join(buffer.add(each, framed=False) for each in events), b"".join(events), before
+    return b"".join(buffer.add(each) for each in events), b"".join(events), before
 
 
 # ------------------------------------------------------------------------------------------------- what clients get
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("is_framed", [False, True])
-def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: str, *, is_framed: bool) -> None:
+def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: str) -> None:
     path, body = SHAPES[shape]
     buffer = StreamReplayBuffer(1 << 20)
     buffer.hide_ids()
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
-    framing = chunk if is_framed else bytes
-    assert [buffer.add(framing(each), framed=is_framed) for each in with_ids] == [framing(each) for each in without]
+    assert [buffer.add(each) for each in with_ids] == without
     assert buffer.events() == b"".join(with_ids)
 
 
@@ -114,7 +111,7 @@ def test_text_that_looks_like_ids_is_kept() -> None:
 def test_a_client_that_asked_itself_keeps_the_ids() -> None:
     path, body = SHAPES["chat"]
     events = list(stream_events(path, body | {"return_token_ids": True}))
-    assert [StreamReplayBuffer(1 << 20).add(each, framed=False) for each in events] == events
+    assert [StreamReplayBuffer(1 << 20).add(each) for each in events] == events
 
 
 # ------------------------------------------------------------------------------------------------- the continuation

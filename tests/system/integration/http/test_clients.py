@@ -417,7 +417,7 @@ async def test_while_nothing_is_forwarded_the_service_is_told_that_the_client_le
         writer.close()
         await until(lambda: bool(http.gone))
         (exchange,) = http.exchanges
-        assert not exchange.open
+        assert exchange.client is None
         exchange.answer(200, b"too late")
         http.forward(exchange)
         exchange.on_gone(lambda: http.gone.append(exchange))
@@ -447,7 +447,7 @@ async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
         await until(lambda: not http.plane.upstreams.connections)
         assert (http.plane.inflight, dialing(http.plane), len(http.plane.timeout_sweeper)) == (0, 0, 0)
     assert {watcher.heard[-1] for watcher in http.watchers} == {"gone"}
-    assert not any(watcher.exchange.open for watcher in http.watchers)
+    assert not any(watcher.exchange.client for watcher in http.watchers)
 
 
 async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() -> None:

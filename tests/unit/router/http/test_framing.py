@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http.framing import ChunkReader, LengthReader, body_reader, chunk, complete_chunks_tail
+from router.http.framing import TAIL_BYTES, BodyReader, take_events
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
@@ -10,7 +10,7 @@ BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
 
 def read(data: bytes, piece: int) -> tuple[bytes, int]:
     """Return the payload of a chunked body that comes in such pieces, and where it ends; -1 where it does not."""
-    reader, payload = ChunkReader(), bytearray()
+    reader, payload = BodyReader(CHUNKED), bytearray()
     for at in range(0, len(data), piece):
         end = reader.feed(data[at : at + piece], payload)
         if end >= 0:
@@ -70,47 +70,40 @@ def test_a_fault_is_refused_though_a_body_would_end_behind_it(data: bytes) -> No
 
 
 def test_the_rest_of_a_chunk_is_known() -> None:
-    reader = ChunkReader()
+    reader = BodyReader(CHUNKED)
     reader.feed(b"fffffffffffffff\r\nabc", bytearray())
     assert reader.left == 0xFFFFFFFFFFFFFFF - 3
-    assert not reader.between_chunks
 
 
 @pytest.mark.parametrize("piece", range(1, 8))
 def test_a_length_is_read_to_its_end_and_no_further(piece: int) -> None:
-    reader, payload, data = LengthReader(5), bytearray(), b"hello, you"
+    reader, payload, data = BodyReader(5), bytearray(), b"hello, you"
     ends = [reader.feed(data[at : at + piece], payload) + at for at in range(0, 5, piece)]
     assert (bytes(payload), ends[-1]) == (b"hello", 5)
 
 
 def test_a_body_until_the_end_has_no_other() -> None:
     payload = bytearray()
-    assert body_reader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
+    assert BodyReader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
     assert payload == b"0\r\n\r\n"
-    assert isinstance(body_reader(CHUNKED), ChunkReader)
 
 
-# ---------------------------------------------------------------- whole chunks
+# ---------------------------------------------------------------- what is passed on
 
 
-@pytest.mark.parametrize("sizes", [[1], [4096], [1, 2, 3], [100] * 50, [4000, 4000]])
-def test_whole_chunks_are_seen_as_such_and_nothing_less_is(sizes: list[int]) -> None:
-    data = b"".join(chunk(b"x" * size) for size in sizes)
-    assert complete_chunks_tail(data, len(data)) == 0
-    assert complete_chunks_tail(data.upper(), len(data)) == 0
-    for cut in (data[:-1], data[1:], data + b"0", data + b"0\r\n\r\n", data[:-2] + b"xx"):
-        assert complete_chunks_tail(cut, len(data)) == -1
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("rest", [b"", b"data: b", b"data: b\n", b"data: b\r\n", b"data: b\r"])
+def test_complete_events_are_taken_and_the_beginning_of_another_stays(end: bytes, rest: bytes) -> None:
+    events = (b"data: a" + end) * 3
+    buffer = bytearray(events + rest)
+    assert [take_events(buffer), bytes(buffer), take_events(buffer), bytes(buffer)] == [events, rest, b"", rest]
 
 
-@pytest.mark.parametrize("tail_bytes", [1, 100, 106, 107, 211, 212, 213, 5000])
-def test_the_tail_of_whole_chunks_begins_with_one(tail_bytes: int) -> None:
-    data = chunk(b"x" * 101) * 3
-    begins = complete_chunks_tail(data, tail_bytes)
-    assert begins in {0, 107, 214}
-    assert len(data) - begins <= tail_bytes or begins == 214
-    assert begins == 0 or len(data) - (begins - 107) > tail_bytes
-
-
-@pytest.mark.parametrize("line", [b"2;x", b"02", b"2 ", b"1001", b"", b"+2", b"0x2"])
-def test_sizes_that_are_unusual_are_left_to_the_reader(line: bytes) -> None:
-    assert complete_chunks_tail(line + b"\r\n" + b"ab\r\n", 100) == -1
+@pytest.mark.parametrize("sizes", [[3], [1, 5000, 3], [4000, 97, 3], [50] * 1000, [70_000]])
+def test_the_tail_is_the_end_of_what_was_passed_on(sizes: list[int]) -> None:
+    reader, payload = BodyReader(CHUNKED), b""
+    for at, size in enumerate(sizes):
+        events = bytes([97 + at % 26]) * size + b"\n\n"
+        payload += events
+        reader.remember(events)
+        assert reader.tail == payload[-TAIL_BYTES:]

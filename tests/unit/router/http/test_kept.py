@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.continuation import COMMENT, token_comment, without_tokens
-from router.http.framing import chunk
+from kv_protocol.continuation import token_comment, without_tokens
 from router.http.stream_replay import StreamReplayBuffer
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
@@ -32,18 +31,13 @@ def test_events_lose_their_comments_and_nothing_else(events: list[tuple[list[int
     assert without_tokens(bare) == (bare, 0)
 
 
-@given(EVENTS, st.booleans(), st.booleans())
-def test_all_is_kept_and_the_client_gets_what_it_wants(
-    events: list[tuple[list[int], str]], is_framed: bool, hides_tokens: bool
-) -> None:
+@given(EVENTS, st.booleans())
+def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[int], str]], hides_tokens: bool) -> None:
     kept, got = StreamReplayBuffer(1 << 20, hides_tokens=hides_tokens), b""
     for whole, bare in parts(events):
-        sent, wanted = whole, bare if hides_tokens else whole
-        if is_framed:
-            sent, wanted = chunk(sent), chunk(wanted)
-        shown = kept.add(sent, framed=is_framed)
+        shown = kept.add(whole)
         got += shown
-        assert shown == wanted
+        assert shown == (bare if hides_tokens else whole)
     assert kept.events() == b"".join(whole for whole, _ in parts(events))
     assert kept.later_tokens == sum(len(tokens) for tokens, _ in events[1:])
 
@@ -51,11 +45,5 @@ def test_all_is_kept_and_the_client_gets_what_it_wants(
 @pytest.mark.parametrize("bytes_max", [0, 60])
 def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
     kept, event = StreamReplayBuffer(bytes_max), token_comment([1, 2]) + said("ab")
-    assert [kept.add(event, framed=False) for _ in range(4)] == [said("ab")] * 4
+    assert [kept.add(event) for _ in range(4)] == [said("ab")] * 4
     assert (kept.is_overfull, kept.events(), kept.later_tokens) == (True, b"", 6)
-
-
-def test_several_chunks_of_one_read_become_one() -> None:
-    one, two = token_comment([1]) + said("a"), said("b")
-    assert StreamReplayBuffer(1 << 20).add(chunk(one) + chunk(two), framed=True) == chunk(said("a") + two)
-    assert COMMENT not in said("a")

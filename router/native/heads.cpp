@@ -1,0 +1,332 @@
+// Parses heads of HTTP/1.1 messages: the grammar, and its sources, are in `router/http/heads.py`. All calls keep the GIL.
+#include "http.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <tuple>
+
+#include <nanobind/stl/string.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv::http {
+
+namespace {
+
+constexpr std::size_t kHeadBytesMax = 32 << 10, kLinesMax = 100, kDigitsMax = 18, kShownMax = 100;
+
+// Of `router/http/heads.py`, which names them when it is imported: as long as the process.
+PyObject *request_head, *answer_head, *malformed_error;
+
+// Headers that say how a message is read.
+enum Known : std::size_t { kHost, kLength, kCoding, kContent, kExpect, kConnection, kKnownCount };
+constexpr std::array<Text, kKnownCount> kNames{"host", "content-length", "transfer-encoding", "content-encoding", "expect", "connection"};
+
+nb::object checked(PyObject* made) {
+    if (made == nullptr) {
+        throw nb::python_error();
+    }
+    return nb::steal(made);
+}
+
+nb::object bytes(Text of) { return checked(PyBytes_FromStringAndSize(of.data(), static_cast<Py_ssize_t>(of.size()))); }
+nb::object ascii(Text of) { return checked(PyUnicode_DecodeLatin1(of.data(), static_cast<Py_ssize_t>(of.size()), nullptr)); }
+
+// A named tuple of these fields.
+nb::object named(PyObject* type, std::initializer_list<nb::object> fields) {
+    auto* const of = reinterpret_cast<PyTypeObject*>(type);
+    nb::object made = checked(of->tp_alloc(of, static_cast<Py_ssize_t>(fields.size())));
+    Py_ssize_t at = 0;
+    for (const nb::object& field : fields) {
+        PyTuple_SET_ITEM(made.ptr(), at++, field.inc_ref().ptr());
+    }
+    return made;
+}
+
+Text stripped(Text of) {
+    const std::size_t begin = std::min(of.find_first_not_of(" \t"), of.size());
+    return of.substr(begin, of.find_last_not_of(" \t") + 1 - begin);
+}
+
+// Calls `found` with each member of a list.
+template <typename Found>
+void each_token(Text list, Found found) {
+    for (std::size_t at = 0, end = 0; end != Text::npos; at = end + 1) {
+        end = list.find(',', at);
+        found(stripped(list.substr(at, end == Text::npos ? end : end - at)));
+    }
+}
+
+bool has_token(Text list, Text token) {
+    bool has = false;
+    each_token(list, [&](Text each) { has = has || same(each, token); });
+    return has;
+}
+
+// The header lines of a head, and what those of them say that frame the message.
+struct Fields {
+    nb::dict headers;
+    std::array<std::string, kKnownCount> values;
+    std::array<bool, kKnownCount> has{};
+
+    // `each` gets every name, as an object and as it was sent, and its line.
+    template <typename Each>
+    void read(Text lines, int status_of_many, Each each) {
+        std::size_t count = 0;
+        for (std::size_t at = 0; at < lines.size(); at = lines.find("\r\n", at) + 2) {
+            ++count;
+        }
+        if (count > kLinesMax) {
+            malformed(status_of_many, "headers: found " + std::to_string(count) + " lines, allowed " + std::to_string(kLinesMax));
+        }
+        for (std::size_t at = 0, end = 0; at < lines.size(); at = end + 2) {
+            end = lines.find("\r\n", at);
+            const Text line = lines.substr(at, end - at);
+            const std::size_t name_end = span(line, 0, kToken);
+            if (name_end == 0 || name_end == line.size() || line[name_end] != ':' || !all(line.substr(name_end + 1), kText)) {
+                malformed(400, "headers: found " + shown(line) + ", allowed name: value, without control characters");
+            }
+            each(add(line.substr(0, name_end), stripped(line.substr(name_end + 1))), line);
+        }
+    }
+
+    // The body's length in bytes, `kChunked` or `kUntilClose`.
+    std::int64_t body_bytes(bool http_1_1) const {
+        if (has[kCoding]) {
+            if (has[kLength]) {
+                malformed(400, "transfer-encoding: found beside content-length, allowed alone");
+            }
+            if (!http_1_1) {
+                malformed(400, "transfer-encoding: found in HTTP/1.0, allowed in HTTP/1.1");
+            }
+            if (!same(values[kCoding], "chunked")) {
+                malformed(501, "transfer-encoding: found " + shown(values[kCoding]) + ", allowed chunked");
+            }
+            return kChunked;
+        }
+        if (!has[kLength]) {
+            return kUntilClose;
+        }
+        const std::string& digits = values[kLength];
+        if (digits.empty() || digits.size() > kDigitsMax || digits.find_first_not_of("0123456789") != Text::npos) {
+            malformed(400, "content-length: found " + shown(digits) + ", allowed 1 to " + std::to_string(kDigitsMax) + " digits");
+        }
+        return std::stoll(digits);
+    }
+
+private:
+    nb::object add(Text sent, Text value) {
+        std::string letters(sent);
+        std::transform(letters.begin(), letters.end(), letters.begin(), lower);
+        nb::object name = bytes(letters);
+        PyObject* const key = name.ptr();
+        const auto known = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), letters) - kNames.begin());
+        const Py_ssize_t count = PyDict_Size(headers.ptr());
+        PyObject* const before = PyDict_SetDefault(headers.ptr(), key, bytes(value).ptr());
+        std::string joined;
+        if (before != nullptr && PyDict_Size(headers.ptr()) == count) {
+            if (known < kConnection) {
+                malformed(400, std::string(kNames[known]) + ": found it twice, allowed once");
+            }
+            value = joined = std::string(view_of(nb::borrow<nb::bytes>(before))).append(", ").append(value);
+            PyDict_SetItem(headers.ptr(), key, bytes(value).ptr());
+        }
+        if (PyErr_Occurred() != nullptr) {
+            throw nb::python_error();
+        }
+        if (known < kKnownCount) {
+            has[known] = true;
+            values[known] = value;
+        }
+        return name;
+    }
+};
+
+// A request's path and query.
+std::string path_of(Text method, Text target) {
+    if (target.empty() || !all(target, kVisible)) {
+        malformed(400, "target: found " + shown(target) + ", allowed visible ASCII");
+    }
+    if (target[0] == '/' || (target == "*" && method == "OPTIONS")) {
+        return std::string(target);
+    }
+    const std::size_t authority = same(target.substr(0, 7), "http://") ? 7 : same(target.substr(0, 8), "https://") ? 8 : Text::npos;
+    if (authority != Text::npos) {
+        const std::size_t end = std::min(target.find_first_of("/?#@", authority), target.size());
+        if (end > authority && (end == target.size() || target[end] == '/' || target[end] == '?')) {
+            return (end < target.size() && target[end] == '/' ? "" : "/") + std::string(target.substr(end));
+        }
+    }
+    malformed(400, "target: found " + shown(target) + ", allowed /path or http://authority/path");
+}
+
+// The method, the path with its query, and whether it is HTTP/1.1.
+std::tuple<Text, std::string, bool> request_line(Text line) {
+    const std::size_t first = line.find(' '), second = line.find(' ', first + 1);
+    if (first == Text::npos || second == Text::npos || line.find(' ', second + 1) != Text::npos) {
+        malformed(400, "request line: found " + shown(line) + ", allowed method, target, version, one space between");
+    }
+    const Text method = line.substr(0, first), version = line.substr(second + 1);
+    if (version != "HTTP/1.1" && version != "HTTP/1.0") {
+        const auto is_digit = [version](std::size_t at) { return version[at] >= '0' && version[at] <= '9'; };
+        const bool is_another = version.size() == 8 && version.substr(0, 5) == "HTTP/" && is_digit(5) && version[6] == '.' && is_digit(7);
+        malformed(is_another ? 505 : 400, "version: found " + shown(version) + ", allowed HTTP/1.1 and HTTP/1.0");
+    }
+    if (method.empty() || !all(method, kToken)) {
+        malformed(400, "method: found " + shown(method) + ", allowed a token");
+    }
+    if (method == "CONNECT") {
+        malformed(501, "method: CONNECT is not served");
+    }
+    return {method, path_of(method, line.substr(first + 1, second - first - 1)), version == "HTTP/1.1"};
+}
+
+// How many bytes the empty lines before a request have (RFC 9112, 2.2); a last CR may begin another one.
+std::size_t empty_lines(Text data) {
+    std::size_t at = 0;
+    for (; at < data.size() && (data[at] == '\r' || data[at] == '\n'); at += 2) {
+        if (data[at] == '\n' || (at + 1 < data.size() && data[at + 1] != '\n')) {
+            malformed(400, "request line: found a bare CR or LF before it, allowed CRLF");
+        }
+        if (at + 1 == data.size()) {
+            break;
+        }
+    }
+    return at;
+}
+
+// The head at the beginning, behind `empty_bytes`, without its last two CRLF; false where it is not complete.
+bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
+    const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");
+    if (end == Text::npos) {
+        if (empty_bytes + data.size() >= kHeadBytesMax) {
+            const std::string most = std::to_string(kHeadBytesMax);
+            malformed(status_of_long, "head: found more than " + most + " bytes, allowed " + most);
+        }
+        return false;
+    }
+    const std::size_t line_end = data.find("\r\n");
+    start_line = data.substr(0, line_end);
+    lines = data.substr(line_end + 2, end - line_end);  // each with its CRLF
+    return true;
+}
+
+nb::object request(const nb::bytes& given) {
+    Text data = view_of(given), line, lines;
+    const std::size_t before = empty_lines(data);
+    data.remove_prefix(before);
+    if (!cut_head(data, before, 431, line, lines)) {
+        return nb::none();
+    }
+    const auto [method, path_and_query, http_1_1] = request_line(line);
+    Fields fields;
+    fields.read(lines, 431, [](const nb::object&, Text) {});
+    if (http_1_1 && !fields.has[kHost]) {
+        malformed(400, "host: found none, one is needed");
+    }
+    const std::int64_t body_bytes = fields.body_bytes(http_1_1);
+    const std::string &content = fields.values[kContent], &expect = fields.values[kExpect];
+    if (fields.has[kContent] && !same(content, "identity")) {
+        malformed(415, "content-encoding: found " + shown(content) + ", allowed identity");
+    }
+    if (fields.has[kExpect] && !same(expect, "100-continue")) {
+        malformed(417, "expect: found " + shown(expect) + ", allowed 100-continue");
+    }
+    const Text path = path_and_query;
+    const std::size_t mark = std::min(path.find('?'), path.size()), length = static_cast<std::size_t>(std::max<std::int64_t>(body_bytes, 0));
+    const Text behind = data.substr(line.size() + lines.size() + 4);
+    const bool is_whole = body_bytes != kChunked && length <= behind.size();
+    const bool keep_alive = http_1_1 && !has_token(fields.values[kConnection], "close");
+    return named(request_head, {ascii(method), ascii(path.substr(0, mark)), ascii(path.substr(std::min(mark + 1, path.size()))),
+                                fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes), nb::cast(keep_alive),
+                                nb::cast(http_1_1), is_whole ? bytes(behind.substr(0, length)) : nb::none(),
+                                bytes(is_whole ? behind.substr(length) : behind)});
+}
+
+class AnswerReader {
+public:
+    explicit AnswerReader(nb::object dropped) : dropped_(std::move(dropped)) {}
+
+    nb::object answer(const nb::bytes& given) const {
+        Text data = view_of(given), line, lines;
+        if (!cut_head(data, 0, 502, line, lines)) {
+            return nb::none();
+        }
+        const bool is_status = line.size() >= 12 && (line.substr(0, 9) == "HTTP/1.1 " || line.substr(0, 9) == "HTTP/1.0 ") &&
+                               line[9] >= '1' && line[9] <= '5' && line.substr(10, 2).find_first_not_of("0123456789") == Text::npos &&
+                               (line.size() == 12 || line[12] == ' ') && all(line.substr(12), kText);
+        if (!is_status) {
+            malformed(502, "status line: found " + shown(line) + ", allowed HTTP/1.1 and a status of 100 to 599");
+        }
+        const int status = 100 * (line[9] - '0') + 10 * (line[10] - '0') + (line[11] - '0');
+        if (status == 101) {
+            malformed(502, "status: found 101, allowed none that changes the protocol");
+        }
+        const bool http_1_1 = line[7] == '1';
+        Fields fields;
+        std::string passed_on = "HTTP/1.1 " + std::string(line.substr(9)) + "\r\n";
+        const std::size_t start_size = passed_on.size();
+        fields.read(lines, 502, [&](const nb::object& name, Text of) {
+            const int is_dropped = PySet_Contains(dropped_.ptr(), name.ptr());
+            if (is_dropped < 0) {
+                throw nb::python_error();
+            }
+            if (is_dropped == 0) {
+                passed_on.append(of).append("\r\n");
+            }
+        });
+        std::int64_t body_bytes = fields.body_bytes(http_1_1);
+        if (status < 200 || status == 204 || status == 304) {
+            body_bytes = 0;
+        }
+        const Text connection = fields.values[kConnection];
+        if (fields.has[kConnection]) {
+            each_token(connection, [&](Text name) { remove(passed_on, start_size, name); });
+        }
+        const bool reusable = http_1_1 && body_bytes != kUntilClose && !has_token(connection, "close");
+        return named(answer_head, {nb::cast(status), fields.headers, nb::cast(body_bytes), nb::cast(reusable), bytes(passed_on),
+                                   bytes(data.substr(line.size() + lines.size() + 4))});
+    }
+
+private:
+    // Removes the header lines of this name.
+    static void remove(std::string& lines, std::size_t from, Text name) {
+        for (std::size_t at = from, end = 0; at < lines.size(); at = end) {
+            end = lines.find("\r\n", at) + 2;
+            const Text line = Text(lines).substr(at, end - at);
+            if (same(line.substr(0, line.find(':')), name)) {
+                lines.erase(at, end - at);
+                end = at;
+            }
+        }
+    }
+
+    nb::object dropped_;  // a frozenset of names
+};
+
+}  // namespace
+
+std::string shown(Text found) {
+    const nb::object repr = checked(PyObject_Repr(ascii(found.substr(0, kShownMax)).ptr()));
+    return nb::cast<std::string>(repr);
+}
+
+void malformed(int status, const std::string& message) {
+    PyErr_SetObject(malformed_error, nb::make_tuple(status, nb::str(message.data(), message.size())).ptr());
+    throw nb::python_error();
+}
+
+void bind_heads(nb::module_& module) {
+    module.def("name_heads",
+               [](nb::object request_type, nb::object answer_type, nb::object error) {
+                   request_head = request_type.release().ptr();
+                   answer_head = answer_type.release().ptr();
+                   malformed_error = error.release().ptr();
+               },
+               "request_head"_a, "answer_head"_a, "malformed"_a);
+    module.def("request_head", &request, nb::arg());
+    nb::class_<AnswerReader>(module, "AnswerReader").def(nb::init<nb::object>(), nb::arg()).def("answer", &AnswerReader::answer, nb::arg());
+}
+
+}  // namespace kv::http

@@ -1,0 +1,70 @@
+// What the readers of heads and bodies share (`heads.cpp`, `body.cpp`).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <nanobind/nanobind.h>
+
+namespace kv::http {
+
+using Text = std::string_view;
+
+enum : std::int64_t { kChunked = -1, kUntilClose = -2 };  // in place of a body's length
+
+// Classes of bytes: tchar; what a value may have; visible ASCII (RFC 9110, 5.6.2 and 5.5).
+enum : unsigned char { kToken = 1, kText = 2, kVisible = 4 };
+
+constexpr std::array<unsigned char, 256> byte_classes() {
+    std::array<unsigned char, 256> of{};
+    for (std::size_t byte = 0; byte < of.size(); ++byte) {
+        const bool is_visible = byte > 0x20 && byte < 0x7f, is_letter = (byte | 0x20) >= 'a' && (byte | 0x20) <= 'z' && byte < 0x80;
+        const bool is_text = is_visible || byte == ' ' || byte == '\t' || byte >= 0x80;
+        of[byte] = static_cast<unsigned char>((is_visible ? kVisible : 0) | (is_text ? kText : 0) |
+                                              (is_letter || (byte >= '0' && byte <= '9') ? kToken : 0));
+    }
+    for (const char each : Text("!#$%&'*+-.^_`|~")) {
+        of[static_cast<unsigned char>(each)] |= kToken;
+    }
+    return of;
+}
+
+inline constexpr std::array<unsigned char, 256> kClasses = byte_classes();
+
+// How many bytes from `at` on are of the class.
+inline std::size_t span(Text of, std::size_t at, unsigned char kind) {
+    std::size_t end = at;
+    while (end < of.size() && (kClasses[static_cast<unsigned char>(of[end])] & kind) != 0) {
+        ++end;
+    }
+    return end - at;
+}
+
+inline bool all(Text of, unsigned char kind) { return span(of, 0, kind) == of.size(); }
+
+inline char lower(char byte) { return byte >= 'A' && byte <= 'Z' ? static_cast<char>(byte | 0x20) : byte; }
+
+// Whether they differ at most in the case of letters.
+inline bool same(Text found, Text to) {
+    bool is_same = found.size() == to.size();
+    for (std::size_t at = 0; is_same && at < to.size(); ++at) {
+        is_same = lower(found[at]) == lower(to[at]);
+    }
+    return is_same;
+}
+
+inline Text view_of(const nanobind::bytes& data) { return {data.c_str(), data.size()}; }
+
+// The beginning of what was found, as an error shows it.
+std::string shown(Text found);
+
+// Raises `router.http.heads.Malformed`.
+[[noreturn]] void malformed(int status, const std::string& message);
+
+void bind_heads(nanobind::module_& module);
+void bind_bodies(nanobind::module_& module);
+void bind_usage(nanobind::module_& module);
+
+}  // namespace kv::http
