@@ -80,7 +80,7 @@ class ImageSpan(NamedTuple):
     is_escaped: bool = False
 
 
-class Body(NamedTuple):
+class Body(msgspec.Struct, frozen=True):
     r"""A body as decoders read it: `text` is JSON, with a key of `images` in place of each image's base64.
 
     `escaped` names the images that are written with `\/` for each slash.

@@ -31,7 +31,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "kv_runtime.text",
         "kv_protocol.hashing",
         "indexer.native.index",
-        "router.prompt.recent_prompts",
     ),
     "queue": ("router.queue",),
     "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.model_view"),

@@ -1,9 +1,10 @@
 // Sequence hashes of the full blocks of a prompt. The rules, and the Python twin: kv_protocol/hashing.py.
 #include "hashing.hpp"
 
+#include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <optional>
+#include <vector>
 
 #include "common.hpp"
 
@@ -14,6 +15,9 @@
 #ifdef KV_HAVE_XXHASH
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#if XXH_VERSION_NUMBER < 801
+#undef KV_HAVE_XXHASH  // it cannot derive a seed's secret once for many blocks
+#endif
 #endif
 
 namespace nb = nanobind;
@@ -24,68 +28,99 @@ namespace kv {
 namespace {
 
 constexpr u64 kChainSeed = 1337;
-constexpr std::size_t kTokenBytes = 4;
-constexpr std::size_t kHashBytes = 8;
-constexpr std::size_t kBlockSizeMax = 4096;
+constexpr int kTokenBytes = 4;
+constexpr int kBlockSizeMax = 4096;
 // Some 5 us of hashing: below, handing over the GIL and asking for it again costs more than it gives to others.
-constexpr std::size_t kGilKeptBytes = 64 * 1024;
+constexpr int kGilKeptTokens = 24 * 1024;
 
-// A Python buffer, held while it is read.
-class View {
+// Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
+class Tokens {
 public:
-    explicit View(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) {
-            throw nb::python_error();
+    explicit Tokens(PyObject* given) {
+        if (!PyTuple_Check(given)) {
+            add(given);
+            return;
+        }
+        for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) {
+            add(PyTuple_GET_ITEM(given, at));
         }
     }
-    View(const View&) = delete;
-    View& operator=(const View&) = delete;
-    ~View() { PyBuffer_Release(&view_); }
 
-    const unsigned char* data() const { return static_cast<const unsigned char*>(view_.buf); }
-    std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+    Py_ssize_t size() const { return size_; }
+
+    // The next `count`, which there are.
+    void read(u32* out, Py_ssize_t count) {
+        while (count != 0) {
+            const Piece& piece = pieces_[piece_];
+            const Py_ssize_t some = std::min(count, piece.size - at_);
+            for (Py_ssize_t each = 0; each < some; ++each) {
+                *out++ = PyUnicode_READ(piece.kind, piece.data, at_ + each);
+            }
+            count -= some;
+            at_ += some;
+            if (at_ == piece.size) {
+                ++piece_;
+                at_ = 0;
+            }
+        }
+    }
 
 private:
-    Py_buffer view_;
+    struct Piece {
+        const void* data;
+        Py_ssize_t size;
+        int kind;  // bytes of a token
+    };
+
+    void add(PyObject* given) {
+        if (PyUnicode_Check(given)) {
+            pieces_.push_back({PyUnicode_DATA(given), PyUnicode_GET_LENGTH(given), PyUnicode_KIND(given)});
+        } else if (PyBytes_Check(given) && PyBytes_GET_SIZE(given) % kTokenBytes == 0) {
+            pieces_.push_back({PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given) / kTokenBytes, kTokenBytes});
+        } else {
+            throw nb::type_error("tokens: bytes of u32s, or a tuple of strings");
+        }
+        size_ += pieces_.back().size;
+    }
+
+    std::vector<Piece> pieces_;
+    std::size_t piece_ = 0;
+    Py_ssize_t size_ = 0, at_ = 0;
 };
 
-// A block's window is `width` bytes from every `stride`-th byte on; with EAGLE it reaches into the next block.
-struct Windows {
-    std::size_t stride;
-    std::size_t width;
-
-    std::size_t count(std::size_t size) const { return size < width ? 0 : (size - width) / stride + 1; }
-};
-
-void hash_chain(const unsigned char* tokens, Windows windows, std::size_t count, u64 seed, char* out) {
+// A window begins at each `stride`-th token; with EAGLE it has one token of the next block. XXH3 would derive the seed's
+// secret for each window that is longer than 240 bytes: half of the time.
+void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, std::vector<u64>& hashes) {
+    alignas(64) unsigned char secret[XXH_SECRET_DEFAULT_SIZE];
+    XXH3_generateSecret_fromSeed(secret, seed);
+    u32 window[kBlockSizeMax + 1];
+    const std::size_t bytes = sizeof(u32) * static_cast<std::size_t>(width);
+    Py_ssize_t known = 0;
     u64 pair[2] = {};  // the hash before, the local hash
-    for (std::size_t block = 0; block < count; ++block) {
-        pair[1] = XXH3_64bits_withSeed(tokens + block * windows.stride, windows.width, seed);
-        pair[0] = block == 0 ? pair[1] : XXH3_64bits_withSeed(pair, sizeof pair, kChainSeed);
-        std::memcpy(out + block * kHashBytes, &pair[0], kHashBytes);
+    for (u64& hash : hashes) {
+        std::copy_n(window + stride, known, window);
+        tokens.read(window + known, width - known);
+        pair[1] = XXH3_64bits_withSecretandSeed(window, bytes, secret, sizeof secret, seed);
+        hash = pair[0] = &hash == hashes.data() ? pair[1] : XXH3_64bits_withSeed(pair, sizeof pair, kChainSeed);
+        known = width - stride;
     }
 }
 
-nb::bytes hash_blocks(nb::handle tokens, std::size_t block_size, u64 seed, bool is_eagle) {
+nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is_eagle) {
     if (block_size < 1 || block_size > kBlockSizeMax) {
         throw nb::value_error("block_size: 1..4096 tokens");
     }
-    const View view(tokens);
-    const Windows windows{kTokenBytes * block_size, kTokenBytes * (block_size + (is_eagle ? 1 : 0))};
-    const std::size_t count = windows.count(view.size());
-    PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * kHashBytes));
-    if (made == nullptr) {
-        throw nb::python_error();
-    }
-    nb::bytes hashes = nb::steal<nb::bytes>(made);
+    Tokens tokens(given.ptr());
+    const Py_ssize_t width = block_size + (is_eagle ? 1 : 0), rest = tokens.size() - width;
+    std::vector<u64> hashes(rest < 0 ? 0 : static_cast<std::size_t>(rest / block_size + 1));
     {
         std::optional<nb::gil_scoped_release> released;
-        if (view.size() > kGilKeptBytes) {
+        if (tokens.size() > kGilKeptTokens) {
             released.emplace();
         }
-        hash_chain(view.data(), windows, count, seed, PyBytes_AS_STRING(made));
+        hash_chain(tokens, block_size, width, seed, hashes);
     }
-    return hashes;
+    return nb::bytes(hashes.data(), sizeof(u64) * hashes.size());
 }
 
 }  // namespace

@@ -5,7 +5,8 @@
     nvext                                          `NvExt`; a wrong type of a key that the router reads is refused
     extra_args                                     `Targets`, as clients of NVIDIA Dynamo's global router state them
     messages, prompt, tools, and other inputs of
-    the chat template                              bytes, which are decoded only if the prompt must be encoded
+    the chat template                              bytes, which are decoded only if the prompt must be encoded; the
+                                                   messages of a short chat in the same pass then (`ReadChat`)
     what changes a prompt in an engine             bytes: the prompt then is not rendered here (`changed_by`)
     any other key                                  not read: the worker gets the client's bytes
 
@@ -26,6 +27,7 @@ from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 _TEXT_FORMAT = b'{"type":"text"}'
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -185,11 +187,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
         return super().names_phase or (self.prompt_token_ids is not ABSENT and is_given(self.prompt_token_ids))
 
     @property
-    def rendered_bytes(self) -> int:
-        """The bytes of JSON that have to be read for the prompt."""
-        return len(self.messages) + len(self.tools) + len(self.documents) + len(self.chat_template_kwargs)
-
-    @property
     def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
         """The JSON of what becomes the prompt, in its order."""
         return self.tools, self.documents, self.messages
@@ -210,6 +207,16 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
             continue_final_message=self.continue_final_message,
             add_generation_prompt=self.add_generation_prompt,
         )
+
+
+class ReadChat(ChatInbound, frozen=True, kw_only=True):
+    """The same, decoded with its messages: a short one of which the prompt is wanted. Their JSON is in the body."""
+
+    messages: Messages  # type: ignore[assignment]
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages."""
+        return self.messages
 
 
 class CompletionInbound(Inbound, frozen=True, kw_only=True):
@@ -251,6 +258,6 @@ _rendering = attrgetter(
 )
 _PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
 """What `_rendering` returns for a chat without any of them."""
-_messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
+_messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -67,11 +67,6 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True):
         """The JSON of what becomes the prompt, in its order."""
         return msgspec.Raw(msgspec.json.encode(self.instructions)), self.tools, self.input
 
-    @property
-    def rendered_bytes(self) -> int:
-        """The bytes of JSON that have to be read for the prompt."""
-        return len(self.input) + len(self.instructions or "") + len(self.tools) + len(self.chat_template_kwargs)
-
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the request as a chat; raise `RequestInvalid`, which names the place."""
         return chat_messages(self.instructions, read_input(self.input))

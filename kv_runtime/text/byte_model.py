@@ -4,7 +4,7 @@ Ids 0..255 are UTF-8 bytes; the ids above belong to the template, and a user's t
 rendered message by message. So the tokens of messages[:k] are a prefix of those of messages; a prompt and the UTF-8 of
 its answer are a prefix of the next turn's prompt. Documents and template variables are ignored.
 
-The template is a chat as pieces, each a mark and the text after it, and as packed token ids:
+The template is a chat as pieces, each a mark and the text after it:
 
 [<|tools|> json <|end|>]  { <|role|> content [<|calls|> json] <|end|> }  [<|assistant|>]
 """
@@ -32,48 +32,38 @@ ROLE_MARKS = {
     "assistant": "<|assistant|>",
     "tool": "<|tool|>",
 }
-END, TOOLS, CALLS = "<|end|>", "<|tools|>", "<|calls|>"
-MARKS = (*dict.fromkeys(ROLE_MARKS.values()), END, TOOLS, CALLS)
-_MARK_CHARACTERS = {mark: chr(BYTE_IDS + at) for at, mark in enumerate(MARKS)}
-"""For each special token, the character whose code point is the token's id."""
+MARKS = (*dict.fromkeys(ROLE_MARKS.values()), "<|end|>", "<|tools|>", "<|calls|>")
+_MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
+_END, _TOOLS, _CALLS = (chr(BYTE_IDS + len(MARKS) - back) for back in (3, 2, 1))
+"""Marks and bytes of text are characters here: a character's code point is the token's id."""
 
 
-def pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs of a mark and the text after it; raise `TextError`."""
+def _pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
+    """Return marks and the bytes of texts in turn, as characters; raise `TextError`."""
     tools, continues = options.get("tools"), options.get("continue_final_message", False)
-    found = [(TOOLS, _json("tools", tools)), (END, "")] if tools else []
+    found = [_TOOLS, _json("tools", tools), _END, ""] if tools else []
     for index, message in enumerate(prepared_messages(messages)):
-        content, mark = message["content"], ROLE_MARKS.get(message["role"])
+        content, mark = message["content"], _MARK_OF_ROLE.get(message["role"])
         if mark is None:
             raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
-        found.append((mark, content if content.isascii() else checked_unicode(f"messages[{index}].content", content)))
+        found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
         if message.get("tool_calls"):
-            found.append((CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
-        found.append((END, ""))
+            found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
+        found += (_END, "")
     if options.get("add_generation_prompt", not continues):
-        found.append((ROLE_MARKS["assistant"], ""))
+        found += (_MARK_OF_ROLE["assistant"], "")
     elif continues:
-        found.pop()
+        del found[-2:]
     return found
 
 
-def packed(found: list[tuple[str, str]]) -> bytes:
-    """Return the ids of the pieces, packed."""
-    return "".join([_MARK_CHARACTERS[mark] + _bytes(text) for mark, text in found]).encode("utf-32-le")
-
-
-def packed_bytes(text: str) -> bytes:
-    """Return the bytes of the text in UTF-8 as ids, packed."""
-    return _bytes(text).encode("utf-32-le")
-
-
-def _bytes(text: str) -> str:
-    """Return a character for each byte of the text in UTF-8: its code point is the byte."""
-    return text if text.isascii() else text.encode().decode("latin-1")
+def _bytes(field: str, text: str) -> str:
+    """Return a character for each byte of the text in UTF-8; raise `TextError`."""
+    return checked_unicode(field, text).encode().decode("latin-1")
 
 
 def _json(field: str, value: object) -> str:
-    return checked_unicode(field, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return _bytes(field, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 BYTE_MODEL = "byte"
@@ -86,19 +76,25 @@ class ByteText(Text):
     template_digest = digest_of(repr((3, MARKS, ROLE_MARKS)).encode())
     vocab_size = BYTE_IDS + len(MARKS)
     special_ids: Mapping[str, int] = {token: BYTE_IDS + at for at, token in enumerate(MARKS)}
-    eos_ids = frozenset({special_ids[END]})
+    eos_ids = frozenset({special_ids["<|end|>"]})
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002 - there are none
         """Return the bytes of the text; there are no tokens around them."""
-        return packed_bytes(checked_unicode("prompt", text))
+        return _bytes("prompt", text).encode("utf-32-le")
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return a chat's pieces: a mark's id, then the bytes of a text."""
-        return packed(pieces(messages, options))
+        return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
+
+    def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:
+        """Return what `pack_chat` does as strings: the code points of their characters are the ids."""
+        return tuple(_pieces(messages, options))
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
-        return "".join(mark + text for mark, text in pieces(messages, options))
+        found = _pieces(messages, options)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return "".join([MARKS[ord(mark) - BYTE_IDS] + text.encode("latin-1").decode() for mark, text in pairs])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of those ids that are bytes."""

@@ -80,7 +80,7 @@ class ChatTemplate:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
         except Exception as error:  # a deep or a long expression exceeds limits of Python
             raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
-        self._globals = dict(environment.globals)
+        self._base = {**environment.globals, **special_tokens}
         self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -92,7 +92,7 @@ class ChatTemplate:
             raise TextError("chat_template", "none", "a model with a chat template")
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
         prepared = prepared_messages(messages, keeps_parts=self._keeps_parts[name])
-        variables = _variables(prepared, options, self.special_tokens)
+        variables = _variables(prepared, options, self._base)
         try:
             rendered = self._written(self._templates[name], variables)
         except TextError:
@@ -115,7 +115,7 @@ class ChatTemplate:
             if self._now() > until_s:
                 raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
 
-        context = ChatContext(template.environment, {**self._globals, **variables}, template.name, template.blocks)
+        context = ChatContext(template.environment, variables, template.name, template.blocks)
         context.look = look
         for piece in template.root_render_func(context):
             pieces.append(piece)
@@ -202,10 +202,10 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens: Mapping[str, str]) -> dict[str, Any]:
-    """Return the variables of the template."""
+def _variables(messages: Sequence[Message], options: ChatOptions, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the template: those of `base`, and what the options say."""
     given = options.get("template_kwargs") or {}
-    for name in _RESERVED:
+    for name in _RESERVED if given else ():
         if name in given:
             raise TextError(f"chat_template_kwargs.{name}", given[name], "variables that the rendering does not set")
     continues = options.get("continue_final_message", False)
@@ -214,7 +214,7 @@ def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens
         raise TextError("add_generation_prompt", prompts, "false beside continue_final_message")
     effort, tools, documents = options.get("reasoning_effort"), options.get("tools"), options.get("documents")
     return {
-        **special_tokens,
+        **base,
         **({} if effort is None else {"reasoning_effort": effort}),
         **given,
         "messages": messages,

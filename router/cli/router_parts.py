@@ -67,9 +67,9 @@ from router.metrics.state import (
 from router.names import Names
 from router.planner.service import Planner
 from router.processes.metrics import ProcessState, process_families
+from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
 from router.prompt.prompts import ModelPrompts
-from router.prompt.recent_prompts import RecentPrompts
 from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families

@@ -1,6 +1,6 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    the newest prompts (`recent_prompts.py`), each as a decision sees it now: how much of it the worker
+    looking    the newest prompts (`chains.py`), each as a decision sees it now: how much of it the worker
                holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
                budget (`heat.py`)
     warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
@@ -33,7 +33,7 @@ from router.decision.verdict import Verdict
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.warming import Warming, wish_of
-from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
+from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
 HANDOVERS_MAX = 16
@@ -169,7 +169,7 @@ class Handover:
         names = {*run.registration.served_names, *run.registration.loras}
         hashing = Hashing(run.registration.block_size, run.registration.hash_scheme)
         for recent in self._recent.newest_first():
-            if recent.model not in names or recent.hashing != hashing:
+            if recent.model not in names or recent.prompt.hashing != hashing:
                 continue
             if not len(recents) % _LOOKED_AT:
                 await self._clock.sleep(0)
@@ -191,10 +191,10 @@ class Handover:
             decision_id=self._serving.new_id(),
             request_id=f"handover-{run.registration.worker_id}",
             model=recent.model,
-            isl_tokens=len(recent.ids) // TOKEN_BYTES,
-            block_size=recent.hashing.block_size,
-            hash_scheme=recent.hashing.scheme,
-            sequence_hashes=recent.sequence_hashes,
+            isl_tokens=recent.prompt.token_count,
+            block_size=recent.prompt.hashing.block_size,
+            hash_scheme=recent.prompt.hashing.scheme,
+            sequence_hashes=recent.prompt.sequence_hashes,
             max_tokens=1,
             lora=recent.lora,
             tried=run.registration.ranks,
@@ -232,7 +232,7 @@ class Handover:
         fault = await self._warming.compute(wish, verdict, left_s)
         if fault:
             return "failed", worker, fault
-        run.warmed.update(memoryview(recent.hashes_of(prefix.blocks)).cast("Q")[-1:])
+        run.warmed.update(memoryview(recent.prompt.beginning(prefix.blocks).sequence_hashes).cast("Q")[-1:])
         return "warmed", worker, ""
 
     # ------------------------------------------------------------------------------------------- figures
@@ -265,14 +265,14 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
     ranks = run.registration.ranks
     own = [depth for rank, depth in zip(verdict.ranks, verdict.overlap[0].tolist(), strict=True) if rank in ranks]
     others = verdict.expected[verdict.rank_indices].tolist()
-    elsewhere = max((run.warmed_blocks(recent.sequence_hashes), *others))
-    return PromptHolding(recent.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
+    elsewhere = max((run.warmed_blocks(recent.prompt.sequence_hashes), *others))
+    return PromptHolding(recent.prompt.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
 
 
 def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
     return PrefixStatus(
         model=recent.model,
-        tokens=prefix.blocks * recent.hashing.block_size,
+        tokens=prefix.blocks * recent.prompt.hashing.block_size,
         blocks=prefix.blocks,
         new_blocks=prefix.new_blocks,
         heat=prefix.heat,

@@ -28,8 +28,7 @@ from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
-from router.prompt.prompts import EncodedPrompt
-from router.prompt.recent_prompts import TOKEN_BYTES, RecentPrompt
+from router.prompt.chains import EncodedPrompt, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination
 from router.request.request import Request
@@ -48,20 +47,15 @@ class Wish(NamedTuple):
 
 def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
     """Return the first `blocks` blocks of a prompt as a request; `route` has its id and the excluded ranks."""
-    ids, hashes = recent.ids_of(blocks), recent.hashes_of(blocks)
-    count = len(ids) // TOKEN_BYTES
+    prompt = recent.prompt.beginning(blocks)
     fields = {
         "model": recent.model,
-        "prompt": unpack_tokens(ids),
+        "prompt": unpack_tokens(prompt.ids),
         "max_tokens": 1 if route.phase == "whole" else 2,
         **({"cache_salt": recent.salt} if recent.salt else {}),
     }
     body = msgspec.json.encode(fields)
-    return Wish(
-        replace(route, isl_tokens=count, sequence_hashes=hashes),
-        body,
-        EncodedPrompt(ids, count, recent.hashing, hashes),
-    )
+    return Wish(replace(route, isl_tokens=prompt.token_count, sequence_hashes=prompt.sequence_hashes), body, prompt)
 
 
 class Warming:

@@ -26,7 +26,7 @@ from router.http.heads import Headers
 from router.http.refusals import RequestRejected
 from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
-from router.prompt.prompts import EncodedPrompt
+from router.prompt.chains import EncodedPrompt
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,7 +63,7 @@ def prompt_of(
         raise RequestRejected(refusals.unknown_model(inbound.model, models))
     if not service.reads_isl or service.prompts is None or _count_of_ids(inbound) is not None:
         return None
-    return service.prompts.prompt(inbound, _HASHING, body=body)
+    return service.prompts.prompt(body, inbound, _HASHING)
 
 
 def pool_question(

@@ -1,11 +1,111 @@
-"""Chains of sequence hashes, packed: little-endian u64s of a prompt's full blocks, in their order.
+"""Prompts as the router decides on them: tokens, and chains of sequence hashes; their ids in a worker's body.
 
-A sequence hash names its block and all before it, so equal hashes mean equal prefixes.
+A chain is packed: little-endian u64s of a prompt's full blocks, in their order. A sequence hash names its block and all
+before it, so equal hashes mean equal prefixes.
+
+Recent prompts are kept: the index has only hashes, from which no prompt can be computed. Adding one stores a reference;
+nothing is computed before it is read. The oldest are evicted for the newest. Prompts with images have no ids, and are
+not kept.
 """
 
+import base64
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from kv_protocol.body_limits import Bytes
+from kv_protocol.hashing import Hashing
+
+TOKEN_BYTES = 4
 BLOCK_BYTES = 8
+_IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
+BYTES_MAX = 64 << 20
+"""Some 16 million tokens: many times what a hand-over may have computed."""
+ENTRY_BYTES = 512
+"""Upper bound of an entry's size without its tokens and hashes."""
 
 
 def block_count(chain: bytes) -> int:
     """Return how many blocks `chain` has."""
     return len(chain) // BLOCK_BYTES
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """Tokens, and the sequence hashes of their full blocks as little-endian u64s.
+
+    `tokens` are ids as little-endian u32s, or strings whose code points are the ids. With images there are none: the
+    worker makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are
+    known. `unrendered`: the field for which the prompt is not known here, and hashes are of its text; empty: it is.
+    """
+
+    tokens: bytes | tuple[str, ...]
+    token_count: int
+    hashing: Hashing
+    sequence_hashes: bytes
+    unrendered: str = ""
+
+    @property
+    def ids(self) -> bytes:
+        """The tokens as little-endian u32s."""
+        tokens = self.tokens
+        return tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le")
+
+    def beginning(self, blocks: int) -> "EncodedPrompt":
+        """Return the prompt with which a worker computes this many blocks, and one more token if there is one.
+
+        With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
+        """
+        count = min(self.token_count, blocks * self.hashing.block_size + 1)
+        ids, hashes = self.ids[: count * TOKEN_BYTES], self.sequence_hashes[: blocks * BLOCK_BYTES]
+        return EncodedPrompt(ids, count, self.hashing, hashes)
+
+
+def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
+    """Return the JSON object `body` in parts, with `kv_prompt_ids` as its first key; all behind it unchanged.
+
+    `ids` are little-endian u32s. The body is not copied; white space before the object is left out.
+    """
+    rest = memoryview(body)[body.index(b"{") + 1 :]
+    return (_IDS_OPENING, base64.b64encode(ids), _IDS_CLOSING, rest)
+
+
+class RecentPrompt(NamedTuple):
+    """A prompt: the requested name, its adapter and salt (empty: none), tokens and hashes."""
+
+    model: str
+    lora: str
+    salt: str
+    prompt: EncodedPrompt
+    received_s: float
+
+
+class RecentPrompts:
+    """At most `bytes_max` bytes of prompts."""
+
+    __slots__ = ("_bytes_max", "_prompts", "size_bytes")
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._prompts: deque[RecentPrompt] = deque()
+        self.size_bytes = 0
+        """Their size."""
+
+    def add(self, prompt: RecentPrompt) -> None:
+        """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
+        if not prompt.prompt.tokens:
+            return
+        prompts = self._prompts
+        prompts.append(prompt)
+        size_bytes = self.size_bytes + _bytes_of(prompt)
+        while size_bytes > self._bytes_max:
+            size_bytes -= _bytes_of(prompts.popleft())
+        self.size_bytes = size_bytes
+
+    def newest_first(self) -> list[RecentPrompt]:
+        """Return all prompts."""
+        return list(reversed(self._prompts))
+
+
+def _bytes_of(recent: RecentPrompt) -> int:
+    return recent.prompt.token_count * TOKEN_BYTES + len(recent.prompt.sequence_hashes) + ENTRY_BYTES

@@ -27,6 +27,7 @@ from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.text.chat_messages import UNKNOWN_FROM_HERE, Message
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
+from router.prompt.chains import TOKEN_BYTES
 
 TOKENS_MAX = 1 << 18
 """Bound on all images of a prompt: a few bytes may become 65,536 tokens each."""
@@ -34,7 +35,6 @@ _HEAD_CHARACTERS_MAX = 128
 PIECE_DIGITS = 1 << 20
 """Base64 characters that are decoded at first; an image's size must be in them."""
 _DATA, _EMBEDDINGS = "data:", ".safetensors"
-_TOKEN_BYTES = 4
 _UNKNOWN_BYTE_IDS = pack_tokens(UNKNOWN_FROM_HERE.encode())
 
 
@@ -136,10 +136,10 @@ def before_images(text: Text, messages: Sequence[Message], options: dict[str, An
     """Return what is known of a chat that contains `UNKNOWN_FROM_HERE`."""
     if not isinstance(text, TokenizerText):
         ids = text.pack_chat(messages, **options)
-        return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // _TOKEN_BYTES, 0)
+        return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // TOKEN_BYTES, 0)
     rendered = text.render_chat(messages, **options)
     before = rendered[: max(0, rendered.find(UNKNOWN_FROM_HERE))]
     marks = text.mark_spans(before)
     known = before[: marks[-1][0]] if marks else ""
     ids, rest = text.pack_marked(known), text.pack_marked(rendered[len(known) :])
-    return KnownPrompt(unpack_tokens(ids), [], (len(ids) + len(rest)) // _TOKEN_BYTES, 0)
+    return KnownPrompt(unpack_tokens(ids), [], (len(ids) + len(rest)) // TOKEN_BYTES, 0)

@@ -10,7 +10,7 @@ more than 1 MiB have one of their own.
 import sys
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.openai.requests import Inbound, decode_inbound
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class ReadBody(NamedTuple):
-    """A request body, and the fields that the router reads of it."""
-
-    body: Body
-    inbound: Inbound
+ReadBody = tuple[Body, Inbound]
+"""A request body, and the fields that the router reads of it."""
 
 
 class BodyParser:
@@ -44,12 +41,10 @@ class BodyParser:
             RequestInvalid: it is no request; `BodyTooLarge`: it exceeds a bound.
         """
         if len(data) <= SCANNED_BYTES:
-            return self._decoded(path, Body(data), decode)
+            return Body(data), decode(path, data)
 
         def read_large() -> ReadBody:
-            return self._decoded(path, read_body(data, self._limits, uuid.uuid4().hex), decode)
+            body = read_body(data, self._limits, uuid.uuid4().hex)
+            return body, decode(path, body.text)
 
         return self.pool.submit(read_large, len(data))
-
-    def _decoded(self, path: str, body: Body, decode: Callable[[str, Bytes], Inbound]) -> ReadBody:
-        return ReadBody(body, decode(path, body.text))

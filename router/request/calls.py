@@ -34,8 +34,7 @@ from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
 from router.http.heads import Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
-from router.prompt.body import with_prompt_ids
-from router.prompt.prompts import EncodedPrompt
+from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
 from router.request.resumption import (
@@ -119,8 +118,9 @@ class Calls:
         sent: Bytes | tuple[Bytes | memoryview, ...] = text
         if registration.accepts_token_ids:
             headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-            if prompt is not None and len(text) + 4 * len(prompt.ids) // 3 <= self._text_bytes_max:
-                sent = with_prompt_ids(text, prompt.ids)
+            ids = b"" if prompt is None else prompt.ids
+            if ids and len(text) + 4 * len(ids) // 3 <= self._text_bytes_max:
+                sent = with_prompt_ids(text, ids)
         if body.images:
             parts = sent if isinstance(sent, tuple) else (sent,)
             sent = *parts[:-1], *body.with_images(parts[-1])

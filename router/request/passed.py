@@ -39,7 +39,7 @@ def read_passed(exchange: Exchange, bodies: BodyParser) -> "ReadBody | asyncio.F
     path, body = exchange.path, exchange.body
     if body[:_BEGINNING].lstrip()[:1] == b"{":
         return bodies.read(path, body, decode_passed)
-    return ReadBody(Body(body), passed_form(path, body))
+    return Body(body), passed_form(path, body)
 
 
 def completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:

@@ -41,8 +41,8 @@ from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import usage_in
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy
-from router.prompt.prompts import EncodedPrompt
 from router.request.attempt import Attempt
 from router.request.destination import Destination, Gateway
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer

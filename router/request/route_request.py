@@ -27,7 +27,7 @@ from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from router.http.heads import Headers
-from router.prompt.prompts import EncodedPrompt
+from router.prompt.chains import EncodedPrompt
 
 TAINTS_MAX = 16
 _NAME_CHARACTERS_MAX = 128

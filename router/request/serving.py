@@ -17,7 +17,7 @@ from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded, AttemptOutcome, OutcomeName
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
 from kv_protocol.openai.passed import PassedInbound
-from kv_protocol.openai.requests import ChatInbound, Inbound
+from kv_protocol.openai.requests import ChatInbound, Inbound, decode_inbound
 from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
 from router.config import RouterSettings
@@ -36,8 +36,8 @@ from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import NO_USAGE
 from router.metrics.request import RequestMetrics
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
-from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
+from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
+from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
@@ -158,8 +158,12 @@ class Serving(Destination[RankAttempt]):
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
         exchange, metrics, began_s = request.exchange, self.metrics, perf_counter()
-        headers, is_passed = exchange.headers, request.mode == PASSED
-        read = read_passed(exchange, self.bodies) if is_passed else self.bodies.read(exchange.path, exchange.body)
+        headers, reads_prompts = exchange.headers, self._encodes_always or self.routing.state.reads_overlap
+        if request.mode == PASSED:
+            read = read_passed(exchange, self.bodies)
+        else:
+            decode = self._prompts.decode if reads_prompts else decode_inbound
+            read = self.bodies.read(exchange.path, exchange.body, decode)
         if isinstance(read, Future):
             reading: Coroutine[Any, Any, ReadBody] = request.later(read)
             del read  # its error would refer to itself
@@ -176,8 +180,8 @@ class Serving(Destination[RankAttempt]):
         if endpoint not in model.endpoints:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
         hashing = model.hashing
-        if endpoint in PROMPT_ENDPOINTS and (self._encodes_always or self.routing.state.reads_overlap):
-            made = self._prompts.prompt(inbound, hashing, model.lora, model.images, body=body)
+        if endpoint in PROMPT_ENDPOINTS and reads_prompts:
+            made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
             if isinstance(made, Future):
                 encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
                 del made
@@ -337,9 +341,8 @@ class Serving(Destination[RankAttempt]):
         if self._kept is not None:
             self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
         if self._recent is not None:
-            now_s, hashes = self.routing.clock.now(), prompt.sequence_hashes
-            of_prompt = RecentPrompt(route.model, route.lora, inbound.salt, prompt.ids, prompt.hashing, hashes, now_s)
-            self._recent.add(of_prompt)
+            now_s = self.routing.clock.now()
+            self._recent.add(RecentPrompt(route.model, route.lora, inbound.salt, prompt, now_s))
 
     def _unmet(self, verdict: Verdict) -> None:
         """No rank is predicted to meet the request's targets: go on or refuse, as configured."""

@@ -13,8 +13,8 @@ Token ids cannot be passed on: no engine's chat endpoint takes them beside messa
 change `echo` and log probabilities. So the engine encodes the text itself, as for any client. TensorRT-LLM refuses
 bodies with unknown keys.
 
-Source: the router's `router/prompt/body.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and SGLang
-`python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
+Source: the router's `router/prompt/chains.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and
+SGLang `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
 (`extra="forbid"`).
 """
 

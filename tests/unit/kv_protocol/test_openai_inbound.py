@@ -1,12 +1,14 @@
 """What the router reads of a request, what it leaves to the worker, and how what may not be is named."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from kv_protocol.openai.inbound import CHANGING_KEYS
+from kv_protocol.openai.decoding import decode_with_messages
+from kv_protocol.openai.inbound import CHANGING_KEYS, ReadChat
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from kv_protocol.openai.options import AgentHints, Targets
 from kv_protocol.openai.requests import (
@@ -21,6 +23,7 @@ from kv_protocol.openai.requests import (
     decode_inbound,
 )
 
+Decode = Callable[[str, bytes], Inbound]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -56,6 +59,23 @@ def test_a_value_that_is_not_of_its_type_is_left_to_the_worker_and_all_others_ar
     inbound = chat(max_tokens=0, n="two", stream="yes", stop={}, reasoning_effort=7, cache_salt="s", typo=[1])
     assert (inbound.limit_tokens, inbound.n, inbound.stream, inbound.stop) == (None, None, None, None)
     assert (inbound.salt, inbound.read_messages()) == ("s", MESSAGES)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [{"a": 1}], "n": 2, "nvext": {"dp_rank": 1}, "user": "é😀"}])
+def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same(fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES, **fields}, ensure_ascii=False).encode()
+    read = decode_with_messages(CHAT, body)
+    assert isinstance(read, ReadChat)
+    assert msgspec.structs.asdict(read) == msgspec.structs.asdict(decode_inbound(CHAT, body)) | {"messages": MESSAGES}
+    assert read.read_messages() == MESSAGES
+
+
+@pytest.mark.parametrize(
+    "fields", [{"messages": 7}, {"messages": []}, {"messages": [7]}, {"messages": None}, {"n": "two"}, {"stop": {}}]
+)
+def test_a_chat_with_a_value_that_is_not_of_its_type_keeps_the_bytes_of_its_messages(fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
+    assert decode_with_messages(CHAT, body) == decode_inbound(CHAT, body)
 
 
 @pytest.mark.parametrize("key", CHANGING_KEYS)
@@ -113,13 +133,14 @@ def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_
     assert refused.value.field == place
 
 
+@pytest.mark.parametrize("decode", [decode_inbound, decode_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
-def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str) -> None:
+def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str, decode: Decode) -> None:
     prompt = b'"prompt":"x"' if path == COMPLETIONS else b'"messages":[{"role":"user","content":"hi"}]'
     body = b'{"model":"m",%b,"user":"%b"}'
-    assert decode_inbound(path, body % (prompt, "é😀".encode())).model == "m"
+    assert decode(path, body % (prompt, "é😀".encode())).model == "m"
     with pytest.raises(RequestInvalid, match=r"body: found byte 0xff at \d+, allowed UTF-8"):
-        decode_inbound(path, body % (prompt, b"\xff"))
+        decode(path, body % (prompt, b"\xff"))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +148,11 @@ def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing
     [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000],
     ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field"],
 )
+@pytest.mark.parametrize("decode", [decode_inbound, decode_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
-def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str) -> None:
+def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str, decode: Decode) -> None:
     with pytest.raises(RequestInvalid):
-        decode_inbound(path, body)
+        decode(path, body)
 
 
 def test_a_body_says_itself_for_which_endpoint_it_is_where_the_path_does_not() -> None:

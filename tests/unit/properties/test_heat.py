@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
-from router.prompt.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
+from router.prompt.chains import ENTRY_BYTES, TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.support.amount import examples
 
 BLOCK_SIZE = 4
@@ -141,7 +141,8 @@ def test_a_planted_bug_is_found() -> None:
 
 
 def _asked(number: int, tokens: int) -> RecentPrompt:
-    return RecentPrompt("m", "", "", bytes(TOKEN_BYTES * tokens), Hashing(BLOCK_SIZE), b"", float(number))
+    prompt = EncodedPrompt(bytes(TOKEN_BYTES * tokens), tokens, Hashing(BLOCK_SIZE), b"")
+    return RecentPrompt("m", "", "", prompt, float(number))
 
 
 @given(sizes=st.lists(st.integers(0, 300)), bytes_max=st.integers(0, 4000))
@@ -150,8 +151,8 @@ def test_kept_are_as_many_of_the_newest_as_fit(sizes: list[int], bytes_max: int)
     for number, tokens in enumerate(sizes):
         recent.add(_asked(number, tokens))
     for each in reversed([_asked(number, tokens) for number, tokens in enumerate(sizes) if tokens]):
-        if size_bytes + len(each.ids) + ENTRY_BYTES > bytes_max:
+        if size_bytes + len(each.prompt.ids) + ENTRY_BYTES > bytes_max:
             break
-        size_bytes += len(each.ids) + ENTRY_BYTES
+        size_bytes += len(each.prompt.ids) + ENTRY_BYTES
         fit.append(each)
     assert (recent.newest_first(), recent.size_bytes) == (fit, size_bytes)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kv_protocol import mm_keys
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import unpack_u64
 from kv_protocol.hashing import Hashing, unpack_tokens
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
@@ -23,7 +24,8 @@ from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.chains import EncodedPrompt
+from router.prompt.prompts import ModelPrompts
 from tests.support.amount import examples
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
@@ -159,7 +161,7 @@ def routed(asked: Asked, *, rule: ImageRule | None) -> EncodedPrompt:
     prompts = ModelPrompts(MODELS[asked.kind])
 
     async def worked() -> EncodedPrompt:
-        waits = prompts.prompt(decode_inbound(CHAT, body), asked.hashing, asked.lora, rule)
+        waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), asked.hashing, asked.lora, rule)
         assert isinstance(waits, asyncio.Future), "images are nothing for the loop"
         encode_one(prompts)
         return await waits

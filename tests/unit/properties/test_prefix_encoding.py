@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing, pack_tokens, sequence_hashes
 from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.text.chat_template import ChatTemplate
 from kv_runtime.text.encoders import Wanted, choose_encoder
 from kv_runtime.text.tokenizer_model import TokenizerText
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.chains import EncodedPrompt
+from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.support.amount import examples
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,
@@ -93,7 +95,7 @@ def test_a_known_segment_changes_no_id(kind: str, wanted: Wanted, cache_bytes_ma
         for turn in asked:
             chat = [*chat[: turn.kept], *turn.more]
             body = json.dumps({"model": "m", "messages": chat, **turn.options}).encode()
-            made = prompts.prompt(decode_inbound(CHAT, body), HASHING)
+            made = prompts.prompt(Body(body), decode_inbound(CHAT, body), HASHING)
             assert isinstance(made, EncodedPrompt)
             expected = tokenizer.encode(text.render_chat(chat, **turn.options), add_special_tokens=False).ids
             assert made.ids == pack_tokens(expected)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kv_protocol.body_limits import Body
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, ChatInbound, decode_inbound
 from kv_runtime.text.byte_model import ByteText
 from router.fleet.registry import Fleet, TextDigests
+from router.prompt.chains import EncodedPrompt
 from router.prompt.engine_parity import ASKED, OUTCOMES, EngineParity
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.prompts import ModelPrompts
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.upstream import Exchange, Upstream
@@ -68,7 +70,7 @@ class Asking:
                 await asyncio.sleep(0)
 
     def unrendered(self) -> str:
-        made = self.prompts.prompt(chat(), Hashing(4))
+        made = self.prompts.prompt(Body(b""), chat(), Hashing(4))
         assert isinstance(made, EncodedPrompt)
         return made.unrendered
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from indexer.embedded import hash_blocks
 from kv_protocol.fleet import WorkerDraining, WorkerRegistered
@@ -18,7 +19,7 @@ from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
 from router.drain.progress import HandoverStatus
 from router.drain.warming import Warming
-from router.prompt.recent_prompts import RecentPrompt, RecentPrompts
+from router.prompt.chains import TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route
@@ -31,7 +32,8 @@ def asked(number: int, blocks: int = 4, *, age_s: float = 0.0, lora: str = "", s
     """Return a prompt of so many full blocks and a few tokens; those of different numbers have nothing in common."""
     ids = pack_tokens([number * 1000 + at for at in range(blocks * BLOCK_SIZE + 3)])
     hashes = hash_blocks(ids, BLOCK_SIZE, hash_seed(lora, salt))
-    return RecentPrompt(lora or MODEL, lora, salt, ids, Hashing(BLOCK_SIZE), hashes, NOW_S - age_s)
+    prompt = EncodedPrompt(ids, len(ids) // TOKEN_BYTES, Hashing(BLOCK_SIZE), hashes)
+    return RecentPrompt(lora or MODEL, lora, salt, prompt, NOW_S - age_s)
 
 
 class Draining:
@@ -231,7 +233,8 @@ async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
 async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(asked(1)._replace(model="another"))
-        found.recent.add(asked(2)._replace(hashing=Hashing(BLOCK_SIZE * 2)))
+        other = asked(2)
+        found.recent.add(other._replace(prompt=replace(other.prompt, hashing=Hashing(BLOCK_SIZE * 2))))
         assert (await found.drain()).prompts == 0
 
 
@@ -328,7 +331,7 @@ async def test_a_request_that_runs_on_is_waited_for_as_long_as_the_hand_over_may
 async def test_what_is_on_its_way_to_another_is_not_listed() -> None:
     async with draining(answers(500), answers(500)) as found:
         found.recent.add(asked(1))
-        wish = route(67, sequence_hashes=asked(1).sequence_hashes, pinned_worker="w1")
+        wish = route(67, sequence_hashes=asked(1).prompt.sequence_hashes, pinned_worker="w1")
         lease = found.plane.routing.take(found.plane.routing.decide(wish))
         assert (await found.drain()).listed == 0
         lease.end("ok")

@@ -21,9 +21,10 @@ from kv_runtime.text.encoders import choose_encoder
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from router.prompt import image_prompts
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodersBusy
 from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts, PromptLimits
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.encoding import encode_one
 from tests.unit.router.plane import running_plane
@@ -208,7 +209,7 @@ def worked(
     body = json.dumps({"model": "m"} | fields).encode()
 
     async def made() -> EncodedPrompt:
-        waits = prompts.prompt(decode_inbound(CHAT, body), hashing, "", rule)
+        waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), hashing, "", rule)
         if isinstance(waits, EncodedPrompt):
             return waits
         encode_one(prompts)
@@ -294,10 +295,10 @@ def test_images_wait_for_a_thread_within_the_bound_of_bytes() -> None:
     body = json.dumps({"model": "m", "messages": chat(image_part(data_url(PNG + bytes(400))))}).encode()
 
     async def asked() -> None:
-        waits = prompts.prompt(decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
+        waits = prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
         assert isinstance(waits, asyncio.Future)
         with pytest.raises(EncodersBusy):
-            prompts.prompt(decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
+            prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4), "", rule_of(text))
         waits.cancel()
 
     asyncio.run(asked())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, decode_inbound
 from kv_runtime.telemetry import Projection, new_registry
@@ -30,7 +31,7 @@ def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path, wanted:
     Projection(registry, lambda: prompt_families(prompts))
     for turns in (1, 2):
         body = json.dumps({"model": "m", "messages": [TURN] * turns}).encode()
-        prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
+        prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4))
     told = [registry.get_sample_value("kvrouter_encoder_bytes_total", {"part": part}) for part in ("known", "new")]
     assert told == [known, new]
     assert registry.get_sample_value("kvrouter_encoder_cache_segments") == 3
@@ -43,7 +44,7 @@ async def test_images_are_told_by_whether_they_were_seen() -> None:
     Projection(registry, lambda: prompt_families(prompts))
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
-    prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
+    prompts.prompt(Body(body), decode_inbound(CHAT, body), Hashing(4))
     encode_one(prompts)
     told = {seen: registry.get_sample_value("kvrouter_prompt_images_total", {"seen": seen}) for seen in ("yes", "no")}
     assert told == {"yes": 0, "no": 2}

@@ -6,33 +6,37 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai.requests import CHAT, COMPLETIONS, Inbound, decode_inbound
+from kv_protocol.openai.requests import CHAT, COMPLETIONS, decode_inbound
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
+from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
-from router.prompt.prompts import EncodedPrompt, ModelPrompts
+from router.prompt.prompts import ModelPrompts
+from router.request.bodies import ReadBody
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
 _BLOCKS = Hashing(4)
 
 
-def _inbound(path: str, **fields: Any) -> Inbound:
-    return decode_inbound(path, json.dumps({"model": "m"} | fields).encode())
+def _read(path: str, **fields: Any) -> ReadBody:
+    body = json.dumps({"model": "m"} | fields).encode()
+    return Body(body), decode_inbound(path, body)
 
 
 _LONG_ONES = {
-    "ids as a prompt": _inbound(COMPLETIONS, prompt=[7] * _LONG),
-    "ids as token_data": _inbound(CHAT, messages=_SAID, nvext={"token_data": [7] * _LONG}),
-    "documents": _inbound(CHAT, messages=_SAID, documents=[{"text": "x" * 2 * _LONG}]),
-    "options of a template": _inbound(CHAT, messages=_SAID, chat_template_kwargs={"more": "x" * 2 * _LONG}),
+    "ids as a prompt": _read(COMPLETIONS, prompt=[7] * _LONG),
+    "ids as token_data": _read(CHAT, messages=_SAID, nvext={"token_data": [7] * _LONG}),
+    "documents": _read(CHAT, messages=_SAID, documents=[{"text": "x" * 2 * _LONG}]),
+    "options of a template": _read(CHAT, messages=_SAID, chat_template_kwargs={"more": "x" * 2 * _LONG}),
 }
 
 
-@pytest.mark.parametrize("inbound", _LONG_ONES.values(), ids=_LONG_ONES)
-async def test_what_is_long_to_read_is_left_to_a_thread(inbound: Inbound) -> None:
-    made = ModelPrompts(ByteText()).prompt(inbound, _BLOCKS)
+@pytest.mark.parametrize("read", _LONG_ONES.values(), ids=_LONG_ONES)
+async def test_what_is_long_to_read_is_left_to_a_thread(read: ReadBody) -> None:
+    made = ModelPrompts(ByteText()).prompt(*read, _BLOCKS)
     assert isinstance(made, asyncio.Future)
     made.cancel()
 
@@ -43,7 +47,7 @@ async def test_ids_that_a_thread_reads_are_the_prompt() -> None:
 
 
 async def test_ids_that_are_none_are_not_rendered_by_a_thread_either() -> None:
-    made = await _made_by_a_thread(_inbound(COMPLETIONS, prompt=[7] * _LONG + [-1]))
+    made = await _made_by_a_thread(_read(COMPLETIONS, prompt=[7] * _LONG + [-1]))
     assert made.unrendered == f"prompt[{_LONG}]"
 
 
@@ -64,9 +68,9 @@ async def test_a_thread_survives_whatever_its_work_raises() -> None:
         stop.set()
 
 
-async def _made_by_a_thread(inbound: Inbound) -> EncodedPrompt:
+async def _made_by_a_thread(read: ReadBody) -> EncodedPrompt:
     prompts, stop = ModelPrompts(ByteText()), asyncio.Event()
-    made = prompts.prompt(inbound, _BLOCKS)
+    made = prompts.prompt(*read, _BLOCKS)
     assert isinstance(made, asyncio.Future)
 
     async with asyncio.TaskGroup() as group:

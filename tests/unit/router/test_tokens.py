@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     HASH_SCHEMES,
@@ -26,7 +27,6 @@ from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
     ChatRequest,
-    Inbound,
     Request,
     RequestInvalid,
     decode_chat,
@@ -37,9 +37,10 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.unread import UnreadText
-from router.prompt.body import with_prompt_ids
+from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
-from router.prompt.prompts import EncodedPrompt, ModelPrompts, PromptLimits
+from router.prompt.prompts import ModelPrompts, PromptLimits
+from router.request.bodies import ReadBody
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids
@@ -49,22 +50,26 @@ FOURS = Hashing(4)
 HELLO = [{"role": "user", "content": "hello, worker"}]
 
 
-def chat(**fields: Any) -> Inbound:
-    return decode_inbound(CHAT, json.dumps({"model": "m", "messages": HELLO} | fields).encode())
+def read(path: str, body: bytes) -> ReadBody:
+    return Body(body), decode_inbound(path, body)
 
 
-def completion(prompt: Any, **fields: Any) -> Inbound:
-    return decode_inbound(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt} | fields).encode())
+def chat(**fields: Any) -> ReadBody:
+    return read(CHAT, json.dumps({"model": "m", "messages": HELLO} | fields).encode())
 
 
-def prompt_of(inbound: Inbound, hashing: Hashing = FOURS, lora: str = "") -> EncodedPrompt:
-    made = ModelPrompts(TEXT).prompt(inbound, hashing, lora)
+def completion(prompt: Any, **fields: Any) -> ReadBody:
+    return read(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt} | fields).encode())
+
+
+def prompt_of(asked: ReadBody, hashing: Hashing = FOURS, lora: str = "") -> EncodedPrompt:
+    made = ModelPrompts(TEXT).prompt(*asked, hashing, lora)
     assert isinstance(made, EncodedPrompt)
     return made
 
 
-def ids_of(inbound: Inbound) -> list[int]:
-    return unpack_tokens(prompt_of(inbound).ids)
+def ids_of(asked: ReadBody) -> list[int]:
+    return unpack_tokens(prompt_of(asked).ids)
 
 
 def as_worker(request: Request) -> list[int]:
@@ -92,7 +97,7 @@ def test_tools_and_template_variables_make_the_same_prompt_in_router_and_worker(
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": kwargs, **choice}
     raw = json.dumps(body).encode()
-    made = ModelPrompts(model).prompt(decode_inbound(CHAT, raw), FOURS, "")
+    made = ModelPrompts(model).prompt(*read(CHAT, raw), FOURS, "")
     assert isinstance(made, EncodedPrompt)
     request = decode_chat(raw)
     as_rendered = model.encode_chat(request.messages, **request.template_options)
@@ -107,10 +112,10 @@ def test_a_chat_is_encoded_with_what_the_client_says_of_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "inbound", [chat(nvext={"token_data": [1, 2, 3]}), completion("x", nvext={"token_data": [1, 2, 3]})]
+    "asked", [chat(nvext={"token_data": [1, 2, 3]}), completion("x", nvext={"token_data": [1, 2, 3]})]
 )
-def test_token_data_comes_in_place_of_messages_and_text(inbound: Inbound) -> None:
-    assert ids_of(inbound) == [1, 2, 3]
+def test_token_data_comes_in_place_of_messages_and_text(asked: ReadBody) -> None:
+    assert ids_of(asked) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("salt", [None, "", "tenant-1"])
@@ -132,7 +137,7 @@ def test_the_hashes_of_every_scheme_are_the_protocols(scheme: str, salt: str | N
 
 
 @pytest.mark.parametrize(
-    ("inbound", "field"),
+    ("asked", "field"),
     [
         (chat(messages=[]), "messages"),
         (chat(messages=[{"role": "boss", "content": "x"}]), "messages[0].role"),
@@ -152,13 +157,32 @@ def test_the_hashes_of_every_scheme_are_the_protocols(scheme: str, salt: str | N
     ],
 )
 def test_of_a_prompt_that_is_not_rendered_the_field_is_named_and_its_text_is_hashed(
-    inbound: Inbound, field: str
+    asked: ReadBody, field: str
 ) -> None:
-    found = prompt_of(inbound)
-    text = b"".join(inbound.prompt_parts)
+    found = prompt_of(asked)
+    text = b"".join(asked[1].prompt_parts)
     assert (found.unrendered, found.ids, found.hashing.scheme) == (field, b"", TEXT_SCHEME)
     assert found.token_count == max(1, len(text) // 4)
     assert len(found.sequence_hashes) == 8 * (len(text) // 4 // found.hashing.block_size)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": [{"role": "boss", "content": "x" * 40}]},
+        {"messages": [{"role": "user", "content": "é😀" * 40}]},
+        {"chat_template": "x"},
+        {"tools": [7]},
+        {"n": "two"},
+        {"nvext": {"token_data": [1, 2, 3, 4]}},
+        {"cache_salt": "s", "continue_final_message": True},
+    ],
+)
+def test_a_chat_that_is_decoded_with_its_messages_has_the_same_prompt(fields: dict[str, Any]) -> None:
+    prompts, body = ModelPrompts(TEXT), json.dumps({"model": "m", "messages": HELLO} | fields).encode()
+    made = prompts.prompt(Body(body), prompts.decode(CHAT, body), FOURS, "lora")
+    assert made == prompts.prompt(*read(CHAT, body), FOURS, "lora")
 
 
 def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:
@@ -187,8 +211,8 @@ def test_of_several_prompts_the_first_is_hashed_and_all_are_counted(prompts: lis
 
 def test_what_is_not_rendered_is_counted_by_its_key() -> None:
     prompts = ModelPrompts(TEXT)
-    for inbound in (chat(messages=[1]), chat(chat_template="x"), chat(), completion("")):
-        prompts.prompt(inbound, Hashing(4))
+    for asked in (chat(messages=[1]), chat(chat_template="x"), chat(), completion("")):
+        prompts.prompt(*asked, Hashing(4))
     counted = {key: count for key, count in prompts.unrendered.items() if count}
     assert counted == {"messages": 1, "chat_template": 1, "prompt": 1}
 
@@ -197,7 +221,7 @@ def test_without_a_tokenizer_texts_are_routed_by_their_text_and_ids_as_ever() ->
     with capture_logs() as told:
         prompts = ModelPrompts(UnreadText("/models/m"))
     ids = list(b"hello you")
-    made = [prompts.prompt(inbound, Hashing(4)) for inbound in (completion("hello you"), chat(), completion(ids))]
+    made = [prompts.prompt(*asked, Hashing(4)) for asked in (completion("hello you"), chat(), completion(ids))]
     assert [(each.unrendered, each.hashing.scheme) for each in made if isinstance(each, EncodedPrompt)] == [
         ("tokenizer", TEXT_SCHEME), ("tokenizer", TEXT_SCHEME), ("", Hashing(4).scheme),
     ]  # fmt: skip
@@ -212,46 +236,46 @@ LONG = "x" * 1000
 OFF_LOOP = PromptLimits(off_loop_bytes=100, waiting_bytes_max=1500)
 
 
-async def with_threads(prompts: ModelPrompts, inbound: Inbound) -> EncodedPrompt:
+async def with_threads(prompts: ModelPrompts, asked: ReadBody) -> EncodedPrompt:
     """Return the prompt, made by the threads of a process."""
     stop = asyncio.Event()
-    made = prompts.prompt(inbound, Hashing(4))
+    made = prompts.prompt(*asked, Hashing(4))
     assert not isinstance(made, EncodedPrompt)
 
-    async def asked() -> EncodedPrompt:
+    async def awaited() -> EncodedPrompt:
         try:
             return await made
         finally:
             stop.set()
 
-    _, prompt = await asyncio.gather(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0), asked())
+    _, prompt = await asyncio.gather(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0), awaited())
     return prompt
 
 
-@pytest.mark.parametrize("inbound", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
-async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(inbound: Inbound) -> None:
-    assert await with_threads(ModelPrompts(TEXT, OFF_LOOP), inbound) == prompt_of(inbound)
+@pytest.mark.parametrize("asked", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
+async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(asked: ReadBody) -> None:
+    assert await with_threads(ModelPrompts(TEXT, OFF_LOOP), asked) == prompt_of(asked)
 
 
 async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
-    inbound = chat(messages=HELLO * 300)
-    made = ModelPrompts(TEXT).prompt(inbound, Hashing(4))
+    asked = chat(messages=HELLO * 300)
+    made = ModelPrompts(TEXT).prompt(*asked, Hashing(4))
     assert not isinstance(made, EncodedPrompt)
     made.cancel()
 
 
 async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
     prompts = ModelPrompts(TEXT, OFF_LOOP)
-    waits = prompts.prompt(completion(LONG), Hashing(4))
-    with pytest.raises(EncodersBusy, match=r"2004 bytes of prompts wait to be encoded, allowed 1500"):
-        prompts.prompt(completion(LONG), Hashing(4))
+    waits = prompts.prompt(*completion(LONG), Hashing(4))
+    with pytest.raises(EncodersBusy, match=r"2056 bytes of prompts wait to be encoded, allowed 1500"):
+        prompts.prompt(*completion(LONG), Hashing(4))
     assert isinstance(waits, asyncio.Future)
     waits.cancel()
     await asyncio.sleep(0)
-    later = prompts.prompt(completion(LONG), Hashing(4))
+    later = prompts.prompt(*completion(LONG), Hashing(4))
     assert isinstance(later, asyncio.Future)
     pool = prompts.pool
-    assert (pool.refused, pool.cancelled, pool.waiting_bytes) == (1, 1, 1002)
+    assert (pool.refused, pool.cancelled, pool.waiting_bytes) == (1, 1, 1028)
     later.cancel()
 
 
@@ -310,7 +334,7 @@ def test_router_and_worker_agree_on_every_id_and_hash(
     content: str, salt: str | None, block_size: int, sent_on: bool
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}], "cache_salt": salt}).encode()
-    prompt = prompt_of(decode_inbound(CHAT, body), Hashing(block_size))
+    prompt = prompt_of(read(CHAT, body), Hashing(block_size))
     sent = b"".join(with_prompt_ids(body, prompt.ids)) if sent_on else body
     received = decode_chat(sent)
     ids = as_worker(received)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.body import with_prompt_ids
+from router.prompt.chains import with_prompt_ids
 from worker_agent.api.forwarding import engine_headers, response_headers, without_prompt_ids
 
 BODIES = (
