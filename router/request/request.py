@@ -116,6 +116,12 @@ class Request(Generic[A]):
         self.exchange, self.destination, self.mode = exchange, destination, mode
         self.gateway, self.trace = gateway, trace
 
+    @types.coroutine
+    def _until_resumed(self) -> "Generator[None, Any, Any]":
+        """Suspend the life until `resume`; return what that is given, or was given already."""
+        early, self._early = self._early, None
+        return (yield) if early is None else early[0]
+
     # ------------------------------------------------------------------------------------------- the life
 
     def begin(self) -> None:
@@ -444,12 +450,6 @@ class Request(Generic[A]):
         return True
 
     # ------------------------------------------------------------------------------------------- the coroutine
-
-    @types.coroutine
-    def _until_resumed(self) -> "Generator[None, Any, Any]":
-        """Suspend the life until `resume`; return what that is given, or was given already."""
-        early, self._early = self._early, None
-        return (yield) if early is None else early[0]
 
     async def later(self, found: "T | asyncio.Future[T]") -> T:
         """Return what was found, now or later. A request that ends meanwhile cancels the future."""
