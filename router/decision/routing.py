@@ -18,13 +18,21 @@ from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeKnown, OutcomeName, PolicyChanged, TimePassed
+from kv_protocol.journal import (
+    JournalRecord,
+    LedgerApplied,
+    OutcomeKnown,
+    OutcomeName,
+    PolicyChanged,
+    Refused,
+    TimePassed,
+)
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
 from router.decision.latency import Arrival, latency_of
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder, RefusedRequest
+from router.decision.recorders import Recorder
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
@@ -259,8 +267,10 @@ class Routing:
 
     def refuse(self, request: RouteRequest, exclusions: tuple[Exclusion, ...]) -> None:
         """Record why no rank was eligible for the request."""
+        asked = msgspec.structs.replace(request, sequence_hashes=b"") if request.sequence_hashes else request
+        refused = Refused(now_s=self.clock.now(), request=asked, exclusions=exclusions)
         for record in self.records:
-            record(RefusedRequest(self.clock.now(), request, exclusions))
+            record(refused)
 
     def tell(self, event: LedgerEvent) -> None:
         """Apply a ledger event now."""

@@ -14,10 +14,9 @@ from typing import Literal, NamedTuple, get_args
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
-from router.decision.recorders import Applied, RefusedRequest
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import Recordable, RecordedStandings, shortened
+from router.journal.records import Recordable, RecordedStandings
 
 BYTES_MAX = 128 << 20
 """Of records that wait for the log: more than the longest one has."""
@@ -121,7 +120,7 @@ class JournalEncoder:
             self.is_in_checkpoint = True
             return
         try:
-            encoded = self._encoded(what)
+            encoded = self._decided(what) if type(what) is Verdict else encode_record(what)
         except _NOT_ENCODABLE:
             encoded = self._loss(1, "not_encodable", what.now_s)
         newest = self._newest
@@ -138,14 +137,13 @@ class JournalEncoder:
         for part in parts:
             self._add(part)
 
-    def _encoded(self, what: Applied) -> bytes:
-        if not isinstance(what, Verdict):
-            return encode_record(shortened(what) if isinstance(what, RefusedRequest) else what)
+    def _decided(self, verdict: Verdict) -> bytes:
+        """Return the decision's record, behind those of the standings that it is the first to see."""
         model_view, epochs, trusts = self._standings.seen
-        if what.trusts is not trusts or what.epochs is not epochs or what.model_view is not model_view:
-            for standing in self._standings.changed(what):
+        if verdict.trusts is not trusts or verdict.epochs is not epochs or verdict.model_view is not model_view:
+            for standing in self._standings.changed(verdict):
                 self._add(encode_record(standing))
-        return what.journal_record(self._kv_seq())
+        return verdict.journal_record(self._kv_seq())
 
     def _add(self, encoded: bytes) -> None:
         newest = self._newest

@@ -1,10 +1,9 @@
 """The records of the journal, and how they are shortened.
 
-A `Recorder` gets what was applied: a record, a decision or a refusal. The journal's records for it:
+A `Recorder` gets what was applied: a record, or a decision. The journal's records for it:
 
     decision (`Verdict`)    a `RankStanding` of every rank whose epoch or doubt differs from the last recorded one (at
                             first: none), then `Decided`, from which the promise can be derived
-    refusal                 `Refused`, without hashes
     checkpoint              `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`; each is made when
                             it is read
     any other record        itself
@@ -15,11 +14,9 @@ A decision states doubts as trust; `doubt_of` returns the doubt behind a rank's 
 from collections.abc import Iterator
 from itertools import chain
 
-from msgspec.structs import replace
-
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, RankStanding, Refused
-from router.decision.recorders import Applied, RefusedRequest
+from kv_protocol.journal import JournalRecord, RankStanding
+from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
 from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
@@ -71,12 +68,6 @@ class RecordedStandings:
 
 def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:
     return RankStanding(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, epoch=epoch, doubt=doubt)
-
-
-def shortened(what: RefusedRequest) -> Refused:
-    """Return the record of a refusal, which has no hashes."""
-    request = replace(what.request, sequence_hashes=b"") if what.request.sequence_hashes else what.request
-    return Refused(now_s=what.now_s, request=request, exclusions=what.exclusions)
 
 
 def doubt_of(trust: Trust, before: str) -> str:

@@ -7,6 +7,7 @@ every `TABLES_EVERY`th record     checkpoint tables are the same bytes
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -82,7 +83,7 @@ class Following:
         assert not self._due, self._due
         verdict, exclusions = None, tuple[Exclusion, ...]()
         try:
-            verdict = self.reference.decide(decided.request, self._ask, decided.now_s, decided.seed)
+            verdict = self.reference.decide(decided.request, partial(self._ask, decided), decided.now_s, decided.seed)
         except NoEligibleWorker as error:
             exclusions = error.exclusions
         assert exclusions == decided.exclusions
@@ -98,9 +99,9 @@ class Following:
         else:
             self.reference.take(verdict)
 
-    def _ask(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> Any:
+    def _ask(self, decided: Decided, chain: bytes, ranks: tuple[WorkerRank, ...]) -> Any:
         answered = self._answered()
-        assert (chain, ranks) == (answered.chain, answered.ranks)
+        assert (chain, ranks) == (answered.chain if decided.record else b"", answered.ranks)  # a refusal has no hashes
         return answered.answer
 
     def _apply(self, record: JournalRecord) -> None:

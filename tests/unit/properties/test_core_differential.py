@@ -8,12 +8,19 @@ from msgspec.structs import replace
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.journal import FleetApplied, LearntRates, LedgerApplied, LoadApplied, RatesRestored, WorkerHeard
+from kv_protocol.journal import (
+    FleetApplied,
+    LearntRates,
+    LedgerApplied,
+    LoadApplied,
+    RatesRestored,
+    Refused,
+    WorkerHeard,
+)
 from kv_protocol.ledger import Expired, Renewed, Routed
 from kv_protocol.load import LoadReport
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import CostParameters, Policy
-from router.decision.recorders import RefusedRequest
 from router.decision.routing import Lease
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
@@ -49,7 +56,7 @@ class SlackLife(Life):
 
 def decided_by(what: object) -> Decided | None:
     """Return the decision or the refusal that a recorder was told of."""
-    if isinstance(what, RefusedRequest):
+    if isinstance(what, Refused):
         return Decided(what.request, what.now_s, exclusions=what.exclusions)
     if not isinstance(what, Verdict):
         return None

@@ -9,7 +9,15 @@ from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogConnection, OutcomeKnown, WorkerHeard
+from kv_protocol.journal import (
+    AttemptEnded,
+    FleetApplied,
+    LedgerApplied,
+    LogConnection,
+    OutcomeKnown,
+    Refused,
+    WorkerHeard,
+)
 from router.decision.policy import Policy
 from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Readiness, Routing
@@ -158,6 +166,19 @@ async def test_a_lease_is_not_renewed_for_every_byte(monkeypatch: pytest.MonkeyP
         await bench.clock.advance(0.05)
         lease.on_bytes()
     assert len(told) == 3, "the first token, and two renewals in five seconds of a lease of eight"
+
+
+def test_a_refusal_is_recorded_without_its_hashes() -> None:
+    told = list[object]()
+
+    class Told:
+        def record(self, what: object) -> None:
+            told.append(what)
+
+    bench, asked = Bench(recorder=Told()), route(sequence_hashes=bytes(16))
+    bench.routing.refuse(asked, ())
+    without = msgspec.structs.replace(asked, sequence_hashes=b"")
+    assert told[-1] == Refused(now_s=100.0, request=without, exclusions=())
 
 
 @pytest.mark.parametrize("outcome", ["ok", "refused", "failed", "cancelled"])
