@@ -1,1 +1,0 @@
-"""`router bench request`: where the CPU time of one request goes."""
