@@ -200,12 +200,6 @@ def _attach() -> Iterator[MadeFamily]:
     yield from _spans()
 
 
-def _consolidate() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_log())
-    yield from _of_object(ConsolidatorMetrics(()))
-    yield from _spans()
-
-
 def _each_once(families: Iterable[MadeFamily]) -> dict[str, MadeFamily]:
     """Return the families by name: a family that a larger one includes is of the first, its own, module."""
     found: dict[str, MadeFamily] = {}
@@ -226,6 +220,5 @@ COMMANDS = {
     "indexer serve": _each_once((*_server(), *_index(), *_spans())),
     "worker-agent serve": _each_once(_serve()),
     "worker-agent attach": _each_once(_attach()),
-    "worker-agent consolidate": _each_once(_consolidate()),
 }
 """By command, the families that its process may show, by name; some only where a setting asks for what they count."""

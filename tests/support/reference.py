@@ -13,7 +13,7 @@ from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from tests.support.metrics_page import metrics_page
 from tests.support.paths import ROOT
-from worker_agent.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings
 
 FOLDER = ROOT / "docs" / "reference"
@@ -22,7 +22,6 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "indexer serve": IndexerSettings,
     "worker-agent serve": AgentSettings,
     "worker-agent attach": AttachSettings,
-    "worker-agent consolidate": ConsolidateSettings,
 }
 
 

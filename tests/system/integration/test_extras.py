@@ -40,7 +40,7 @@ def test_the_base_has_nothing_that_only_router_and_benches_need() -> None:
     assert closure() & HEAVY == set()
 
 
-@pytest.mark.parametrize("command", ["serve", "attach", "consolidate"])
+@pytest.mark.parametrize("command", ["serve", "attach"])
 def test_the_agent_starts_with_the_base(base: Path, command: str) -> None:
     done = run(base, "-m", "worker_agent", command, "--print-config")
     assert (done.returncode, done.stderr) == (0, "")
