@@ -20,7 +20,7 @@ from worker_agent.api.parsers.families import (
     canonical_reasoning_parser,
     canonical_tool_call_parser,
 )
-from worker_agent.engines.simulated.transfer import UNBOUNDED
+from worker_agent.engines.simulated.transfer import NETWORK
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
@@ -290,7 +290,7 @@ class AgentSettings(Settings):
         if self.engine.kind == "trtllm":
             of_engine = self.trtllm.shutdown_s + (self.trtllm.transfer_s if is_prefill else 0.0)
         elif is_prefill:
-            of_engine = UNBOUNDED.timeout_s / self.engine.speed
+            of_engine = NETWORK.timeout_s / self.engine.speed
         return self.worker.drain_s + of_engine + _MARGIN_S
 
 
