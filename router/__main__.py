@@ -98,11 +98,6 @@ def main(
 
 for _command in (
     LazyCommand(
-        "completion",
-        "router.cli.completion:completion",
-        'Print what completes this command in a shell: eval "$(router completion bash)".',
-    ),
-    LazyCommand(
         "doctor",
         "router.cli.doctor:doctor",
         "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.",
