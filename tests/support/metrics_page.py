@@ -46,8 +46,8 @@ def _by_commands(package: str) -> dict[tuple[str, ...], list[MadeFamily]]:
 def _table(commands: tuple[str, ...], families: list[MadeFamily]) -> Iterator[str]:
     shown_by = "every command" if len(commands) == len(COMMANDS) else ", ".join(f"`{each}`" for each in commands)
     yield f"\nShown by {shown_by}.\n"
-    yield "| metric | type | labels | meaning |"
-    yield "|---|---|---|---|"
+    yield "| metric and labels | type | meaning |"
+    yield "|---|---|---|"
     for each in sorted(families, key=lambda family: family.name):
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        yield f"| `{each.name}` | {each.kind} | {labels} | {each.meaning} |"
+        labels = f"{{{','.join(each.labels)}}}" if each.labels else ""
+        yield f"| `{each.name}{labels}` | {each.kind} | {each.meaning} |"
