@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from router.top.keys import State, shown_row
-from router.top.pages import Decision, Explained, Metrics, Outcome, Snapshot, Worker
+from router.top.pages import Decision, Explained, Outcome, Snapshot, Worker
 
 WIDTH, HEIGHT = 80, 24
 Style = Literal["", "bold", "reverse", "red", "dim"]
@@ -26,8 +26,6 @@ _WRAPPED_MIN = 20
 """Characters; a narrower terminal cuts the lines."""
 _LAST = 4
 """Decisions on the screen of the workers."""
-_SHADOWED, _SHADOWS_MAX = "kvrouter_shadow_decisions_total", 3
-"""Shadow policies in the head: the first of them."""
 
 
 class Line(NamedTuple):
@@ -95,19 +93,7 @@ def _head(snapshot: Snapshot) -> list[Line]:
         name = clean(f"{of.get('model', '')[:30]} {of.get('role', '')}")
         there = metrics.total("planner_workers", **of)
         lines.append(Line(f"advised workers {name}: {count:.0f}, there are {there:.0f}{more}"))
-    shadows = dict.fromkeys(dict(labels).get("shadow", "") for labels in metrics.samples.get(_SHADOWED, {}))
-    return lines + [Line(_shadow_text(metrics, name)) for name in list(shadows)[:_SHADOWS_MAX]]
-
-
-def _shadow_text(metrics: Metrics, name: str) -> str:
-    differ = metrics.total("shadow_decisions_total", shadow=name, verdict="differ")
-    count = differ + metrics.total("shadow_decisions_total", shadow=name, verdict="agree")
-    live, own = (
-        metrics.total("shadow_predicted_ttft_seconds_sum", shadow=name, choice=choice) for choice in ("live", "shadow")
-    )
-    known = metrics.total("shadow_predicted_ttft_seconds_count", shadow=name, choice="live")
-    ttft = f", predicted TTFT {1e3 * (own - live) / known:+.1f}ms" if known else ""
-    return f"shadow {clean(name)}: {differ / max(1.0, count):.0%} of {count:.0f} decisions for other ranks{ttft}"
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------- lists

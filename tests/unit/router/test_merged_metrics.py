@@ -26,7 +26,6 @@ KNOWN_TO_ALL = (
         "rate_factor",
         "replica_skew_",
         "server_connections",
-        "shadow_budget_seconds",
     ),
     *("snapshot_", "stream_", "worker"),
 )

@@ -97,20 +97,6 @@ def test_advised_workers_are_shown_where_a_router_advises() -> None:
     assert "advised workers m decode: 3, there are 2" in texts(snapshot(metrics=Metrics(samples)))
 
 
-def test_shadows_are_shown_with_what_they_would_change() -> None:
-    counts = {"agree": 3.0, "differ": 1.0}
-    seconds = {"live": 2.0, "shadow": 1.6}
-    samples: Samples = {
-        "kvrouter_shadow_decisions_total": {(("shadow", "w8"), ("verdict", each)): n for each, n in counts.items()},
-        "kvrouter_shadow_predicted_ttft_seconds_count": {(("choice", "live"), ("shadow", "w8")): 4.0},
-        "kvrouter_shadow_predicted_ttft_seconds_sum": {
-            (("choice", each), ("shadow", "w8")): total for each, total in seconds.items()
-        },
-    }
-    shown = texts(snapshot(metrics=Metrics(samples)))
-    assert "shadow w8: 25% of 4 decisions for other ranks, predicted TTFT -100.0ms" in shown
-
-
 def test_reused_tokens_are_the_workers_count_or_what_it_held() -> None:
     told = decision(outcome=Outcome("ok", cached_tokens=90))
     assert snapshot(decisions=(told,)).hit_ratio("w0") == 0.9
@@ -202,7 +188,6 @@ def hostile(text: str) -> Snapshot:
         metrics=Metrics(
             {
                 "kvrouter_planner_advised_workers": {of: 1.0},
-                "kvrouter_shadow_decisions_total": {(("shadow", text), ("verdict", "agree")): 1.0},
             }
         ),
         explained=Explained(f"a\n{text}", Outcome(text)),
