@@ -20,7 +20,6 @@ from indexer.index.prefix_views import StretchView
 from indexer.native.index import hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
-from indexer.service.moment import MomentProgress
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
@@ -42,7 +41,6 @@ __all__ = [
     "EmbeddedIndex",
     "FoldStatistics",
     "HeatSource",
-    "MomentProgress",
     "NodeUse",
     "OutlineNode",
     "OverlapColumns",

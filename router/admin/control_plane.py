@@ -15,7 +15,6 @@ GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers onc
 GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
-POST   /v1/moments                restore the index of a past moment (`router/live/moments.py`)
 GET    /metrics, /health, /live, /ready, /version
 GET    /ui/                       the web page (`router/web/page.py`), and its files
 """
@@ -58,7 +57,6 @@ from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
-from router.live.moments import Moments
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
 from router.web.page import WebPage
@@ -103,13 +101,12 @@ class ControlPlane:
         policies: PolicyStore | None = None,
         *,
         trace_link: str = "",
-        moments: Moments | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """What is not given has no endpoints: `index`, `moments` (past ones of the index).
+        """Without `index` it has no endpoints.
 
         handover      without it, a drained worker's prefixes are not computed at other workers
         gate          that of this router's feeds
@@ -124,7 +121,7 @@ class ControlPlane:
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
-        self._watched, self._moments, self._kept = watched, moments, kept
+        self._watched, self._kept = watched, kept
         self._attached = attached
         self._drains = DrainRoutes(routing, handover, self._publish)
 
@@ -161,8 +158,7 @@ class ControlPlane:
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
             *rank_routes(index),
-            *tree_routes(index.explorer(self._heat, self._uses), None if self._moments is None else self._moments.tree),
-            *([] if self._moments is None else self._moments.routes()),
+            *tree_routes(index.explorer(self._heat, self._uses)),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:

@@ -23,7 +23,6 @@ from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.journal.writer import journal_families
 from router.live.clients import LiveClients
-from router.live.moments import moment_families
 from router.live.ring import Ring
 from router.live.service import live_families
 from router.metrics.decision import DecisionMetrics
@@ -163,7 +162,6 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(picker_families, picker_families(PickerStatistics()))
     yield from _spans()
     yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))
-    yield from _families_of(moment_families, moment_families(0, 0))
 
 
 def _pools() -> Iterator[MadeFamily]:
