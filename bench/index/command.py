@@ -57,7 +57,7 @@ def _core() -> int:
 @click.option("--block-size", type=click.Choice(_SIZES), default="32", help="tokens of a block of the trace")
 @report_options
 def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
-    """Measure the index: events, matches, a trace, memory, right answers; beside the peer.
+    """Measure the index: events, matches, a trace and its answers, memory; beside the peer.
 
     Each index runs in a process of its own, all pinned to one core, in turns; CPU times, medians of rounds. The peer is
     the radix tree of ai-dynamo-runtime, through Python; it is no dependency: name an interpreter that has it. Its floor
