@@ -124,7 +124,7 @@ for _command in (
         "router.cli.report:report",
         "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
     ),
-    LazyCommand("top", "router.cli.top:top", "Print a running fleet: workers, latencies, decisions."),
+    LazyCommand("top", "router.cli.top:top", "Print a running fleet: workers, latencies, the last decisions."),
 ):
     main.add_command(_command)
 
