@@ -1,4 +1,4 @@
-"""The dashboard "Routing decisions": right predictions, trust, what was given up for load, time to decide."""
+"""The dashboard "Routing decisions": right predictions, trust, what was given up for load, shadows, time to decide."""
 
 from dashboards.links import DECISIONS_PAGE
 from dashboards.panels import Board, Query, panel, row
@@ -50,6 +50,46 @@ PREDICTION = row(
     ),
 )
 
+
+def _difference(metric: str, by: str = "shadow") -> str:
+    """Return the mean at the shadows' choices minus that at the live ones."""
+    shadow, live = (mean(metric, f'choice="{choice}"', by=by) for choice in ("shadow", "live"))
+    return f"{shadow} - {live}"
+
+
+SHADOWS = row(
+    "What would another policy have chosen?",
+    panel(
+        "Shadow policies: share of other choices",
+        "kvrouter_shadow_decisions_total by shadow: the share for which the shadow policy chose "
+        "another rank than the live one. Near 0: it would change nothing. shadow.policies and "
+        "PUT /v1/shadows set them.",
+        Query(
+            share(
+                rate("shadow_decisions_total", 'verdict="differ"', by="shadow"),
+                rate("shadow_decisions_total", by="shadow"),
+            ),
+            "{{shadow}}",
+        ),
+        unit="percentunit",
+    ),
+    panel(
+        "Shadow policies: predicted time to first token",
+        "kvrouter_shadow_predicted_ttft_seconds, the shadow's choice minus the live one, mean of "
+        "the requests that both decided. Below 0 the shadow is predicted to be faster. What its own choices would "
+        "have cached later is not in it.",
+        Query(_difference("shadow_predicted_ttft_seconds"), "{{shadow}}"),
+        unit="s",
+    ),
+    panel(
+        "Shadow policies: decisions skipped",
+        "kvrouter_shadow_skipped_total by reason: budget (shadow.budget_us is spent), full (too many "
+        "wait), unreadable (the live policy does not read what the shadow needs), no_choice (no rank), failed (a "
+        "user's mode raised an error, see shadow_failed in the log).",
+        Query(rate("shadow_skipped_total", by="shadow, reason"), "{{shadow}} {{reason}}"),
+        unit="cps",
+    ),
+)
 
 GIVEN_UP = row(
     "Why did the winner win, and what was given up?",
@@ -123,5 +163,5 @@ DECISIONS = Board(
     title="KV router: routing decisions",
     description="Is what was predicted true, what was given up for load, which policy decided, what would another have "
     "chosen, and what did it cost.",
-    rows=(PREDICTION, GIVEN_UP),
+    rows=(PREDICTION, GIVEN_UP, SHADOWS),
 )

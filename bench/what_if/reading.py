@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.what_if.recorded import JournalUnfit, Recorded
-from bench.what_if.screening import Tally
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalRecord
 from router.decision.policies import MODES
@@ -13,6 +12,8 @@ from router.decision.policy_swap import swapped
 from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry
 from router.journal.replay import Redecided, Replay
+from router.shadows.comparison import of_verdicts
+from router.shadows.tally import Tally
 
 
 class JournalOfOne:
@@ -67,7 +68,7 @@ class JournalOfOne:
         for name, fields in self._others.items():
             policy = swapped(live, fields, MODES, replace_all=False)
             if policy != live:
-                self.policies[name], self.tallies[name] = policy, Tally(dict(fields))
+                self.policies[name], self.tallies[name] = policy, Tally(name, dict(fields))
         self._asked += self.policies.values() if self._asks else ()
 
     def _compare(self, found: Redecided) -> None:
@@ -76,6 +77,6 @@ class JournalOfOne:
         assert found.verdict is not None
         for tally, other in zip(self.tallies.values(), found.otherwise, strict=self._asks):
             if other.verdict is None:
-                tally.skip("unreadable" if "reads overlap" in other.reason else "no_choice")
+                tally.skipped["unreadable" if "reads overlap" in other.reason else "no_choice"] += 1
             else:
-                tally.add(state, found.verdict, other.verdict)
+                tally.add(of_verdicts(state, found.verdict, other.verdict))

@@ -1,7 +1,7 @@
-"""`router tune`: proposes a policy from a journal. It changes nothing.
+"""`router tune`: proposes a policy from a journal, and a router's shadows. It changes nothing.
 
-1. candidates    `CANDIDATES` and those that are named, each as a difference from the policy in force at the journal's
-                 first request
+1. candidates    `CANDIDATES`, those that are named, and the shadows of a router, each as a difference from the policy
+                 in force at the journal's first request
 2. screening     each is asked at the recorded moments; of those with the largest mean gain of predicted TTFT, and of
                  those with the least regret by the live cost, the first stay in turn
 3. closed loop   these and the policy in force are played through engines fitted to the fleet
@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import aiohttp
 import click
 import msgspec
 import yaml
@@ -22,11 +23,13 @@ from bench.report import machine_line
 from bench.what_if.command import Asked, named_policies, read, simulated, simulation_options
 from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
-from bench.what_if.screening import Tally
-from bench.what_if.series import SeriesMean
-from kv_runtime.process import print_json, print_lines
-from router.cli.options import with_settings
+from kv_protocol.errors import UNDECODABLE
+from kv_runtime.process import print_json, print_lines, run_process
+from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
+from router.doctor.http_client import HttpAsker, Reply
+from router.shadows.series import SeriesMean
+from router.shadows.tally import ShadowReport, Tally
 
 PLAYED = 4
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -38,7 +41,14 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "kv-blocks, prefill_scale=16": {"mode": "kv-blocks", "prefill_scale": 16},
     "least-loaded": {"mode": "least-loaded"},
 }
+_TIMEOUT_S = 10.0
 _LAST = (True, 0.0)
+
+
+class _Page(msgspec.Struct):
+    """What is read of `/v1/shadows`."""
+
+    shadows: list[ShadowReport]
 
 
 @click.command()
@@ -46,7 +56,10 @@ _LAST = (True, 0.0)
 @simulation_options
 @click.option("--modes", help="further candidates: modes, between commas")
 @click.option("--sweep", multiple=True, metavar="FIELD=A,B,...", help="further candidates: this field with each value")
-@click.option("--only-named", is_flag=True, help="no candidates but those that are named here")
+@click.option("--only-named", is_flag=True, help="no candidates but those that are named here, and shadows")
+@click.option(
+    "--shadows", "url", default="", help="a router's control plane, http://host:port: its shadows are candidates"
+)
 @click.option("--played", type=click.IntRange(1, 32), default=PLAYED, show_default=True, help="candidates to play")
 @click.option("--json", "as_json", is_flag=True, help="print all figures as one JSON object")
 def tune(
@@ -56,6 +69,7 @@ def tune(
     modes: str | None,
     sweep: tuple[str, ...],
     only_named: bool,
+    url: str,
     played: int,
     as_json: bool,
     **_: object,
@@ -63,25 +77,26 @@ def tune(
     """Propose a policy from a journal: what it would gain, how sure that is, and the command that sets it.
 
     Other policies are asked at the recorded moments; the best of them are played through simulated engines that are as
-    fast as the recorded fleet. Nothing is changed.
+    fast as the recorded fleet. Nothing is changed. The token of --shadows is KVROUTER_CONTROL__TOKEN.
 
     \b
-    Example:  router tune --nats-url nats://127.0.0.1:4222
+    Example:  router tune --nats-url nats://127.0.0.1:4222 --shadows http://127.0.0.1:8001
     """  # noqa: D301
+    shadows = _shadows_of(settings, url) if url else []
     candidates = {} if only_named else dict(CANDIDATES)
-    candidates |= named_policies(modes, sweep)
+    candidates |= named_policies(modes, sweep) | {f"shadow {each.name}": each.policy for each in shadows}
     if not candidates:
-        raise click.UsageError("--only-named: found no candidate, allowed --modes or --sweep")
+        raise click.UsageError("--only-named: found no candidate, allowed --modes, --sweep or --shadows")
     journal = read(settings, asked, JournalOfOne(candidates, asked.requests_max, asks=True))
     kept = screened(journal.tallies, played)
     result = simulated(journal, asked, {name: journal.policies[name] for name in kept})
     found = proposal(result, candidates)
     if as_json:
         screening = {name: tally.report() for name, tally in journal.tallies.items()}
-        page = {**as_object(result), "screening": screening, "proposal": found}
+        page = {**as_object(result), "screening": screening, "shadows": shadows, "proposal": found}
         print_json(msgspec.json.encode(page))
         return
-    shown = [*_screening_lines(journal.tallies, kept), "", *lines(result)[:-1], ""]
+    shown = [*_shadow_lines(shadows), *_screening_lines(journal.tallies, kept), "", *lines(result)[:-1], ""]
     print_lines(machine_line(), *shown, *proposal_lines(result, found))
 
 
@@ -114,8 +129,11 @@ def proposal_lines(result: Result, fields: Mapping[str, Any] | None) -> list[str
     if fields is None:
         return [advice(result), "Nothing to set."]
     policy = dict(fields)
+    shadow = json.dumps({"policies": [{"name": "tuned", "policy": policy}]})
     return [
         advice(result),
+        "To watch it first, without effect:",
+        f"  curl -X PUT http://127.0.0.1:8001/v1/shadows -d {shlex.quote(shadow)}",
         "To set it in a running router (DELETE undoes it):",
         f"  curl -X PATCH http://127.0.0.1:8001/v1/policy -d {shlex.quote(json.dumps(policy))}",
         "To keep it, in the configuration:",
@@ -135,6 +153,14 @@ def _screening_lines(tallies: Mapping[str, Tally], kept: Sequence[str]) -> list[
     return ["screening: each asked at the recorded moments, in the state that the recorded decisions made", *rows]
 
 
+def _shadow_lines(shadows: Sequence[ShadowReport]) -> list[str]:
+    return [
+        f"shadow {each.name}: {each.differ_ratio:.0%} of {each.decisions} live decisions for other ranks, "
+        f"predicted TTFT {_gain(each.ttft_gain_s)}"
+        for each in shadows
+    ]
+
+
 def _gain(mean: SeriesMean) -> str:
     """Return by how much the TTFT changes: the gain is of the other policy, so that its sign turns."""
     if not mean.count:
@@ -142,3 +168,26 @@ def _gain(mean: SeriesMean) -> str:
     interval = mean.interval
     between = "" if interval is None else f" ({-1e3 * interval[1]:+.1f} to {-1e3 * interval[0]:+.1f})"
     return f"{-1e3 * mean.mean:+.1f} ms{between}"
+
+
+def _shadows_of(settings: RouterSettings, url: str) -> list[ShadowReport]:
+    """Return the shadows of a running router; raise `NothingRead` if it does not tell them."""
+    (plane,) = checked_urls("--shadows", [url])
+    token = settings.control.token.get_secret_value()
+    check_token("control.token", token)
+    replies = list[Reply]()
+
+    async def main(stop: object) -> None:
+        del stop
+        async with aiohttp.ClientSession() as session:
+            replies.append(await HttpAsker(session, _TIMEOUT_S).get(f"{plane}/v1/shadows", token))
+
+    run_process(main)
+    (reply,) = replies
+    try:
+        if reply.is_ok:
+            return msgspec.json.decode(reply.body, type=_Page).shadows
+    except UNDECODABLE as error:
+        raise NothingRead(f"--shadows: found another answer at {plane} ({error})") from error
+    found = reply.problem or f"status {reply.status}"
+    raise NothingRead(f"--shadows: found {found} at {plane}, allowed the control plane of a running router")

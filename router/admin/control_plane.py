@@ -9,6 +9,7 @@ GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
 DELETE /v1/policy                 the configured one
 GET    /v1/planner                inputs for an autoscaler (`router/planner/service.py`)
+GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/shadows/service.py`)
 GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
@@ -59,6 +60,7 @@ from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
+from router.shadows.service import Shadows
 from router.web.page import WebPage
 from router.workers.service import AttachedWorkers
 
@@ -101,12 +103,13 @@ class ControlPlane:
         policies: PolicyStore | None = None,
         *,
         trace_link: str = "",
+        shadows: Shadows | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """Without `index` it has no endpoints.
+        """What is not given has no endpoints: `index`, `shadows`.
 
         handover      without it, a drained worker's prefixes are not computed at other workers
         gate          that of this router's feeds
@@ -121,7 +124,7 @@ class ControlPlane:
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
-        self._watched, self._kept = watched, kept
+        self._shadows, self._watched, self._kept = shadows, watched, kept
         self._attached = attached
         self._drains = DrainRoutes(routing, handover, self._publish)
 
@@ -143,6 +146,7 @@ class ControlPlane:
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
             web.delete("/v1/policy", self.reset_policy),
+            *([] if self._shadows is None else self._shadows.routes()),
             *prediction_routes(self._routing),
             *self._watched,
             web.get("/health", self._health),
@@ -184,6 +188,7 @@ class ControlPlane:
         same_request = self._routing.decisions.of_request(route.request_id, _OF_A_REQUEST_MAX)
         begun_s = same_request[0].verdict.now_s
         beside = {
+            "shadows": [] if self._shadows is None else self._shadows.beside(record.verdict),
             "prompt": None if self._kept is None else self._kept.text(route.request_id, route.sequence_hashes),
         }
 

@@ -66,7 +66,7 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
 
         def work_of(name: str) -> Work:
             number = names.index(name)
-            place = Place(number, secret, front.policy)
+            place = Place(number, secret, front.policy, front.shadows)
             of_start = frozenset[str]() if front.policy else given  # what was changed since wins over the command line
             return partial(_run_one, _of_one(settings, number, port, url, token), of_start, place)
 

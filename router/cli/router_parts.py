@@ -6,6 +6,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -75,6 +76,7 @@ from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracer import Tracer
+from router.shadows.service import Shadows
 from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ class Place(NamedTuple):
     secret: bytes
     """Of the names of tenants: they are the same in all processes."""
     policy: bytes = b""
-    """The body of `PUT /v1/policy`, if it was changed before this process started."""
+    shadows: bytes = b""
+    """Bodies of `PUT /v1/policy` and `PUT /v1/shadows`, if they were changed before this process started."""
 
 
 class RouterParts:
@@ -140,6 +143,10 @@ class RouterParts:
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
+        if place is not None and place.shadows:
+            shadows = settings.shadow.replaced(msgspec.json.decode(place.shadows))
+            self._shadows.change(shadows, policies.initial)
         process = "" if place is None else f"serving-{place.number}"
         self._savings = Savings(settings.report, state.core, self._clock, process)
         self._routing = self._router(state, policies.initial)
@@ -208,6 +215,7 @@ class RouterParts:
             gate,
             None if place and place.number else self._policies,
             trace_link=settings.tracing.link,
+            shadows=self._shadows,
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
@@ -272,7 +280,7 @@ class RouterParts:
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
             noted=() if self._journal is None else (self._journal.problem,),
-            recorders=[each for each in (self._journal, self._replicas) if each is not None],
+            recorders=[each for each in (self._journal, self._replicas, self._shadows) if each is not None],
         )
 
     def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":
@@ -297,6 +305,7 @@ class RouterParts:
             self._parity.families,
             self._handover.families,
             self._planner.families,
+            self._shadows.families,
             self._savings.families,
             self._index.families,
             self._live.families,
@@ -356,6 +365,7 @@ class RouterParts:
             *self._bodies.pool.parts(1),
             *self._prompts.pool.parts(1),
             Part("feeds", self._feeds.run, 2),
+            Part("shadows", self._shadows.run, 2),
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),

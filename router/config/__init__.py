@@ -33,6 +33,7 @@ from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS
 from router.queue.waiting import QueueLimits, QueuePolicy
+from router.shadows.config import ShadowSection
 
 _HTTP, _QUEUE = HttpLimits(), QueueLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
@@ -337,6 +338,7 @@ class RouterSettings(Settings):
     journal: JournalSection = JournalSection()
     state: StateSection = StateSection()
     planner: PlannerSection = PlannerSection()
+    shadow: ShadowSection = ShadowSection()
     report: ReportSection = ReportSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()
     tracing: RouterTracingSection = RouterTracingSection()

@@ -6,6 +6,7 @@
 | PUT, PATCH, DELETE /v1/policy | changed in the first process, which stores it, then in the others |
 | POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
 | GET /v1/workers/{id}/drain | draining until all have handed over |
+| GET, PUT, DELETE /v1/shadows | pooled; changed in all |
 | GET /v1/workers | of the first process, with the doubts of all, each of which judges by its own requests |
 | GET /v1/report, /v1/predictions, /v1/trends | the sums of all |
 | GET /v1/live | the stream of the first process, with the decisions of all |
@@ -17,7 +18,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Literal
@@ -43,6 +44,7 @@ from router.live.trends import TrendsPage, merged_trends
 from router.processes.links import Answer, Links
 from router.processes.merged_metrics import merged, parsed
 from router.processes.metrics import ProcessState, process_families
+from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
@@ -66,8 +68,8 @@ class Front:
     ) -> None:
         self._links, self._states, self._registry = links, states, registry
         self._changing = asyncio.Lock()
-        self.policy = b""
-        """For processes that start later: the body of PUT, if it was changed."""
+        self.policy = self.shadows = b""
+        """For processes that start later: bodies of PUT, if something was changed."""
 
     def app(self, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -81,6 +83,9 @@ class Front:
             web.post(drain, self._begin_drain),
             web.get(drain, self._of_all(drain_of, needs_all=True, more_s=60.0)),
             web.delete(drain, self._end_drain),
+            web.get("/v1/shadows", self._of_all(pooled_page, needs_all=True)),
+            web.put("/v1/shadows", self._change_shadows),
+            web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._of_all(doubted_workers)),
             web.get("/v1/report", self._of_all(_merged_reports, _decode_report, needs_all=True)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
@@ -206,9 +211,23 @@ class Front:
                 return _passed_on(changed)
             self.policy = changed.body
             answers = [await self._links.one(name, "PUT", request.rel_url.raw_path_qs, changed.body) for name in others]
-        found = zip(others, answers, strict=True)
-        behind = [name for name, answer in found if answer is None or not answer.is_ok]
-        return _not_confirmed(behind) if behind else _passed_on(changed)
+        return self._confirmed({first: changed, **dict(zip(others, answers, strict=True))}, _passed_on(changed))
+
+    # ---------------------------------------------------------------------------------------------- shadows
+
+    async def _change_shadows(self, request: web.Request) -> web.Response:
+        async with self._changing:
+            body = b"" if request.method == "DELETE" else await request.read()
+            answers = await self._links.all(request.method, "/v1/shadows", body)
+            if not answers or _first(answers, lambda answer: not answer.is_ok):
+                return _pooled(answers)
+            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
+        return self._confirmed(answers, _pooled(answers))
+
+    def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
+        """Return the response to a change, or which processes may have missed it."""
+        behind = [name for name in self._links.names if (answer := answers.get(name)) is None or not answer.is_ok]
+        return _not_confirmed(behind) if behind else response
 
     # ---------------------------------------------------------------------------------------------- draining
 
@@ -360,6 +379,19 @@ def _no_process_answers() -> web.Response:
 def _not_confirmed(names: list[str]) -> web.Response:
     message = f"{', '.join(names)} did not confirm the change, which the others have; send it again"
     return error_response(503, message, "server_error", code="not_confirmed")
+
+
+def _pooled(answers: dict[str, Answer]) -> web.Response:
+    """Return one answer of those of the processes to a request for their shadows."""
+    if refusal := _first(answers, lambda answer: not answer.is_ok):
+        return _passed_on(refusal)
+    pages = [_decode(answer.body) for answer in answers.values()]
+    return json_response(pooled_page(pages)) if pages else _no_process_answers()
+
+
+def _budget_us(answers: dict[str, Answer]) -> object:
+    """Return the budget in force, which the body of `PUT /v1/shadows` need not have."""
+    return _decode(next(iter(answers.values())).body)["budget_us"]
 
 
 def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:

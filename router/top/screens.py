@@ -10,6 +10,8 @@ _DECISIONS_HEAD = "   AGE DECISION     WORKER           TOKENS  HELD   MARGIN   
 _WORST_FIRST = ("FALLBACK", "DEGRADED", "EXACT")
 _LAST = 4
 """Decisions on the screen."""
+_SHADOWED, _SHADOWS_MAX = "kvrouter_shadow_decisions_total", 3
+"""Shadow policies in the head: the first of them."""
 
 
 def clean(text: str) -> str:
@@ -51,7 +53,19 @@ def _head(snapshot: Snapshot) -> list[str]:
         name = f"{of.get('model', '')[:30]} {of.get('role', '')}"
         there = metrics.total("planner_workers", **of)
         lines.append(f"advised workers {name}: {count:.0f}, there are {there:.0f}{more}")
-    return lines
+    shadows = dict.fromkeys(dict(labels).get("shadow", "") for labels in metrics.samples.get(_SHADOWED, {}))
+    return lines + [_shadow_text(metrics, name) for name in list(shadows)[:_SHADOWS_MAX]]
+
+
+def _shadow_text(metrics: Metrics, name: str) -> str:
+    differ = metrics.total("shadow_decisions_total", shadow=name, verdict="differ")
+    count = differ + metrics.total("shadow_decisions_total", shadow=name, verdict="agree")
+    live, own = (
+        metrics.total("shadow_predicted_ttft_seconds_sum", shadow=name, choice=choice) for choice in ("live", "shadow")
+    )
+    known = metrics.total("shadow_predicted_ttft_seconds_count", shadow=name, choice="live")
+    ttft = f", predicted TTFT {1e3 * (own - live) / known:+.1f}ms" if known else ""
+    return f"shadow {_tail(name, 14)}: {differ / max(1.0, count):.0%} of {count:.0f} decisions differ{ttft}"
 
 
 def _worker_text(snapshot: Snapshot, worker: Worker) -> str:

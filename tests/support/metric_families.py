@@ -45,6 +45,8 @@ from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
+from router.shadows.budget import Budget
+from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.test_routing import Bench
@@ -150,6 +152,7 @@ def _router() -> Iterator[MadeFamily]:
         yield from _of_function(make)
     yield from _of_function(state_families, 2)
     yield from _families_of(planner_families, planner_families([]))
+    yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
     yield from _families_of(savings_families, savings_families(built.Attribution(*AttributionLimits())))
     yield from _of_object(Handover(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))

@@ -65,6 +65,7 @@ PHASES_MODEL = "sim-phases"
 PHASES = {"p0": "prefill", "d0": "decode"}
 OFFSET_S = 90.0
 """Annotations look a minute back; asked about the future, Prometheus answers from what it scraped last."""
+SHADOWS = "[{name: blocks, policy: {mode: kv-blocks}}, {name: patient, policy: {ttft_weight: 1}}]"
 _STREAMED, _ANSWERS = 12, 25
 _LOOK_S = 0.02
 
@@ -109,8 +110,8 @@ async def lived(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lived
         sink = cleanup.enter_context(OtlpSink())
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
         await server.start()
-        tracing = f"tracing.endpoint={sink.url}"
-        settings = (tracing, "queue.fair_share_by=x-tenant-id", *QUEUE)
+        tracing, shadows = f"tracing.endpoint={sink.url}", f"shadow.policies={SHADOWS}"
+        settings = (tracing, shadows, "queue.fair_share_by=x-tenant-id", *QUEUE)
         running = await cleanup.enter_async_context(
             fleet(children, [server.url], SHAPE._replace(router_settings=settings))
         )
@@ -274,6 +275,7 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
         'kvrouter_savings_prefill_seconds_total{by="model",rate="learnt"}',
         'kvrouter_worker_failures_total{worker="w1"}',
         "kvrouter_retries_total",
+        'kvrouter_shadow_decisions_total{shadow="blocks"}',
         'kvrouter_rank_fit{worker="w1"} == 0',
         "kvrouter_stream_resyncs_total",
         "kvrouter_stream_gaps_total",

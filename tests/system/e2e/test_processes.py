@@ -218,6 +218,29 @@ async def test_the_planner_counts_the_requests_of_all_processes() -> None:
         await made.until(ten_are_ten_more)  # once the processes have found each other
 
 
+async def test_shadows_of_all_processes_are_one() -> None:
+    async with fleet() as made:
+        shadows = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
+        assert (await made.control("/v1/shadows", "PUT", shadows))["requests"] == 0
+        processes = set[str]()
+        while len(processes) < 2:
+            processes.add((await made.ask()).process)
+
+        async def all_are_evaluated() -> bool:
+            page = await made.control("/v1/shadows")
+            return bool(page["requests"] >= 2 and page["shadows"][0]["decisions"] == page["requests"])
+
+        await made.until(all_are_evaluated)
+        assert await made.metric('shadow_decisions_total{.*verdict="agree".*}') > 0
+        await made.control("/v1/shadows", "PUT", {"budget_us": 777})
+        await made.control("/v1/shadows", "PUT", {"policies": shadows["policies"]})  # the budget stays
+        for name in ("serving-0", "serving-1"):
+            await made.kill(name)
+            await made.until_both_serve()
+        assert (await made.control("/v1/shadows"))["budget_us"] == 777
+        assert (await made.control("/v1/shadows", "DELETE"))["shadows"] == []
+
+
 async def test_a_killed_serving_process_loses_its_own_streams_alone_and_is_started_again() -> None:
     async with fleet(speed=SLOW) as made:
         running = await made.streams(24)

@@ -1,5 +1,6 @@
-"""`router what-if` and `router tune` as they are typed, on a real fleet's journal."""
+"""`router what-if` and `router tune` as they are typed, on a real fleet's journal, with its router's shadows."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 import pytest_asyncio
 
 from bench.processes import FleetProcesses
+from kv_runtime.clock import SystemClock
 from tests.support.forked import Ended
 from tests.system.e2e.client import MODEL, Client
 from tests.system.e2e.typed import typed
 
+SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
 _REQUESTS = 40
 HIT_RATE_OFF_MAX = 0.2
 
@@ -27,10 +30,15 @@ async def run(command: str, *arguments: str) -> Ended:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served(fleet: FleetProcesses, client: Client) -> AsyncIterator[FleetProcesses]:
-    """The fleet after conversations of two turns."""
+    """The fleet after conversations of two turns, seen by a shadow."""
+    async with client.session.put(f"{fleet.control_url}/v1/shadows", json=SHADOWS) as answered:
+        assert answered.status == 200
     for number in range(_REQUESTS):
         prompt = [number // 2 * 7 + 1] * 160 + [number % 2 + 2] * 80
         await client.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 8})
+    async with asyncio.timeout(20):
+        while (await client.control("/v1/shadows"))["shadows"][0]["decisions"] < _REQUESTS:
+            await SystemClock().sleep(0.02)
     await client.until_journal_is_written()
     yield fleet
 

@@ -160,10 +160,3 @@ def test_a_policy_that_draws_at_random_is_tuned_to_one_that_does_not() -> None:
     text = "\n".join(proposal_lines(result, fields))
     assert """curl -X PATCH http://127.0.0.1:8001/v1/policy -d '{"temperature": 0.0}'""" in text
     assert "policy:\n    temperature: 0.0" in text
-
-
-def test_turns_are_predicted_to_be_late_and_to_cost_more_by_the_cost_in_force() -> None:
-    found = read(journal(LIVE), {"turns": {"mode": "round-robin"}}).tallies["turns"].report()
-    assert 0.1 < found.differ_ratio < 1.0
-    assert found.ttft_gain_s.count > 0
-    assert max(found.ttft_gain_s.mean, found.live_cost_gain["ms"].mean) < 0.0

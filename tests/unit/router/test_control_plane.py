@@ -22,7 +22,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName
+from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
@@ -30,6 +30,8 @@ from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.planner.config import PlannerSection
 from router.planner.service import Planner
+from router.shadows.config import ShadowSection
+from router.shadows.service import Shadows
 from tests.reference.index.index import ReferenceIndex
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
@@ -68,6 +70,7 @@ class Control:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
         planner = Planner(plane.routing, PlannerSection())
+        shadows = Shadows(plane.routing.state, plane.routing.clock, ShadowSection(), plane.routing.policy)
         planes = ControlPlane(
             plane.routing,
             index,
@@ -75,6 +78,7 @@ class Control:
             policies=policies,
             watched=planner.routes(),
             trace_link=trace_link,
+            shadows=shadows,
         )
         app = planes.app(CollectorRegistry(), token="")
         self.plane = plane
@@ -403,3 +407,35 @@ async def test_a_plan_is_computed_for_the_objectives_that_are_asked(control: Con
 async def test_objectives_that_cannot_be_are_named(control: Control, query: str, field: str) -> None:
     answered = await control.get(f"/v1/planner?{query}")
     assert (answered.status, json.loads(answered.body)["error"]["param"]) == (400, field)
+
+
+async def test_shadows_are_set_shown_beside_a_decision_and_reset(control: Control) -> None:
+    shadows = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 20}
+    answered = await control.send("PUT", "/v1/shadows", json.dumps(shadows).encode())
+    page = json.loads(answered.body)
+    assert (answered.status, page["budget_us"], page["live"]["mode"]) == (200, 20.0, control.plane.routing.policy.mode)
+    assert [each["policy"] for each in page["shadows"]] == [{"mode": "round-robin"}]
+    control.plane.routing.apply(FleetApplied(now_s=NOW_S, event=registered()))
+    control.plane.routing.apply(WorkerHeard(now_s=NOW_S, worker_id="w0", instance=registered().instance))
+    control.plane.routing.take(control.plane.routing.decide(route(decision_id="d-9"))).end("ok")
+    explained = json.loads((await control.get("/v1/decisions/d-9")).body)
+    assert [(each["name"], each["agrees"]) for each in explained["shadows"]] == [("turns", True)]
+    reset = json.loads((await control.send("DELETE", "/v1/shadows", b"")).body)
+    assert (reset["shadows"], json.loads((await control.get("/v1/shadows")).body)) == ([], reset)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("{", "body: "),
+        ('{"policies": [{"name": "A", "policy": {"mode": "kv"}}]}', 'shadow.policies.0.name: found "A", allowed '),
+        ('{"policies": [{"name": "a", "policy": {}}]}', "shadow.policies.0.policy: found {}, allowed "),
+        ('{"budget_us": 0}', "shadow.budget_us: found 0, allowed "),
+        ('{"x": 1}', "shadow.x: found 1, allowed "),
+        ('{"policies": [{"name": "a", "policy": {"ttft_weight": 0}}]}', "shadow.policies: a: policy.ttft_weight: "),
+    ],
+)
+async def test_shadows_that_cannot_be_are_named(control: Control, body: str, found: str) -> None:
+    answered = await control.send("PUT", "/v1/shadows", body.encode())
+    assert answered.status == 400
+    assert json.loads(answered.body)["error"]["message"].startswith(found)

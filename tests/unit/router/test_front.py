@@ -58,7 +58,9 @@ async def error_of(response: aiohttp.ClientResponse) -> tuple[int, Any]:
         return response.status, (await response.json())["error"]
 
 
-@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/workers", "/v1/index", "/v1/live", "/v1/report", "/v1/trends"])
+@pytest.mark.parametrize(
+    "path", ["/v1/decisions", "/v1/workers", "/v1/shadows", "/v1/index", "/v1/live", "/v1/report", "/v1/trends"]
+)
 async def test_that_no_process_answers_is_said(path: str) -> None:
     async with front_of(s0=GONE, s1=GONE) as (session, _):
         status, error = await error_of(await session.get(path))

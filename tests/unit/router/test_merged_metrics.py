@@ -26,6 +26,7 @@ KNOWN_TO_ALL = (
         "rate_factor",
         "replica_skew_",
         "server_connections",
+        "shadow_budget_seconds",
     ),
     *("snapshot_", "stream_", "worker"),
 )

@@ -81,6 +81,19 @@ def test_advised_workers_are_shown_where_a_router_advises() -> None:
     assert "advised workers m decode: 3, there are 2" in screen(snapshot(metrics=Metrics(samples)))
 
 
+def test_shadows_are_shown_with_what_they_would_change() -> None:
+    of, counts = ("shadow", "with-a-long-name"), {"agree": 3e4, "differ": 1e4}
+    seconds = {"live": 2e4, "shadow": 1.6e4}
+    samples: Samples = {
+        "kvrouter_shadow_decisions_total": {(of, ("verdict", each)): n for each, n in counts.items()},
+        "kvrouter_shadow_predicted_ttft_seconds_count": {(("choice", "live"), of): 4e4},
+        "kvrouter_shadow_predicted_ttft_seconds_sum": {(("choice", each), of): n for each, n in seconds.items()},
+    }
+    (line,) = [each for each in screen(snapshot(metrics=Metrics(samples))) if each.startswith("shadow")]
+    assert line == "shadow ~h-a-long-name: 25% of 40000 decisions differ, predicted TTFT -100.0ms"
+    assert len(line) <= 80
+
+
 def test_reused_tokens_are_the_workers_count_or_what_it_held() -> None:
     told = decision(outcome=Outcome("ok", cached_tokens=90))
     assert snapshot(decisions=(told,)).hit_ratio("w0") == 0.9
@@ -98,7 +111,12 @@ def hostile(text: str) -> Snapshot:
         text,
         workers=(Worker(Registration(text, text), [Rank(text)], unfit=text),),
         decisions=(decision(text, worker_id=text, outcome=Outcome(text)),),
-        metrics=Metrics({"kvrouter_planner_advised_workers": {of: 1.0}}),
+        metrics=Metrics(
+            {
+                "kvrouter_planner_advised_workers": {of: 1.0},
+                "kvrouter_shadow_decisions_total": {(("shadow", text), ("verdict", "agree")): 1.0},
+            }
+        ),
     )
 
 

@@ -5,6 +5,7 @@ single values would promise too much. Of a growing series there are `BATCHES` to
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -62,3 +63,16 @@ class Series:
         middle = math.fsum(means) / count
         variance = math.fsum((each - middle) ** 2 for each in means) / (count - 1)
         return math.sqrt(variance / count)
+
+
+def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
+    """Return the mean of several series together: those of processes that serve side by side."""
+    known = [each for each in means if each.count]
+    count = sum(each.count for each in known)
+    if not count:
+        return SeriesMean(0, 0.0, None)
+    errors = [each.standard_error for each in known]
+    variance = sum((each.count / count) ** 2 * (error or 0.0) ** 2 for each, error in zip(known, errors, strict=True))
+    is_sure = all(error is not None for error in errors)
+    mean = sum(each.mean * each.count for each in known) / count
+    return SeriesMean(count, mean, math.sqrt(variance) if is_sure else None)

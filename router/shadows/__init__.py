@@ -1,0 +1,1 @@
+"""Shadow policies: what other policies would choose for the requests that this router serves, without effect."""

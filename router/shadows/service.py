@@ -1,0 +1,314 @@
+"""Shadows in a router: decisions are queued as they are taken, and evaluated later in batches; endpoints and metrics.
+
+    on a request's path     `record`: one append to a queue of `QUEUE_MAX` decisions, which is full or takes it
+    every `PERIOD_S`        the queue is emptied: a decision is evaluated by all shadows while the budget allows it, and
+                            skipped and counted otherwise. After `SLICE_S` the event loop has its turn
+    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
+    DELETE /v1/shadows      the configured ones
+
+Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
+over HTTP are no state that survives a restart; the configuration is.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import thread_time
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+from pydantic import ValidationError
+
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.journal import PolicyChanged
+from kv_runtime.clock import Clock
+from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.http.answers import BadRequest, error_response, json_response
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
+from router.decision.policy import Policy
+from router.decision.policy_swap import field_of, fields_of, refused
+from router.decision.recorders import Applied
+from router.decision.state import RouterState
+from router.decision.verdict import Verdict
+from router.shadows.budget import Budget
+from router.shadows.comparison import Comparison, NoChoice, compared
+from router.shadows.config import ShadowSection
+from router.shadows.tally import BothChoices, ShadowReport, Tally, merged
+
+QUEUE_MAX = 512
+"""Decisions that wait for their evaluation."""
+PERIOD_S = 0.01
+SLICE_S = 0.0005
+"""The longest that evaluations hold up the event loop at a stretch, but for one decision more."""
+_BODY_BYTES_MAX = 1 << 16
+
+_log = structlog.get_logger("router")
+
+
+class Shadows:
+    """The shadows of one router; a recorder of what its `Routing` applies."""
+
+    def __init__(
+        self,
+        state: RouterState,
+        clock: Clock,
+        configured: ShadowSection,
+        live: Policy,
+        timer: Callable[[], float] = thread_time,
+    ) -> None:
+        """`live` is the policy to start with; `timer` measures the CPU time of evaluations, in seconds.
+
+        Raises:
+            ConfigurationError: a shadow's fields are not allowed.
+        """
+        self._state, self._clock, self._timer = state, clock, timer
+        self._configured = configured
+        self._failures = RateLimitedLog(_log, clock)
+        self._queue: deque[Verdict] = deque()
+        self._waiting = asyncio.Event()
+        self.change(configured, live)
+
+    def change(self, section: ShadowSection, live: Policy) -> None:
+        """Compare these shadows with the policy in force from now on.
+
+        Raises:
+            ConfigurationError: a field is not allowed; nothing has changed.
+        """
+        self._policies = section.resolved(live, self._state.modes)
+        self._section, self._live = section, live
+        self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
+        self._budget = Budget(1e-6 * section.budget_us)
+        self._queue.clear()
+        self._since_s = self._clock.now()
+
+    # ------------------------------------------------------------------------------------------------- decisions
+
+    def record(self, what: Applied) -> None:
+        """A decision is carried out, or the policy changed."""
+        if isinstance(what, Verdict):
+            if self._policies:
+                self._offer(what)
+        elif isinstance(what, PolicyChanged) and self._state.policy != self._live:
+            self.change(self._section, self._state.policy)
+
+    def _offer(self, verdict: Verdict) -> None:
+        self._budget.request()
+        if len(self._queue) >= QUEUE_MAX:
+            self._skip("full")
+            return
+        self._queue.append(verdict)
+        self._waiting.set()
+
+    def _skip(self, reason: str) -> None:
+        for tally in self._tallies.values():
+            tally.skipped[reason] += 1
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Evaluate decisions until `stop` is set; what waits then is dropped."""
+        await until(stop, self._evaluate_all())
+
+    async def _evaluate_all(self) -> None:
+        while True:
+            await self._waiting.wait()
+            await self._clock.sleep(PERIOD_S)
+            while self.evaluate_slice():
+                await self._clock.sleep(0)
+            self._waiting.clear()
+
+    def evaluate_slice(self) -> bool:
+        """Evaluate what waits, for `SLICE_S` at most; return whether more waits."""
+        timer = self._timer
+        began_s = timer()
+        while self._queue:
+            verdict, budget = self._queue.popleft(), self._budget
+            if not budget.allows():
+                self._skip("budget")
+                continue
+            one_s = timer()
+            self._evaluate(verdict)
+            now_s = timer()
+            budget.spend(now_s - one_s)
+            if now_s - began_s >= SLICE_S:
+                break
+        return bool(self._queue)
+
+    def _evaluate(self, verdict: Verdict) -> None:
+        for name, tally in self._tallies.items():
+            found = self._compared(name, verdict)
+            if isinstance(found, str):
+                tally.skipped[found] += 1
+            else:
+                tally.add(found)
+
+    def _compared(self, name: str, verdict: Verdict) -> Comparison | str:
+        """Return the comparison, or why there is none."""
+        shadow, state = self._policies[name], self._state
+        try:
+            return compared(state, verdict, self._live, shadow)
+        except NoChoice as error:
+            return error.reason
+        except Exception as error:  # noqa: BLE001 - a user's mode may raise anything; it is the shadow's failure alone
+            self._failures.warning("shadow_failed", key=name, shadow=name, reason=f"{type(error).__name__}: {error}")
+            return "failed"
+
+    def beside(self, verdict: Verdict) -> list[dict[str, Any]]:
+        """Return what each shadow chooses in the place of a decision; nothing of those under another live policy."""
+        if verdict.now_s < self._since_s:
+            return []
+        found = [(name, self._compared(name, verdict)) for name in self._policies]
+        return [{"name": name, **_shown(each)} for name, each in found]
+
+    # ------------------------------------------------------------------------------------------------- endpoints
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the endpoints."""
+        return [
+            web.get("/v1/shadows", self._show),
+            web.put("/v1/shadows", self._put),
+            web.delete("/v1/shadows", self._reset),
+        ]
+
+    async def _show(self, _: web.Request) -> web.Response:
+        return json_response(self.page())
+
+    async def _put(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        if len(body) > _BODY_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(max_size=_BODY_BYTES_MAX, actual_size=len(body))
+        try:
+            given = msgspec.json.decode(body, type=dict[str, Any])
+            self.change(self._section.replaced(given), self._state.policy)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise BadRequest(field_of(first), refused(first, "shadow.")) from error
+        except UNDECODABLE as error:
+            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+        except ConfigurationError as error:
+            return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policies")
+        return self._changed()
+
+    async def _reset(self, _: web.Request) -> web.Response:
+        self.change(self._configured, self._state.policy)
+        return self._changed()
+
+    def _changed(self) -> web.Response:
+        _log.info("shadows_changed", shadows={each.name: each.policy for each in self._section.policies})
+        return json_response(self.page())
+
+    def page(self) -> dict[str, Any]:
+        """Return the answer of `/v1/shadows`."""
+        budget = self._budget
+        return {
+            "live": fields_of(self._live),
+            "budget_us": self._section.budget_us,
+            "requests": budget.requests,
+            "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),
+            "shadows": [report_page(tally.report()) for tally in self._tallies.values()],
+        }
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        return shadow_families(list(self._tallies.values()), self._budget)
+
+
+def report_page(report: ShadowReport) -> dict[str, Any]:
+    """Return the report with what follows from it: the share of other choices, and intervals of the means."""
+    page: dict[str, Any] = msgspec.to_builtins(report)
+    page["differ_ratio"] = report.differ_ratio
+    for name in ("ttft_gain_s", "cached_blocks_gain"):
+        page[name]["interval_95"] = getattr(report, name).interval
+    for name in ("own_cost_gain", "live_cost_gain"):
+        for unit, mean in getattr(report, name).items():
+            page[name][unit]["interval_95"] = mean.interval
+    return page
+
+
+def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer of those of several processes that have the same shadows."""
+    requests = sum(page["requests"] for page in pages)
+    by_name = dict[str, list[ShadowReport]]()
+    for page in pages:
+        for each in page["shadows"]:
+            by_name.setdefault(each["name"], []).append(msgspec.convert(each, ShadowReport))
+    return {
+        **pages[0],
+        "requests": requests,
+        "spent_us": sum(page["spent_us"] * page["requests"] for page in pages) / max(1, requests),
+        "shadows": [report_page(merged(reports)) for reports in by_name.values()],
+    }
+
+
+def _shown(found: Comparison | str) -> dict[str, Any]:
+    if isinstance(found, str):
+        return {"skipped": found}
+    return {
+        "worker_id": found.rank.worker_id,
+        "dp_rank": found.rank.dp_rank,
+        "agrees": found.agrees,
+        "ttft_s": found.ttft_s,
+        "cached_blocks": found.cached_blocks,
+        "live_cost": found.live_cost,
+        "own_cost": found.own_cost,
+    }
+
+
+def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
+    """Yield the metrics of shadows; sums are of the live choices and of the shadow's for the same requests."""
+    decisions = [
+        ((each.name, verdict), float(count))
+        for each in tallies
+        for verdict, count in (("agree", each.agree), ("differ", each.differ))
+    ]
+    meaning = "Decisions of a shadow policy, by whether it chose the live policy's rank"
+    yield counter("shadow_decisions", meaning, ("shadow", "verdict"), decisions)
+    skipped = [((each.name, reason), float(count)) for each in tallies for reason, count in each.skipped.items()]
+    yield counter(
+        "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
+    )
+    for name, meaning, by_choice in (
+        (
+            "shadow_predicted_ttft_seconds",
+            "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
+            [((each.name,), each.ttft_s) for each in tallies],
+        ),
+        (
+            "shadow_cached_blocks",
+            "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision",
+            [((each.name,), each.cached_blocks) for each in tallies],
+        ),
+    ):
+        yield summary(name, meaning, ("shadow", "choice"), _means(by_choice))
+    labels = ("shadow", "cost", "choice")
+    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in ms"
+    yield summary("shadow_cost_seconds", meaning, labels, _costs(tallies, "ms", 1e-3))
+    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in blocks"
+    yield summary("shadow_cost_blocks", meaning, labels, _costs(tallies, "blocks", 1.0))
+    yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
+    yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
+    meaning = "Time that all shadows may take for a request, on average"
+    yield gauge("shadow_budget_seconds", meaning, rows=[((), budget.budget_s)])
+
+
+def _means(
+    found: Sequence[tuple[tuple[str, ...], BothChoices]], factor: float = 1.0
+) -> list[tuple[tuple[str, ...], Mean]]:
+    means = list[tuple[tuple[str, ...], Mean]]()
+    for labels, both in found:
+        for choice, seen in (("live", both.live), ("shadow", both.shadow)):
+            mean = Mean()
+            mean.count, mean.total = seen.count, factor * seen.total
+            means.append(((*labels, choice), mean))
+    return means
+
+
+def _costs(tallies: list[Tally], unit: str, factor: float) -> list[tuple[tuple[str, ...], Mean]]:
+    found = [
+        ((each.name, label), costs.means[unit])
+        for each in tallies
+        for label, costs in (("live", each.live_costs), ("own", each.own_costs))
+        if unit in costs.means
+    ]
+    return _means(found, factor)

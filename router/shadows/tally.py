@@ -1,0 +1,146 @@
+"""What became of a shadow's decisions, as sums and as a report. Pure.
+
+Gains are of the shadow's choice against the live one, so that above 0 speaks for the shadow:
+
+    ttft_gain_s            predicted TTFT of the live choice minus that of the shadow's
+    cached_blocks_gain     cached blocks of the shadow's choice minus those of the live one
+    own_cost_gain          cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
+                           without a temperature
+    live_cost_gain         the same under the live policy's cost: never above 0 without a temperature
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from router.shadows.comparison import Comparison, CostPair, Pair
+from router.shadows.series import Series, SeriesMean, pooled
+
+SKIPS = ("budget", "full", "unreadable", "no_choice", "failed")
+"""The budget was spent; too many decisions waited; the live view lacks what the shadow reads; it found no rank; its
+mode raised an error."""
+SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
+"""A shadow's name: a label of metrics, and a word on a terminal."""
+
+
+class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One shadow: the fields of its policy that differ from the live one, and its figures. Costs are by unit."""
+
+    name: Annotated[str, msgspec.Meta(pattern=SHADOW_NAME)]
+    policy: dict[str, Any]
+    decisions: int
+    differ: int
+    skipped: dict[str, int]
+    ttft_gain_s: SeriesMean
+    cached_blocks_gain: SeriesMean
+    own_cost_gain: dict[str, SeriesMean]
+    live_cost_gain: dict[str, SeriesMean]
+
+    @property
+    def differ_ratio(self) -> float:
+        """Share of the shadow's decisions that are for another rank than the live one."""
+        return self.differ / max(1, self.decisions)
+
+
+class Mean:
+    """How many values there were, and their sum; both only grow, as no value is below 0."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+
+    def observe(self, value: float) -> None:
+        """Add a value."""
+        self.count += 1
+        self.total += value
+
+
+class BothChoices:
+    """The mean of a value at the live choices, and at the shadow's."""
+
+    def __init__(self) -> None:
+        self.live, self.shadow = Mean(), Mean()
+
+    def add(self, pair: Pair) -> None:
+        """Add a value of each."""
+        self.live.observe(pair[0])
+        self.shadow.observe(pair[1])
+
+
+class Costs:
+    """Costs under one policy, by their unit."""
+
+    def __init__(self) -> None:
+        self.means: dict[str, BothChoices] = {}
+        self.gains: dict[str, Series] = {}
+
+    def add(self, pair: CostPair | None) -> None:
+        """Add the costs of both choices."""
+        if pair is not None:
+            self.means.setdefault(pair.unit, BothChoices()).add(pair.costs)
+            self.gains.setdefault(pair.unit, Series()).add(pair.costs[0] - pair.costs[1])
+
+    def mean_gains(self) -> dict[str, SeriesMean]:
+        """Return the mean gain of each unit."""
+        return {unit: series.mean() for unit, series in self.gains.items()}
+
+
+class Tally:
+    """One shadow's decisions under one live policy."""
+
+    def __init__(self, name: str, fields: dict[str, Any]) -> None:
+        self.name, self._fields = name, fields
+        self.agree = self.differ = 0
+        self.skipped = Counter(dict.fromkeys(SKIPS, 0))
+        self.ttft_s, self.cached_blocks = BothChoices(), BothChoices()
+        self.live_costs, self.own_costs = Costs(), Costs()
+        self._ttft_gain, self._cached_gain = Series(), Series()
+
+    def add(self, found: Comparison) -> None:
+        """Count a decision."""
+        self.agree += found.agrees
+        self.differ += not found.agrees
+        if found.ttft_s is not None:
+            self.ttft_s.add(found.ttft_s)
+            self._ttft_gain.add(found.ttft_s[0] - found.ttft_s[1])
+        if found.cached_blocks is not None:
+            self.cached_blocks.add(found.cached_blocks)
+            self._cached_gain.add(found.cached_blocks[1] - found.cached_blocks[0])
+        self.live_costs.add(found.live_cost)
+        self.own_costs.add(found.own_cost)
+
+    def report(self) -> ShadowReport:
+        """Return the figures."""
+        return ShadowReport(
+            name=self.name,
+            policy=self._fields,
+            decisions=self.agree + self.differ,
+            differ=self.differ,
+            skipped=dict(self.skipped),
+            ttft_gain_s=self._ttft_gain.mean(),
+            cached_blocks_gain=self._cached_gain.mean(),
+            own_cost_gain=self.own_costs.mean_gains(),
+            live_cost_gain=self.live_costs.mean_gains(),
+        )
+
+
+def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
+    """Return one report of those of a shadow in several processes."""
+    first = reports[0]
+    return ShadowReport(
+        name=first.name,
+        policy=first.policy,
+        decisions=sum(each.decisions for each in reports),
+        differ=sum(each.differ for each in reports),
+        skipped={reason: sum(each.skipped.get(reason, 0) for each in reports) for reason in SKIPS},
+        ttft_gain_s=pooled([each.ttft_gain_s for each in reports]),
+        cached_blocks_gain=pooled([each.cached_blocks_gain for each in reports]),
+        own_cost_gain=_by_unit([each.own_cost_gain for each in reports]),
+        live_cost_gain=_by_unit([each.live_cost_gain for each in reports]),
+    )
+
+
+def _by_unit(gains: Sequence[dict[str, SeriesMean]]) -> dict[str, SeriesMean]:
+    units = dict.fromkeys(unit for each in gains for unit in each)
+    return {unit: pooled([each[unit] for each in gains if unit in each]) for unit in units}
