@@ -5,13 +5,14 @@ kv-blocks           mode kv-blocks as it is by default
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
 dynamo              NVIDIA Dynamo's rule (its documentation of 1.6): blocks to prefill at the weight 1, and active
                     decode blocks; our tie-breaks
-sglang, llm-d                                                  rules of their own: see the modules of this folder
+sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench.placement.llmd import EngineMetrics, WeightedScorers
+from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CacheAware
 from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
@@ -33,6 +34,10 @@ def _foreign(mode: str, modes_of: ModesOf) -> Placement:
 
 def _cache_aware(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
     return {"sglang": Mode(CacheAware().choose, reads_overlap=True, reads_load=True)}
+
+
+def _session_hash(_engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
+    return {"session-hash": Mode(SessionHash().choose)}
 
 
 def _scorers(engines: Sequence[VirtualEngine]) -> Mapping[str, Mode]:
@@ -62,5 +67,6 @@ PLACEMENTS: dict[str, Placement] = {
         )
     ),
     "sglang": _foreign("sglang", _cache_aware),
+    "session-hash": _foreign("session-hash", _session_hash),
     "llm-d": _foreign("llm-d", _scorers),
 }

@@ -8,6 +8,7 @@ import pytest
 from bench.placement.llmd import EngineMetrics, WeightedScorers
 from bench.placement.policies import PLACEMENTS
 from bench.placement.prefix_tree import PrefixTree
+from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
@@ -19,7 +20,7 @@ WORKERS = ("w0/0", "w1/0", "w2/0")
 
 
 def chosen(
-    rule: CacheAware | WeightedScorers,
+    rule: CacheAware | SessionHash | WeightedScorers,
     chain: Sequence[int] = (1, 2, 3, 4),
     in_flight: Sequence[int] = (0, 0, 0),
     seed: int = 1,
@@ -81,6 +82,24 @@ def test_trees_are_cut_every_minute_to_their_size_in_characters() -> None:
     assert (tree.depth((1, 2, 3, 4)), len(tree)) == (3, 3)
     assert chosen(rule, (8,), now_s=61.0) == 2
     assert chosen(rule, (8, 9, 10), now_s=62.0) == 2
+
+
+# ---------------------------------------------------------------- vllm-router, consistent_hash
+
+
+def test_a_session_stays_at_its_worker_whatever_the_load() -> None:
+    rule = SessionHash()
+    for number in range(50):
+        first = chosen(rule, session_id=f"s{number}")
+        assert chosen(rule, (9,), in_flight=(90, 90, 90), seed=7, session_id=f"s{number}") == first
+
+
+def test_when_a_worker_leaves_only_its_sessions_move() -> None:
+    rule, sessions = SessionHash(), [f"s{number}" for number in range(300)]
+    before = [chosen(rule, session_id=session) for session in sessions]
+    two = view(row("w0/0"), row("w1/0"))
+    after = [rule.choose(Candidates(two, range(2)), route(session_id=each), Policy(), 1).winner for each in sessions]
+    assert [now for was, now in zip(before, after, strict=True) if was != 2] == [was for was in before if was != 2]
 
 
 # ---------------------------------------------------------------- llm-d, weighted scorers

@@ -1,0 +1,1 @@
+"""`router bench request`: where the CPU time of one request goes."""

@@ -1,0 +1,168 @@
+"""The stages of a request, and to which of them a moment belongs.
+
+A moment is a stack of functions, the innermost first. It belongs to the stage of the first function that `STAGES`
+names; modules that are not named (libraries, and what several stages use: state, heads) belong to their callers. The
+longest name decides: a class before its module, a module before its package. Without a function it is the loop's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+LOOP, WRITES, ELSE = "event loop, reads", "socket writes", "else"
+OBSERVER = "bench.request.observed_router"
+PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
+"""Those of this repository that a router runs."""
+RUNNER = "asyncio.runners"
+"""Runs the event loop: what is outside of it is the same for every moment."""
+_STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.http.client", "router.http.worker"
+_ROUTING = "router.decision.routing"
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "read": (_CLIENT, "router.http.plane", "router.request.endpoints"),
+    "parse": (
+        "router.request.bodies",
+        "router.request.route_request",
+        "kv_protocol.openai",
+        "kv_protocol.body_limits",
+    ),
+    "prompt": (
+        "router.prompt",
+        "kv_runtime.text",
+        "kv_protocol.hashing",
+        "indexer.native.index",
+        "router.prompt.recent_prompts",
+    ),
+    "queue": ("router.queue",),
+    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.model_view"),
+    "cost and choice": ("router.decision",),
+    "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
+    "journal": ("router.journal", "router.replicas"),
+    "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
+    "send": (_UPSTREAM, f"{_CLIENT}:ClientConnection.forward"),
+    "relay": (
+        "router.http.relay",
+        "router.http.exchange",
+        "router.http.buffered_response",
+        "router.http.stream_replay",
+        f"{_UPSTREAM}:WorkerConnection.data_received",
+        f"{_CLIENT}:ClientConnection.write",
+        f"{_CLIENT}:ClientConnection.finish",
+    ),
+    "settle": (
+        f"{_ROUTING}:Lease",
+        "router.http.usage",
+        "router.request.request_log",
+        "router.attribution",
+    ),
+    "metrics": ("router.metrics",),
+    "request": (
+        "router.request.request",
+        "router.request.attempt",
+        "router.request.passed",
+        "router.request.serving",
+        "router.drain.warming",
+        "router.endpoint_picker",
+        "router.pools",
+        "router.decision.plan",
+        "router.http.refusals",
+        "router.request.replies",
+    ),
+    WRITES: (f"{OBSERVER}:MeasuredTransport.write", f"{OBSERVER}:MeasuredTransport.writelines"),
+    "log client": ("kv_runtime.event_log", "nats", "asyncio.streams"),
+    "background": (
+        "router.feeds.feeds",
+        "router.feeds.watch",
+        "router.feeds.trust_watch",
+        "router.http.timeout_sweeper",
+        "router.admin.control_plane",
+        "router.drain",
+        "indexer.service",
+        "kv_runtime.supervise",
+        "kv_runtime.telemetry",
+        "kv_runtime.http",
+    ),
+}
+"""The packages, modules, classes and functions (`module:Class.function`) that begin a stage."""
+
+OF_CALLERS = (
+    "router.names",
+    "router.fleet",
+    "router.live",
+    "router.planner",
+    "router.prompt.chains",
+    "router.http.exchange",
+    "router.http.framing",
+    "router.http.heads",
+    "router.http.sites",
+    "router.http.request_body",
+    "router.decision.latency",
+    "router.decision.verdict",
+    _STATE,
+    f"{_ROUTING}:Routing.apply",
+    f"{_ROUTING}:Routing.tell",
+)
+"""Modules of several stages: they belong to their callers'."""
+
+_STAGE_OF: dict[str, str] = {name: stage for stage, names in STAGES.items() for name in names} | dict.fromkeys(
+    OF_CALLERS, ""
+)
+
+
+class Moment(NamedTuple):
+    """How often this stack was found, and the functions, the innermost first, up to the event loop.
+
+    `begins`: the innermost function had not executed anything yet.
+    """
+
+    times: int
+    begins: bool
+    places: Sequence[str]
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is one of the event loop, which ends when a callback begins."""
+        return not self.places or (self.begins and len(self.places) == 1)
+
+
+def named_stage(place: str) -> str | None:
+    """Return the stage of `module:qualified.name`; empty: its caller's; None: neither table names it."""
+    module, colon, name = place.partition(":")
+    while colon and name:
+        if (found := _STAGE_OF.get(f"{module}:{name}")) is not None:
+            return found
+        name = name.rpartition(".")[0]
+    while module:
+        if (found := _STAGE_OF.get(module)) is not None:
+            return found
+        module = module.rpartition(".")[0]
+    return None
+
+
+def stage_of(places: Iterable[str]) -> str:
+    """Return the stage of a stack, the innermost function first."""
+    return next((stage for place in places if (stage := named_stage(place))), ELSE)
+
+
+def shares(moments: Iterable[Moment]) -> dict[str, float]:
+    """Return the share of each stage in the moments, 1 in sum; empty without moments."""
+    counts: Counter[str] = Counter()
+    for moment in moments:
+        counts[LOOP if moment.is_loop else stage_of(moment.places)] += moment.times
+    total = counts.total()
+    return {stage: count / total for stage, count in counts.items()}
+
+
+def is_ours(place: str) -> bool:
+    """Return whether the function is one of `PACKAGES`."""
+    return place.replace(":", ".").partition(".")[0] in PACKAGES
+
+
+def own_shares(moments: Iterable[Moment]) -> dict[str, float]:
+    """Return the share of each of our functions in the moments; what a library does is its caller's."""
+    counts, total = Counter[str](), 0
+    for moment in moments:
+        total += moment.times
+        if not moment.is_loop and (place := next(filter(is_ours, moment.places), None)) is not None:
+            counts[place] += moment.times
+    return {place: count / total for place, count in counts.most_common()}
