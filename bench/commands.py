@@ -18,15 +18,5 @@ def bench() -> None:
     """Measure it: every bench states the machine, and prints losses too."""
 
 
-for command in (
-    dataplane,
-    events,
-    index,
-    live,
-    placement,
-    report,
-    request,
-    soak,
-    sweep,
-):
+for command in (dataplane, events, index, live, placement, report, request, soak, sweep):
     bench.add_command(command)

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from bench.ports import free_ports
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 
 READY = "Server is ready"
 LED = "metadata leader"
-"""What each server's log says once the servers have one that leads them."""
+"""What each server's log says once several have one that leads them."""
 _STORE_BYTES = 8 << 30
 
 
@@ -34,17 +35,14 @@ class NatsCluster:
         directory = self._directory / f"nats-{number}"
         directory.mkdir()
         own = self._routes[number]
-        configuration = {
+        configuration: dict[str, Any] = {
             "server_name": directory.name,
             "listen": f"{HOST}:{self._clients[number]}",
             "max_payload": MAX_PAYLOAD_BYTES,
             "jetstream": {"store_dir": str(directory), "max_file_store": _STORE_BYTES, "max_memory_store": 64 << 20},
-            "cluster": {
-                "name": "kv",
-                "listen": f"{HOST}:{own}",
-                "routes": [f"nats://{HOST}:{port}" for port in self._routes if port != own],
-            },
         }
+        if others := [f"nats://{HOST}:{port}" for port in self._routes if port != own]:
+            configuration["cluster"] = {"name": "kv", "listen": f"{HOST}:{own}", "routes": others}
         file = directory / "nats.conf"
         file.write_text(json.dumps(configuration), encoding="utf-8")
         return [find_binary(), "--config", str(file)]

@@ -52,7 +52,8 @@ class FleetShape(NamedTuple):
     """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments.
 
     `more_settings` are further ones of some workers, by their ids.
-    `router_module` is what runs as the router: a test may plant a fault in it.
+    `router_module` is what runs as the router: a test may plant a fault in it. `programs` is a folder with the commands
+    `router` and `worker-agent`, which run in place of this interpreter's modules.
     `ids` are those of the workers; without them w0, w1, ....
     `nats_servers` keep the log together; 0: the router has a server of its own.
     Of several `routers` the first has the ports.
@@ -65,6 +66,7 @@ class FleetShape(NamedTuple):
     worker_settings: tuple[str, ...] = ()
     router_settings: tuple[str, ...] = ()
     router_module: str = "router"
+    programs: Path | None = None
     more_settings: Mapping[str, tuple[str, ...]] = {}
     ids: tuple[str, ...] = ()
     nats_servers: int = 0
@@ -247,10 +249,14 @@ class FleetProcesses:
         directory = self._shape.log_directory
         return ChildProcess(name, command, None if directory is None else directory / f"{name}.log")
 
+    def _program(self, name: str, module: str) -> list[str]:
+        programs = self._shape.programs
+        return [sys.executable, "-m", module] if programs is None else [str(programs / name)]
+
     def _router_command(self, name: str) -> list[str]:
         shape = self._shape
         ports = (shape.port, shape.control_port) if name == "router" else tuple(free_ports(2))
-        command = [sys.executable, "-m", shape.router_module, "--mode", shape.mode]
+        command = [*self._program("router", shape.router_module), "--mode", shape.mode]
         command += ["--port", f"{ports[0]}", "--control-port", f"{ports[1]}"]
         settings = [f"nats.port={shape.nats_port}", *shape.router_settings]
         if self._cluster:
@@ -284,7 +290,7 @@ class FleetProcesses:
 
     async def _start(self) -> None:
         await asyncio.gather(*(server.start(self._group) for server in self.nats_servers.values()))
-        for words in (READY, LED):
+        for words in (READY, LED) if len(self.nats_servers) > 1 else (READY,):
             await asyncio.gather(*(server.line_with(words) for server in self.nats_servers.values()))
         for name, router in self.routers.items():
             await router.start(self._group)
@@ -305,8 +311,8 @@ class FleetProcesses:
 
     async def start_worker(self, worker_id: str) -> str:
         """Start a worker and return its address. The router may not know it yet (`until_ready`)."""
-        command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", worker_id, "--nats-url", self.nats_url]
-        command += ["--model", self._shape.model]
+        command = [*self._program("worker-agent", "worker_agent"), "serve", "--worker-id", worker_id]
+        command += ["--nats-url", self.nats_url, "--model", self._shape.model]
         for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
             command += ["--set", setting]
         worker = self._process(worker_id, command)

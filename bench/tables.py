@@ -1,7 +1,7 @@
 """What a bench prints and writes: figures in tables, targets and whether they are reached, where it was measured."""
 
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -126,6 +126,19 @@ def markdown_table(table: FigureTable) -> str:
     rule = f"|{'---|' * len(table.columns)}"
     rows = (f"| {' | '.join(row)} |" for row in table.rows)
     return "\n".join((f"### {table.title[:1].upper()}{table.title[1:]}", "", head, rule, *rows, ""))
+
+
+def names_of(known: Collection[str]) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
+    """Return the callback of an option with some of these names between commas, each once; without it all."""
+
+    def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(value.split(","))) if value is not None else tuple(known)
+        for name in found:
+            if name not in known:
+                raise click.BadParameter(f"found {name!r}, allowed {', '.join(known)}")
+        return found
+
+    return names
 
 
 def report_options(command: CommandT) -> CommandT:

@@ -79,6 +79,7 @@ def up(
     roles = roles_of(aggregated=workers, prefill=prefill, decode=decode)
     if not roles:
         raise click.UsageError("found no worker, allowed --workers, or --prefill with --decode")
+    shape["worker_settings"] = (f"engine.text={text}", *shape["worker_settings"])
     for name in ("port", "control_port", "nats_port"):
         shape[name] = shape[name] or free_ports(1)[0]  # a process that is started again has the address that it had
     directory = logs or Path(tempfile.mkdtemp(prefix="kv-router-up-"))

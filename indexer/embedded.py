@@ -15,12 +15,9 @@ from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankV
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
 from indexer.index.outline import OutlineNode, PassedRequest
-from indexer.index.prefix_index import PrefixOrder
-from indexer.index.prefix_views import StretchView
 from indexer.native.index import hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
-from indexer.service.moment import MomentProgress
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
@@ -42,7 +39,6 @@ __all__ = [
     "EmbeddedIndex",
     "FoldStatistics",
     "HeatSource",
-    "MomentProgress",
     "NodeUse",
     "OutlineNode",
     "OverlapColumns",
@@ -169,10 +165,6 @@ class EmbeddedIndex:
     def log_seq(self) -> int:
         """Return the seq of the last applied message of `KV_EVENTS`."""
         return self._feed.log_position.stream_seq
-
-    def prefixes(self, limit: int, order_by: PrefixOrder) -> list[StretchView]:
-        """Return the first `limit` stretches of prefixes in descending order of `order_by`."""
-        return self._fold.prefixes(limit, order_by, self._clock.now())
 
     def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
         """Return pages of the prefix tree, with the heat of these requests, and how requests used its nodes."""

@@ -98,11 +98,6 @@ def main(
 
 for _command in (
     LazyCommand(
-        "completion",
-        "router.cli.completion:completion",
-        'Print what completes this command in a shell: eval "$(router completion bash)".',
-    ),
-    LazyCommand(
         "doctor",
         "router.cli.doctor:doctor",
         "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.",
@@ -129,7 +124,7 @@ for _command in (
         "router.cli.report:report",
         "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
     ),
-    LazyCommand("top", "router.cli.top:top", "Watch a running fleet in this terminal: workers, latencies, decisions."),
+    LazyCommand("top", "router.cli.top:top", "Print a running fleet: workers, latencies, the last decisions."),
 ):
     main.add_command(_command)
 

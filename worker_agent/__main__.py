@@ -18,16 +18,6 @@ for _command in (
         "Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint.",
     ),
     LazyCommand(
-        "config",
-        "worker_agent.commands.engine_config:config",
-        "Make files of TensorRT-LLM arguments: from other files, or for a Slurm allocation.",
-    ),
-    LazyCommand(
-        "consolidate",
-        "worker_agent.commands.processes:consolidate",
-        "Publish the streams of a host's workers. Their engines publish their KV events over ZMQ themselves.",
-    ),
-    LazyCommand(
         "print-engine-args",
         "worker_agent.commands.print_engine_args:print_engine_args",
         "Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.",

@@ -20,7 +20,7 @@ from worker_agent.api.parsers.families import (
     canonical_reasoning_parser,
     canonical_tool_call_parser,
 )
-from worker_agent.engines.simulated.transfer import UNBOUNDED
+from worker_agent.engines.simulated.transfer import NETWORK
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
@@ -222,23 +222,18 @@ class EngineSection(Section):
         return self
 
 
-class StreamsSection(Section):
-    """The buffers between an engine's events and the log; sizes are per rank."""
+class EventsSection(Section):
+    """The buffers between an engine's events and the log, of each rank, and further sources of the worker's caches."""
 
     batch_ring_bytes_max: int = Field(
         RING_BYTES_MAX, ge=0, le=1 << 34, description="memory for published batches, for readers that missed some"
     )
-
-
-class ServedEventsSection(StreamsSection):
-    """The same for an engine in this process, with further event sources of the worker's caches."""
-
     sources: tuple[PublisherSection, ...] = Field(
         (), max_length=64, description="publishers of other keepers of the worker's blocks: a KV block manager"
     )
 
     @model_validator(mode="after")
-    def _each_its_own(self) -> "ServedEventsSection":
+    def _each_its_own(self) -> "EventsSection":
         names = [each.source for each in self.sources]
         ranks = {name: [each.dp_rank for each in self.sources if each.source == name] for name in names}
         problems = [
@@ -259,7 +254,7 @@ class AgentSettings(Settings):
     worker: ServedWorkerSection = ServedWorkerSection()
     engine: EngineSection = EngineSection()
     trtllm: TrtllmSection = TrtllmSection()
-    events: ServedEventsSection = ServedEventsSection()
+    events: EventsSection = EventsSection()
     media: MediaSection = MediaSection()
     images: ImageModelSection = ImageModelSection()
     encode: EncodeSection = EncodeSection()
@@ -295,7 +290,7 @@ class AgentSettings(Settings):
         if self.engine.kind == "trtllm":
             of_engine = self.trtllm.shutdown_s + (self.trtllm.transfer_s if is_prefill else 0.0)
         elif is_prefill:
-            of_engine = UNBOUNDED.timeout_s / self.engine.speed
+            of_engine = NETWORK.timeout_s / self.engine.speed
         return self.worker.drain_s + of_engine + _MARGIN_S
 
 

@@ -15,7 +15,6 @@ from prometheus_client import generate_latest
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bench.demo.figures import BLOCK_SIZE, LAG_QUANTILES, SPEED, Run, rows
 from bench.demo.monitoring import monitoring
@@ -24,6 +23,7 @@ from bench.demo.workload import WorkloadShape, conversations
 from bench.processes import FleetProcesses, FleetShape
 from bench.report import lag_counts, lag_s, machine_line
 from bench.streaming_client import Measured
+from bench.tables import FigureTable, rich_table
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import LoopLag, new_registry
@@ -116,13 +116,9 @@ class Demo:
             return str((await response.json()).get("explanation", ""))
 
     def _show(self, runs: list[Run], page_url: str, command: str) -> None:
-        table = Table(title="the same workload, two policies")
-        table.add_column("")
-        for run in runs:
-            table.add_column(run.mode, justify="right")
-        for name, cells in rows(runs):
-            table.add_row(name, *cells)
-        self._console.print(table)
+        cells = [(name, *each) for name, each in rows(runs)]
+        table = FigureTable("the same workload, two policies", ("", *(run.mode for run in runs)), cells)
+        self._console.print(rich_table(table))
         lines = ["\n[bold]One decision, in words[/bold] (ms of this machine)", escape(runs[-1].explanation), ""]
         lines += [
             *(run.sentence for run in runs),

@@ -24,6 +24,7 @@ from bench.tables import (
     Verdict,
     at_least,
     at_most,
+    names_of,
     number,
     progress,
     report,
@@ -40,16 +41,8 @@ _MEASURED = {"freshness": freshness, "throughput": throughput, "cold start": col
 GROUPS = tuple(_MEASURED)
 
 
-def _groups(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    groups = tuple(value.split(","))
-    for each in groups:
-        if each not in GROUPS:
-            raise click.BadParameter(f"found {each!r}, allowed {', '.join(GROUPS)}")
-    return groups
-
-
 @click.command("events", context_settings={"show_default": True})
-@click.option("--only", callback=_groups, default=",".join(GROUPS), help="groups that are measured")
+@click.option("--only", callback=names_of(GROUPS), default=",".join(GROUPS), help="groups that are measured")
 @click.option("--quick", is_flag=True, help="very little of all: does it run")
 @report_options
 def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag

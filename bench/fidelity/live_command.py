@@ -1,6 +1,6 @@
 """`router bench live`: a live recording of four engines on one GPU, replayed in virtual time, policy by policy."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +12,8 @@ from rich.progress import track
 from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, description_of
 from bench.fidelity.live_figures import HIT, LiveFigures, order, within
 from bench.fidelity.live_recording import (
-    SYSTEM_WORDS,
     UNFORESEEING,
     WORKERS,
-    BySystem,
     LiveRun,
     live_workload,
     load_runs,
@@ -30,7 +28,6 @@ from worker_agent.engines.simulated.timing import H100_4B_SGLANG, H200_4B
 
 NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
 """Of the kit, by our names. sglang-router's names and weights are read by `placement_of`."""
-PlacersOf = Callable[[LiveRun], Sequence[Placer]]
 TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
 
@@ -87,13 +84,7 @@ def placement_of(policy: str) -> Placement | None:
 )
 @click.option("--engine", "kind", type=click.Choice([*KINDS]), default="vllm", help="what the recordings are of")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, help="simulations of a policy; their mean is compared")
-@click.option(
-    "--by-system",
-    type=(click.IntRange(0, WORKERS - 1),) * len(SYSTEM_WORDS),
-    metavar="W W W W",
-    help="play only runs whose rows name no worker, each session on the worker given for its system prompt",
-)
-def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int, by_system: tuple[int, ...] | None) -> None:
+def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int) -> None:
     """Replay live recordings in virtual time, and print simulated figures beside the GPU's.
 
     The engines are simulated (`docs/FIDELITY.md`), the router's decisions are its own. A file is what `live.py` or
@@ -109,36 +100,23 @@ def live(files: tuple[tuple[Path, int], ...], kind: str, seeds: int, by_system: 
         except RecordingInvalid as error:
             raise click.UsageError(str(error)) from error
         model = KINDS[kind].model
-        for line in _report(path.name, runs, recording, model, _placers(recording, model, seeds, by_system)):
+        for line in _report(path.name, runs, recording, model, seeds):
             click.echo(line)
 
 
-def _placers(recording: Recording, model: EngineModel, seeds: int, by_system: tuple[int, ...] | None) -> PlacersOf:
-    """Return what makes the placements to play a run with, none if it is not to be played."""
-
-    def routed(run: LiveRun) -> list[Placer]:
-        placement, description = placement_of(run.policy), description_of(recording, model)
-        return [Routed(placement, description, WORKERS, seed) for seed in range(seeds)] if placement else []
-
-    def given(run: LiveRun) -> list[Placer]:
-        return [] if run.names_workers else [BySystem(by_system or (), recording)]
-
-    return given if by_system else routed
-
-
 def _report(
-    name: str, runs: tuple[LiveRun, ...], recording: Recording, model: EngineModel, placers_of: PlacersOf
+    name: str, runs: tuple[LiveRun, ...], recording: Recording, model: EngineModel, seeds: int
 ) -> Iterator[str]:
     yield f"\n{name}, {recording.blocks_per_worker} blocks an engine\n"
     yield f"| policy | {' | '.join(TITLES)} |"
     yield f"|---|{'---|' * len(TITLES)}"
     real, simulated, bounds = _real(runs), {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
-        run = next(each for each in runs if each.policy == policy)
-        placers = placers_of(run)
-        if not placers:
+        placement, description = placement_of(policy), description_of(recording, model)
+        if placement is None:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
+        placers = [Routed(placement, description, WORKERS, seed) for seed in range(seeds)]
         simulated[policy] = LiveFigures.mean(
             [simulate(recording, model, placer, seed) for seed, placer in enumerate(placers)]
         )

@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from bench.fidelity.closed_loop import Placer, Sent
 from bench.fidelity.recording import Recording, RecordingInvalid, Session
 
 SEED = 7
@@ -64,11 +63,6 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: dict[str, float]
     rows: tuple[LiveRow, ...]
     blocks_per_engine: int | None = None
-
-    @property
-    def names_workers(self) -> bool:
-        """Whether its rows say which worker answered."""
-        return all(row.worker is not None for row in self.rows)
 
 
 def load_runs(path: Path, blocks: int) -> tuple[LiveRun, ...]:
@@ -163,14 +157,3 @@ def _shared_tokens(runs: Sequence[LiveRun], drawn: Sequence[DrawnSession]) -> tu
         system = drawn[row.session].system
         shared[system] = max(shared[system], row.cached_tokens or 0)
     return tuple(shared)
-
-
-class BySystem(Placer):
-    """Each session on the worker given for its system prompt, as a cache-aware router settles on."""
-
-    def __init__(self, workers: Sequence[int], recording: Recording) -> None:
-        self._worker_of = [workers[session.system] for session in recording.sessions]
-
-    def choose(self, sent: Sent) -> int:
-        """Return the worker of the session's system prompt."""
-        return self._worker_of[sent.session]

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledRequest, ScheduledStore, chain, events, last
 from bench.index.data import read_requests as scheduled_requests
-from bench.index.exact import SCENARIOS, scenario, storm
 from bench.index.subjects import Call, IndexCall, Subject
 
 RANKS = 16
@@ -182,17 +181,6 @@ class BulkCell:
         run(of, [of.remove(event.rank, event.hashes) for event in others])
         more = of.bind([of.store(event) for event in events(seed, self._more, CHAIN_BLOCKS, RANKS)])
         return found | {"stored": timed(more, len(more) * CHAIN_BLOCKS)}
-
-
-class ExactCell:
-    """One scenario, or a storm of random events (`name`: orderly or disorderly); no time is measured."""
-
-    def __init__(self, of: Subject, *, name: str) -> None:
-        self._of, self._name = of, name
-
-    def round(self, seed: int) -> Found:
-        """Return how many answers were wrong, of how many, and how many events were not accepted."""
-        return {**(scenario(self._of, self._name) if self._name in SCENARIOS else storm(self._of, seed, self._name))}
 
 
 def timed(calls: Iterable[Call], operations: int) -> float:

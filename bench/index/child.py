@@ -29,7 +29,6 @@ WORK: dict[str, Callable[..., works.Work]] = {
     "trace answers": works.TraceAnswersCell,
     "memory": works.MemoryCell,
     "bulk": works.BulkCell,
-    "exact": works.ExactCell,
 }
 
 

@@ -15,21 +15,13 @@ from bench.index.report import tables, verdicts
 from bench.index.run import Interpreters, Runner, SubjectAbsent
 from bench.index.schedule import ScheduleShape, schedule
 from bench.routing.trace import TraceInvalid, load_trace
-from bench.tables import progress, report, report_options, verdict_table
+from bench.tables import names_of, progress, report, report_options, verdict_table
 
 PEER_PYTHON = "KVROUTER_BENCH_PEER_PYTHON"
 _TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation_trace.jsonl"
 _SCALE_JUDGED = 1.0
 _QUICK_SCALE, _QUICK_ROUNDS = 0.02, 2
 _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors of a trace's block
-
-
-def _groups(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    groups = tuple(value.split(","))
-    for each in groups:
-        if each not in GROUPS:
-            raise click.BadParameter(f"found {each!r}, allowed {', '.join(GROUPS)}")
-    return groups
 
 
 def _core() -> int:
@@ -39,7 +31,7 @@ def _core() -> int:
 
 @click.command("index", context_settings={"show_default": True})
 @click.option("--peer-python", envvar=PEER_PYTHON, help=f"an interpreter with ai-dynamo-runtime; also ${PEER_PYTHON}")
-@click.option("--only", callback=_groups, default=",".join(GROUPS), help="groups of cells")
+@click.option("--only", callback=names_of(GROUPS), default=",".join(GROUPS), help="groups of cells")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, help="turns of every seat; medians are shown")
 @click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, help="so many times as much of all")
 @click.option("--quick", is_flag=True, help=f"--scale {_QUICK_SCALE} --rounds {_QUICK_ROUNDS}: does it run at all")
@@ -57,7 +49,7 @@ def _core() -> int:
 @click.option("--block-size", type=click.Choice(_SIZES), default="32", help="tokens of a block of the trace")
 @report_options
 def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
-    """Measure the index: events, matches, a trace, memory, right answers; beside the peer.
+    """Measure the index: events, matches, a trace and its answers, memory; beside the peer.
 
     Each index runs in a process of its own, all pinned to one core, in turns; CPU times, medians of rounds. The peer is
     the radix tree of ai-dynamo-runtime, through Python; it is no dependency: name an interpreter that has it. Its floor

@@ -12,7 +12,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from bench.index.data import CHAIN_BLOCKS
-from bench.index.exact import SCENARIOS, STORMS
 from bench.index.schedule import ScheduleShape
 
 OURS = ("buffers", "lists", "messages")
@@ -94,20 +93,12 @@ def _bulk(plan: IndexPlan) -> Iterator[IndexCell]:
         yield IndexCell(f"bulk, {held:,} blocks", "bulk", parameters, seats, 1, in_own_process=True)
 
 
-def _exact(plan: IndexPlan) -> Iterator[IndexCell]:
-    del plan
-    for name in (*SCENARIOS, *STORMS):
-        rounds = 3 if name in STORMS else 1
-        yield IndexCell(f"exact, {name}", "exact", {"name": name}, ("buffers", "messages", "peer"), rounds)
-
-
 _MAKERS: dict[str, Callable[[IndexPlan], Iterator[IndexCell]]] = {
     "events": _events,
     "match": _match,
     "trace": _trace,
     "memory": _memory,
     "bulk": _bulk,
-    "exact": _exact,
 }
 GROUPS = tuple(_MAKERS)
 

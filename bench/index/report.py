@@ -4,7 +4,7 @@ trace      at least 10 times the peer with buffers, 6 times with lists and dicts
 match      12 times the peer on a staircase of 512 with buffers; with lists and dicts 1.5 times in every cell
 events     with buffers: stored 64 blocks 12 times the peer, 1 block 25 times; removed 64 blocks 8 times
 memory     at most 0.45 of the peer's at one holder, 0.1 at 16
-exact      every answer right
+answers    all of the trace's right
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,6 @@ _UNITS = {
     "trace": "CPU ns a block",
     "memory": "bytes a unique block",
     "bulk": "CPU ns, bytes a block",
-    "exact": "answers, how many wrong, events not accepted",
 }
 _TARGETS = (
     ("trace", "trace", "buffers", 10.0),
@@ -65,9 +64,8 @@ def verdicts(found: Rounds) -> list[Verdict]:
             at_most(f"{cell}: ours over the peer's", most, [("", found.ratio(cell, "resident", "buffers", "peer"))])
         )
     answers = [
-        (f"{cell} ({seat})", sum(wrong))  # of all rounds: a median would forgive some
-        for cell in (*found.cells("exact"), *found.cells("trace, answers"))
+        (f"{cell} ({seat})", found.figure(seat, cell, "wrong"))
+        for cell in found.cells("trace, answers")
         for seat in OURS
-        if (wrong := found.of(seat, cell, "wrong"))
     ]
     return [*judged, at_most("wrong answers", 0, answers, "")]

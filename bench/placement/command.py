@@ -1,7 +1,6 @@
 """`router bench placement`: our modes and other routers' rules in many regimes, in virtual time."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,25 +11,14 @@ from bench.placement.regimes import REGIMES
 from bench.placement.regret import regrets
 from bench.placement.report import by_queue, remarks, tables
 from bench.routing.trace import TraceInvalid
-from bench.tables import progress, report, report_options
+from bench.tables import names_of, progress, report, report_options
 
 FAST_SCALE = 0.08
 
 
-def _names(known: dict[str, object]) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
-    def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(value.split(","))) if value is not None else tuple(known)
-        for name in found:
-            if name not in known:
-                raise click.BadParameter(f"found {name!r}, allowed {', '.join(known)}")
-        return found
-
-    return names
-
-
 @click.command("placement", context_settings={"show_default": True})
-@click.option("--regimes", callback=_names(dict(REGIMES)), help="between commas; without it all")
-@click.option("--policies", callback=_names(dict(PLACEMENTS)), help="between commas; without it all")
+@click.option("--regimes", callback=names_of(REGIMES), help="between commas; without it all")
+@click.option("--policies", callback=names_of(PLACEMENTS), help="between commas; without it all")
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

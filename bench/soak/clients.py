@@ -95,7 +95,7 @@ class SoakConnection(asyncio.Protocol):
 
 
 class Clients:
-    """All users; `port` is the router's, or that of a proxy before it."""
+    """All users; `port` is the router's."""
 
     def __init__(self, port: int, *, users: int, seed: int, patience_s: float) -> None:
         self._port, self._patience_s = port, patience_s

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -47,15 +46,14 @@ def soak(
     found: list[Soak] = []
 
     async def life(stop: asyncio.Event) -> None:
-        running = asyncio.ensure_future(SoakRun(plan, Path(directory), click.echo).run())
+        running = asyncio.ensure_future(SoakRun(plan, click.echo).run())
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         running.cancel()
         found.append(await running)
 
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        run_process(life)
+    run_process(life)
     wrong = problems(found[0])
     text = markdown(found[0], wrong, time.perf_counter() - began_s)
     click.echo(text)

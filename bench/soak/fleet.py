@@ -4,23 +4,17 @@
 """
 
 import asyncio
-import json
 import os
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import aiohttp
 
-from bench.ports import free_ports
-from bench.processes import ChildProcess, own_environment
-from bench.soak.figures import one_request_sessions, totals
+from bench.processes import ChildProcess, FleetProcesses, FleetShape, own_environment
+from bench.soak.figures import ResourceSample, one_request_sessions, taken, totals
 from bench.soak.requests import MODEL
-from kv_runtime.clock import SystemClock
-from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 
 STEADY = 2
 _HEAL_S, _POLL_S = 60.0, 0.25
@@ -49,53 +43,38 @@ class NotHealed(Exception):
     """The fleet did not recover in time; the message has what was missing."""
 
 
-class SoakFleet:
-    """A nats-server, a router and `workers` workers, between entering and leaving the block. It owns `directory`.
+class SoakFleet(FleetProcesses):
+    """A nats-server, a router and `workers` workers, between entering and leaving the block.
 
     `programs` is the folder of the commands `router`, `worker-agent` and `indexer`.
     """
 
-    def __init__(self, directory: Path, programs: Path, workers: int) -> None:
-        self._directory, self._programs = directory, programs
-        self._group, self._clock = asyncio.TaskGroup(), SystemClock()
-        self._nats_port, self.data_port, self._control_port = free_ports(3)
-        self.nats = self._nats_process()
-        self.router = ChildProcess("router", self._router_command())
-        self.workers = {f"w{number}": self._worker_process(f"w{number}") for number in range(workers)}
-        self.worker_urls: dict[str, str] = {}
+    def __init__(self, programs: Path, workers: int) -> None:
+        super().__init__(
+            FleetShape(
+                workers=workers,
+                model=MODEL,
+                worker_settings=_WORKER,
+                router_settings=_ROUTER,
+                nats_servers=1,
+                programs=programs,
+            )
+        )
+        self._programs = programs
+        (self._nats,) = self.nats_servers
         self.complaints: list[str] = []
         """Tracebacks that processes printed, each with the process's last lines; processes that did not end."""
 
-    @property
-    def nats_url(self) -> str:
-        """Return the server's address."""
-        return f"nats://{HOST}:{self._nats_port}"
-
-    @property
-    def control_url(self) -> str:
-        """Return the address of the router's control plane."""
-        return f"http://{HOST}:{self._control_port}"
-
-    async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        try:
-            await self._start_nats()
-            await self.router.start(self._group)
-            await self.router.line_with("control plane")
-            await asyncio.gather(*(self._start_worker(worker_id) for worker_id in self.workers))
-            await self.until_healed()
-        except BaseException:
-            await self.__aexit__(*sys.exc_info())
-            raise
-        return self
+    async def _start(self) -> None:
+        await super()._start()
+        await self.until_healed()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(self._end(worker) for worker in self.workers.values()))
-        await self._end(self.router)
-        await self._end(self.nats)
-        await self._group.__aexit__(None, None, None)
+        await super().__aexit__(kind, error, traceback)
+        for process in self.all.values():
+            self._note(process, signal.SIGTERM)
 
     # ------------------------------------------------------------------------------------------------------- faults
 
@@ -105,13 +84,11 @@ class SoakFleet:
 
     async def kill_worker(self, worker_id: str) -> None:
         """Kill the worker and start it again."""
-        await self._end(self.workers[worker_id], signal.SIGKILL)
-        await self._start_worker(worker_id)
+        await self._restart(worker_id, signal.SIGKILL)
 
     async def stop_worker(self, worker_id: str) -> None:
         """Stop the worker by SIGTERM and start it again."""
-        await self._end(self.workers[worker_id])
-        await self._start_worker(worker_id)
+        await self._restart(worker_id)
 
     async def drain_worker(self, worker_id: str) -> None:
         """Drain the worker at the router, stop it, and start it again."""
@@ -136,9 +113,14 @@ class SoakFleet:
 
     async def restart_nats(self, number: signal.Signals) -> None:
         """End the server by a signal and start it again on its store."""
-        await self._end(self.nats, number)
-        self.nats = self._nats_process()
-        await self._start_nats()
+        await self._restart(self._nats, number)
+
+    def resources(self, clients: int) -> tuple[ResourceSample, ResourceSample, int]:
+        """Return what router (without `clients` connections) and nats-server take, and the bytes of its store."""
+        assert self._stores is not None
+        files = [file for file in Path(self._stores.name).rglob("*") if file.is_file()]
+        nats = taken(self.nats_servers[self._nats].pid)
+        return taken(self.router.pid, sockets=clients), nats, sum(file.stat().st_size for file in files)
 
     async def until_healed(self) -> None:
         """Return once every worker may take requests and its events are followed; raise `NotHealed`."""
@@ -166,7 +148,7 @@ class SoakFleet:
         """Return a sentence for each process that has ended, while it should run."""
         return [
             f"{process.name} ended with exit code {process.ended_with}: {process.output}"
-            for process in (self.nats, self.router, *self.workers.values())
+            for process in self.all.values()
             if process.ended_with is not None
         ]
 
@@ -184,42 +166,14 @@ class SoakFleet:
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode()
 
-    # ---------------------------------------------------------------------------------------------------- processes
-
-    def _nats_process(self) -> ChildProcess:
-        file = self._directory / "nats.conf"
-        tree = {
-            "listen": f"{HOST}:{self._nats_port}",
-            "max_payload": MAX_PAYLOAD_BYTES,
-            "jetstream": {"store_dir": str(self._directory / "store"), "max_file_store": 1 << 32},
-        }
-        file.write_text(json.dumps(tree), encoding="utf-8")
-        return ChildProcess("nats-server", [find_binary(), "--config", str(file)])
-
-    def _router_command(self) -> list[str]:
-        ports = ("--port", str(self.data_port), "--control-port", str(self._control_port))
-        return [str(self._programs / "router"), "--mode", "kv", *ports, "--nats-url", self.nats_url, *_set(_ROUTER)]
-
-    def _worker_process(self, worker_id: str) -> ChildProcess:
-        arguments = ("serve", "--worker-id", worker_id, "--model", MODEL, "--nats-url", self.nats_url)
-        return ChildProcess(worker_id, [str(self._programs / "worker-agent"), *arguments, *_set(_WORKER)])
-
-    async def _start_nats(self) -> None:
-        await self.nats.start(self._group)
-        await self.nats.line_with("Server is ready")
-
-    async def _start_worker(self, worker_id: str) -> None:
-        worker = self.workers[worker_id] = self._worker_process(worker_id)
-        await worker.start(self._group)
-        self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
-
-    async def _end(self, process: ChildProcess, number: signal.Signals = signal.SIGTERM) -> None:
+    async def _restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        process = self.all[name]
         await process.end(number)
-        if process.ended_with == -signal.SIGKILL != -number:
+        self._note(process, number)
+        await self.start_again(name)
+
+    def _note(self, process: ChildProcess, number: signal.Signals) -> None:
+        if process.was_killed:
             self.complaints.append(f"{process.name} did not end in time after {number.name}, and was killed")
         if _COMPLAINT in process.output:
             self.complaints.append(f"{process.name}: {process.output}")
-
-
-def _set(settings: tuple[str, ...]) -> list[str]:
-    return [part for setting in settings for part in ("--set", setting)]

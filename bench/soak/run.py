@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,15 +18,6 @@ from bench.soak.verdicts import Healed, Soak
 from kv_runtime.clock import SystemClock
 
 _QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0
-
-Entrance = Callable[[int], AbstractAsyncContextManager[int]]
-"""A proxy before the router: takes the router's port, and gives one for the clients while the block runs."""
-
-
-@asynccontextmanager
-async def straight(port: int) -> AsyncIterator[int]:
-    """Let clients connect to the router directly."""
-    yield port
 
 
 class SoakPlan(NamedTuple):
@@ -43,14 +34,13 @@ class SoakPlan(NamedTuple):
     """An answer that takes longer counts as hung."""
     rounds: int = 10
     seed: int = 1
-    entrance: Entrance = straight
 
 
 class SoakRun:
     """One run; `show` gets a line for each round."""
 
-    def __init__(self, plan: SoakPlan, directory: Path, show: Callable[[str], None]) -> None:
-        self._plan, self._directory, self._show = plan, directory, show
+    def __init__(self, plan: SoakPlan, show: Callable[[str], None]) -> None:
+        self._plan, self._show = plan, show
         self._faults = schedule(plan.seed, plan.requests, plan.fault_every)
         self._healed: list[Healed] = []
         self._quiet: list[Quiet] = []
@@ -60,9 +50,10 @@ class SoakRun:
     async def run(self) -> Soak:
         """Return the results. A fleet that does not recover from a fault ends the run early with a complaint."""
         plan, complaints = self._plan, list[str]()
-        fleet = SoakFleet(self._directory, plan.programs, plan.workers)
-        async with fleet, plan.entrance(fleet.data_port) as port:
-            clients = Clients(port, users=plan.users, seed=plan.seed, patience_s=plan.patience_s)
+        async with SoakFleet(plan.programs, plan.workers) as fleet:
+            clients = Clients(
+                int(fleet.data_url.rpartition(":")[2]), users=plan.users, seed=plan.seed, patience_s=plan.patience_s
+            )
             watching = asyncio.ensure_future(self._watch(fleet))
             try:
                 for number in range(1, plan.rounds + 1):
@@ -141,15 +132,15 @@ class SoakRun:
                 await self._clock.sleep(_POLL_S)
             code, output = await fleet.verified()
             metrics = await totals(session, fleet.control_url)
-        store = self._directory / "store"
+        router, nats, store_bytes = fleet.resources(clients.open_connections)
         return Quiet(
             clients.tally.requests,
-            taken(fleet.router.pid, sockets=clients.open_connections),
-            taken(fleet.nats.pid),
+            router,
+            nats,
             {worker_id: taken(worker.pid) for worker_id, worker in fleet.workers.items()},
             metrics,
             clients.open_connections,
-            sum(file.stat().st_size for file in store.rglob("*") if file.is_file()),
+            store_bytes,
             f"exit code {code}: {output}" if code else "",
         )
 

@@ -1,20 +1,21 @@
 #!/bin/bash
-# In an allocation of Slurm, on its first node: NATS and a router there, and workers that span nodes.
-#   configs/launch/trtllm-multinode.sh --model /models/r1 --out /shared/r1 --prefill 2 8 --decode 1 16 --gpu b200 --precision nvfp4
-# Needs nats-server. Tokens of NATS and of the workers are made for this run.
+# In an allocation of Slurm, on its first node: NATS and a router there, and workers, which Slurm places.
+#   configs/launch/trtllm-multinode.sh --model /models/r1 --prefill-gpus 8 --decode-gpus 16 \
+#     --prefill-args configs/engines/deepseek-r1/simple-prefill.yaml --decode-args configs/engines/deepseek-r1/wide-ep-decode.yaml
+# One task is one GPU. Needs nats-server. Tokens of NATS and of the workers are made for this run. It has not run on a cluster.
 #
-#   --out DIR              for files of engine arguments and the script that starts the workers; every node sees it
+#   --prefill N, --decode N            workers; 1 of each
+#   --prefill-gpus N, --decode-gpus N  of each worker, beyond those of a node a multiple of them; 1
+#   --node-gpus N                      of each node; 8
+#   --prefill-args FILE, --decode-args FILE   of TensorRT-LLM, with a cache_transceiver_config; every node sees them
 #   --host NAME            of this node, as the others reach it; the name that it has
-#   all other flags are those of `worker-agent config slurm`
-declare -A option=([out]='' [host]=$(hostname))
-takes_flags=yes
+declare -A option=([prefill]=1 [decode]=1 [prefill-gpus]=1 [decode-gpus]=1 [prefill-args]='' [decode-args]='' [node-gpus]=8)
+option[host]=$(hostname)
 . "$(dirname "$0")/trtllm.bash"
 token() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 KVROUTER_NATS__CREDENTIALS=$(token) worker_token=$(token)
 export KVROUTER_NATS__CREDENTIALS
 url=nats://${option[host]}:${option[nats-port]}
-worker-agent config slurm --model "${option[model]}" --nats-url "$url" --output "${option[out]:?--out: the directory of this run}" \
-  "${flags[@]}" -- "${worker_flags[@]}"
 store=$(mktemp -d)
 (umask 077 && cat > "$store/nats.conf" <<END
 listen: 0.0.0.0:${option[nats-port]}
@@ -24,5 +25,19 @@ END
 )
 nats-server --config "$store/nats.conf" & servers+=($!)
 KVROUTER_DATA__WORKER_TOKEN=$worker_token start_router --nats-url "$url"
-KVROUTER_WORKER__TOKEN=$worker_token bash "${option[out]}/start.sh" & workers+=($!)
+
+# `trtllm-llmapi-launch` starts the engine's processes of all tasks behind the first one.
+# Source: NVIDIA/TensorRT-LLM, `examples/llm-api/llm_mgmn_trtllm_serve.sh`; Slurm's `srun`, --exact.
+start_step() {  # start_step ROLE NUMBER GPUS ENGINE_ARGUMENTS
+  local nodes=$((($3 + option[node-gpus] - 1) / option[node-gpus])) tasks
+  tasks=$(($3 / nodes))
+  KVROUTER_WORKER__TOKEN=$worker_token srun --exact --mpi=pmix --nodes="$nodes" --ntasks-per-node="$tasks" --gpus-per-node="$tasks" \
+    trtllm-llmapi-launch worker-agent serve --engine trtllm --role "$1" --worker-id "$1-$2" --model "${option[model]}" \
+    --nats-url "$url" --port 0 --publish-kv-events --publish-metrics --set worker.host=0.0.0.0 \
+    ${4:+--extra-engine-args "$4"} "${worker_flags[@]}" & workers+=($!)
+}
+
+for role in prefill decode; do
+  for number in $(seq "${option[$role]}"); do start_step "$role" "$number" "${option[$role-gpus]}" "${option[$role-args]}"; done
+done
 until_one_ends

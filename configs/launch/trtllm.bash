@@ -1,7 +1,7 @@
 # Sourced by trtllm-*.sh: their options, the router, and the end of all processes together.
 set -eum  # -m: each process has a group of its own, so that Ctrl-C reaches this script alone
 declare -A option+=([model]='' [text]='' [tracing]='' [port]=8000 [control-port]=8001 [nats-port]=4222)
-flags=() worker_flags=() workers=() servers=()
+worker_flags=() workers=() servers=()
 
 help() {
   sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -24,7 +24,6 @@ while [ $# -gt 0 ]; do
   elif [ "$1" = -- ]; then worker_flags+=("${@:2}"); break
   elif [ "$1" != "$name" ] && [ -n "$name" ] && [ -n "${option[$name]+is}" ]; then
     option[$name]=${2?"$1: found nothing, allowed a value"}; shift 2
-  elif [ -n "${takes_flags:-}" ]; then flags+=("$1"); shift
   else echo "$0: found $1, allowed what --help lists" >&2; exit 2; fi
 done
 [ -n "${option[model]}" ] || { echo "$0: found no --model, allowed the model's directory" >&2; exit 2; }

@@ -1,19 +1,9 @@
-"""`indexer at`: the index as it was.
+"""`indexer at`: the index as it was."""
 
-Serves the prefix tree of a past moment, on a Unix socket, to the process that started this one.
-
-The parent reads one `MomentProgress` a line on standard output. The process ends when its standard input ends, so that
-it does not outlive its parent.
-"""
-
-import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from aiohttp import web
 
 from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
 from indexer.config import IndexerSettings
@@ -24,18 +14,11 @@ from indexer.native.index import make_index
 from indexer.service import wall_time
 from indexer.service.history import moment_at, seq_at
 from indexer.service.log_lines import short
-from indexer.service.moment import Moment, MomentProgress
-from indexer.service.prefix_explorer import PrefixExplorer
-from indexer.service.tree_routes import tree_routes
+from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.event_log import EventLog
-from kv_runtime.http.acceptor import listening_at_path
-from kv_runtime.http.answers import openai_errors
-from kv_runtime.http.server import HttpServer
 from kv_runtime.process import print_json, print_lines
-from kv_runtime.supervise import until
 
 _CHILDREN_MAX = 20
 
@@ -69,13 +52,6 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
 @click.option("--time", "time_ns", type=_read_time, metavar="AGO|ISO",
               help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
-@click.option(
-    "--serve",
-    "socket",
-    type=click.Path(path_type=Path),
-    metavar="SOCKET",
-    help="serve the tree (GET /v1/prefix-tree) on this new Unix socket until standard input, a pipe, ends",
-)
 @ranks_option
 @click.option(
     "--overlap",
@@ -97,7 +73,6 @@ def at(
     settings: IndexerSettings,
     seq: int | None,
     time_ns: int | None,
-    socket: Path | None,
     ranks: tuple[WorkerRank, ...],
     overlap: list[int] | None,
     prefixes: tuple[list[int], ...],
@@ -118,9 +93,6 @@ def at(
     """  # noqa: D301
     if (seq is None) == (time_ns is None):
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
-    if socket is not None:
-        _serve(settings, time_ns, socket)
-        return
     query = _Query(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
 
     async def work() -> Moment:
@@ -134,17 +106,6 @@ def at(
         print_json(msgspec.json.encode(report))
     else:
         print_lines(*_lines(report, query))
-
-
-def _serve(settings: IndexerSettings, time_ns: int | None, socket: Path) -> None:
-    if time_ns is None:
-        raise click.UsageError("found --serve with --seq, allowed with --time")
-
-    async def work() -> None:
-        async with connected(settings) as log:
-            await serve_moment(settings, log, time_ns, socket)
-
-    run_to_end(work)
 
 
 def _report(moment: Moment, query: _Query) -> _Report:
@@ -214,38 +175,3 @@ def _prefix(prefix: PrefixView) -> str:
     behind = f"{prefix.children_total} blocks behind it"
     children = f": {', '.join(map(str, prefix.children))}" if prefix.children else ""
     return f"prefix {prefix.sequence_hash}: held by {holders or 'no rank'}; {behind}{children}"
-
-
-async def serve_moment(settings: IndexerSettings, log: EventLog, time_ns: int, path: Path) -> None:
-    """Restore the index of that time, and serve its tree at `path` until standard input, a pipe, ends.
-
-    Raises:
-        NotRetained: the moment is not available.
-        IndexFull: `index.memory_bytes_max` does not suffice.
-        BrokerUnavailable: the log is away, or dropped messages before they were read.
-    """
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
-    moment = await until(ended, _restored(log, time_ns, fold))
-    if moment is None:
-        return
-    explorer = PrefixExplorer(fold, SystemClock(), is_past=True)
-    app = web.Application(middlewares=[openai_errors])
-    app.add_routes(tree_routes(explorer))
-    server = HttpServer(app, "localhost", 0)
-    await server.start(listening=[listening_at_path(path)])
-    read, snapshot = moment.messages_read, moment.snapshot
-    _tell(MomentProgress(state="ready", messages=read, of=read, stream_seq=moment.stream_seq, snapshot=snapshot))
-    await server.run(ended)
-
-
-async def _restored(log: EventLog, time_ns: int, fold: IndexFold) -> Moment:
-    def tell(messages: int, of: int) -> None:
-        _tell(MomentProgress(state="reading", messages=messages, of=of))
-
-    return await moment_at(log, await seq_at(log, time_ns), fold, tell)
-
-
-def _tell(progress: MomentProgress) -> None:
-    print_json(msgspec.json.encode(progress))

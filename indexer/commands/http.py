@@ -2,8 +2,6 @@
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    overlap by rank
 GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks (`rank_routes.py`)
-GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
-GET  /v1/prefixes/{sequence_hash}?limit=    one block's holders and children
 GET  /v1/prefix-tree      the tree, node by node (`tree_routes.py`)
 GET  /ready               503 while the index catches up, or a rank is refused, or stale (`status.is_blind`)
 GET  /health, /live, /version, /metrics
@@ -11,7 +9,6 @@ GET  /health, /live, /version, /metrics
 Sequence hashes are JSON numbers up to 2^64 - 1: clients need a JSON parser with 64-bit integers.
 """
 
-import re
 from importlib.metadata import version
 
 import msgspec
@@ -19,20 +16,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex, is_blind
-from indexer.index.buffers import ORDERS, checked_order
 from indexer.service.rank_routes import rank_routes, refused_of
 from indexer.service.tree_routes import tree_routes
-from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.errors import UNDECODABLE
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
-from kv_protocol.openai.errors import as_json
-from kv_protocol.splitmix import U64_MASK
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 
 BODY_BYTES_MAX = 16 << 20
-_LIST_DEFAULT, _LIST_MAX = 50, 1000
-_DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
 class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,8 +55,6 @@ class IndexApi:
                 web.post("/v1/overlap", self._overlap),
                 *rank_routes(self._index),
                 *tree_routes(self._index.explorer()),
-                web.get("/v1/prefixes", self._prefixes),
-                web.get("/v1/prefixes/{sequence_hash}", self._prefix),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
                 web.get("/ready", self._ready),
@@ -94,30 +84,6 @@ class IndexApi:
             }
         )
 
-    async def _prefixes(self, request: web.Request) -> web.Response:
-        limit = _limit_of(request)
-        if limit is None:
-            return _bad_limit(request)
-        try:
-            order_by = checked_order(request.query.get("order_by", ORDERS[0]))
-        except LimitExceeded as error:
-            message = f"{error.field}: found {as_json(error.found)}, allowed {error.allowed}"
-            return error_response(400, message, "invalid_request_error", param=error.field)
-        return json_response({"prefixes": self._index.prefixes(limit, order_by)})
-
-    async def _prefix(self, request: web.Request) -> web.Response:
-        hash_text, limit = request.match_info["sequence_hash"], _limit_of(request)
-        if limit is None:
-            return _bad_limit(request)
-        is_hash = _DECIMAL.fullmatch(hash_text) and int(hash_text) <= U64_MASK
-        found = self._index.prefix(int(hash_text), limit) if is_hash else None
-        if found is None:
-            message = (
-                f"sequence_hash: found {as_json(hash_text)}, allowed a block that the index knows, as a decimal number"
-            )
-            return error_response(404, message, "invalid_request_error", param="sequence_hash")
-        return json_response(found)
-
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})
 
@@ -130,13 +96,3 @@ class IndexApi:
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router")})
-
-
-def _limit_of(request: web.Request) -> int | None:
-    limit = request.query.get("limit", str(_LIST_DEFAULT))
-    return int(limit) if _DECIMAL.fullmatch(limit) and 1 <= int(limit) <= _LIST_MAX else None
-
-
-def _bad_limit(request: web.Request) -> web.Response:
-    message = f"limit: found {as_json(request.query['limit'])}, allowed 1..{_LIST_MAX}"
-    return error_response(400, message, "invalid_request_error", param="limit")

@@ -48,8 +48,8 @@ from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex, PrefixOrder
-from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
+from indexer.index.prefix_views import PrefixView, prefix_view
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
@@ -381,10 +381,6 @@ class IndexFold:
         """Return the present state of a rank; None if it has no slot."""
         stream = self._ranks.get(rank)
         return None if stream is None else stream.state(self._stream_statistics(stream))
-
-    def prefixes(self, limit: int, order_by: PrefixOrder, now_s: float) -> list[StretchView]:
-        """Return the first `limit` stretches of prefixes in descending order of `order_by`."""
-        return stretch_views(self._index, self._slots, limit, order_by, now_s)
 
     def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
         """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""

@@ -1,30 +1,18 @@
-"""Views of the index's prefixes: stretches and single blocks, with names of ranks and media."""
+"""Views of single blocks of the index, with names of ranks and media."""
 
 import msgspec
 
-from indexer.index.prefix_index import PrefixIndex, PrefixOrder
+from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slots import RankSlots
 from kv_protocol.events import TIERS
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that holds a block or stretch, and on which media."""
+    """A rank that holds a block, and on which media."""
 
     worker_id: str
     dp_rank: int
     media: tuple[str, ...]
-
-
-class StretchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Stretch`: consecutive blocks with the same holders. Its last store was at least `last_stored_ago_s` ago."""
-
-    sequence_hash: int
-    parent: int | None
-    blocks: int
-    depth_blocks: int
-    holders: tuple[Holder, ...]
-    children: int
-    last_stored_ago_s: float
 
 
 class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,24 +22,6 @@ class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...]
     children_total: int
     children: tuple[int, ...]
-
-
-def stretch_views(
-    index: PrefixIndex, slots: RankSlots, limit: int, order_by: PrefixOrder, now_s: float
-) -> list[StretchView]:
-    """Return the first `limit` stretches in descending order of `order_by`."""
-    return [
-        StretchView(
-            sequence_hash=stretch.sequence_hash,
-            parent=stretch.parent,
-            blocks=stretch.blocks,
-            depth_blocks=stretch.depth_blocks,
-            holders=_named(stretch.holders, slots),
-            children=stretch.children,
-            last_stored_ago_s=max(0.0, now_s - stretch.last_stored_s),
-        )
-        for stretch in index.prefixes(limit, order_by)
-    ]
 
 
 def prefix_view(index: PrefixIndex, slots: RankSlots, sequence_hash: int, limit: int) -> PrefixView | None:

@@ -13,7 +13,6 @@ worker that left stays until a snapshot lacks it: the log of events does not con
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -34,13 +33,10 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStr
 _STALL_S = 10.0
 """Reading fails if no message comes for so long."""
 
-_PROGRESS_MESSAGES = 1000
 """The reader of the log says how far it is at least every so many messages."""
 
 NEWEST = "newest"
 
-Progress = Callable[[int, int], None]
-"""Takes how many messages of the log were read, and of how many."""
 
 _log = structlog.get_logger("indexer")
 
@@ -83,10 +79,8 @@ async def seq_at(log: EventLog, time_ns: int) -> int:
     return seq
 
 
-async def moment_at(log: EventLog, seq: int, fold: IndexFold, progress: Progress | None = None) -> Moment:
+async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
     """Return the moment after message `seq` of the log; it is built in `fold`, which must be empty.
-
-    `progress` is called once the snapshot is restored, and while the log is read.
 
     Raises:
         NotRetained: it is not available.
@@ -99,7 +93,7 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold, progress: Progress
     if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
         raise NotRetained("seq", seq, await past.oldest(), stream.last_seq)
     covered = start.stream_seq if start else 0
-    stretch = _LogReading(fold, covered, seq, progress)
+    stretch = _LogReading(fold, covered, seq)
     await stretch.read(log, stream.created)
     time_ns = stretch.time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
     return _moment(start, fold, seq, time_ns)
@@ -206,9 +200,9 @@ class _Past:
 class _LogReading:
     """Reads the messages behind `covered` up to `seq` into a fold."""
 
-    def __init__(self, fold: IndexFold, covered: int, seq: int, progress: Progress | None) -> None:
+    def __init__(self, fold: IndexFold, covered: int, seq: int) -> None:
         self._fold, self._reached, self._seq = fold, covered, seq
-        self._covered, self._progress = covered, progress
+        self._covered = covered
         self._moved = asyncio.Event()
         self._lost = ""
         self.time_ns = 0
@@ -216,7 +210,6 @@ class _LogReading:
 
     async def read(self, log: EventLog, created: str) -> None:
         """Fold all of them in; raise `BrokerUnavailable` if any of them does not come."""
-        self._tell()
         if self._reached == self._seq:
             return
         stream = subjects.EVENTS_STREAM
@@ -241,15 +234,9 @@ class _LogReading:
         if message.stream_seq == self._reached + 1:
             self._fold_in(message)
             self._reached, self.time_ns = message.stream_seq, message.time_ns
-            if (self._reached - self._covered) % _PROGRESS_MESSAGES == 0:
-                self._tell()
         else:
             self._lost = f"message {self._reached + 1} was lost before it was read, {message.stream_seq} came"
         self._moved.set()
-
-    def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(self._reached - self._covered, self._seq - self._covered)
 
     def _fold_in(self, message: LogMessage) -> None:
         try:

@@ -14,9 +14,7 @@ Without a note a rank's state is exactly the fold of all messages up to that mom
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from indexer.follow.checkpoint import RankCheckpoint
 from indexer.follow.fold import IndexFold
@@ -24,17 +22,6 @@ from indexer.follow.status import FollowerStatistics
 from kv_protocol.ids import WorkerRank
 
 _NOT_HEALED_BY_THE_LOG = ("resyncing", "overfull", "source")
-
-
-class MomentProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process that restores a moment says of it, as one line of JSON."""
-
-    state: Literal["reading", "ready"]
-    messages: int
-    """Messages of the log that were read behind the snapshot, of so many."""
-    of: int
-    stream_seq: int = 0
-    snapshot: str = ""
 
 
 class Moment(NamedTuple):

@@ -121,11 +121,8 @@ class PrefixExplorer:
         *,
         heat: HeatSource | None = None,
         uses: UsesSource | None = None,
-        is_past: bool = False,
     ) -> None:
-        """`is_past`: the index does not change, and does not know when its blocks were stored."""
         self._fold, self._clock, self._heat, self._uses = fold, clock, heat, uses
-        self._is_past = is_past
         self._made: _Made | None = None
         self._making = asyncio.Lock()
         self._drop: asyncio.TimerHandle | None = None
@@ -140,7 +137,7 @@ class PrefixExplorer:
 
     async def _current(self) -> _Made:
         async with self._making:
-            if self._made is None or (not self._is_past and self._clock.now() - self._made.at_s >= FRESH_S):
+            if self._made is None or self._clock.now() - self._made.at_s >= FRESH_S:
                 self._made = await self._make()
             if self._drop is not None:
                 self._drop.cancel()
@@ -191,7 +188,7 @@ class PrefixExplorer:
             children=node.children,
             heat=round(node.heat, 4) if is_warm else None,
             used_ago_s=round(max(0.0, now_s - node.used_s), 3) if node.used_s else None,
-            stored_ago_s=None if self._is_past else round(max(0.0, now_s - node.stored_s), 3),
+            stored_ago_s=round(max(0.0, now_s - node.stored_s), 3),
             holders=holders[0],
             ranks=[_holder(rank, depths) for rank, depths in ranks if rank is not None],
             use=use,

@@ -1,12 +1,10 @@
 """The HTTP route of the prefix tree, in every control plane with an index.
 
 GET /v1/prefix-tree?behind=&order_by=&offset=&limit=&ranks=     a page of a node's children (`prefix_explorer.py`)
-
-With `moment=` another process answers where the control plane keeps moments; elsewhere it is refused.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
@@ -28,20 +26,11 @@ class BadParameter(BadRequest):
         super().__init__(field, f"{field}: found {as_json(found)}, allowed {allowed}")
 
 
-PastTree = Callable[[web.Request], Awaitable[web.Response]]
-"""Answers a request for the tree of a past moment."""
-
-
-def tree_routes(explorer: PrefixExplorer, past: PastTree | None = None) -> Sequence[web.RouteDef]:
-    """Return the route, for an application to add; `past` answers requests with `moment`."""
+def tree_routes(explorer: PrefixExplorer) -> Sequence[web.RouteDef]:
+    """Return the route, for an application to add."""
 
     async def page(request: web.Request) -> web.Response:
-        if "moment" not in request.query:
-            return await tree_page(explorer, request.query)
-        if past is None:
-            allowed = "none: the control plane of a router keeps past moments, this process does not"
-            raise BadParameter("moment", request.query["moment"], allowed)
-        return await past(request)
+        return await tree_page(explorer, request.query)
 
     return [web.get("/v1/prefix-tree", page)]
 

@@ -106,9 +106,13 @@ def _section_of_list(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
 
 def _allowed(field: FieldInfo) -> str:
     """Return the type and the range of a setting in words."""
-    words = _kind(field.annotation)
-    bounds = [text for each in field.metadata for text in _bounds(each)]
-    return ", ".join([words, *bounds])
+    found = {
+        name: bound for each in field.metadata for name in _BOUNDS if (bound := getattr(each, name, None)) is not None
+    }
+    words = [_kind(field.annotation)]
+    if "ge" in found and "le" in found:
+        words.append(f"{found.pop('ge')}..{found.pop('le')}")
+    return ", ".join([*words, *(f"{_BOUNDS[name]} {bound}" for name, bound in found.items())])
 
 
 def _kind(kind: Any) -> str:  # noqa: ANN401
@@ -125,13 +129,6 @@ def _kind(kind: Any) -> str:  # noqa: ANN401
     if origin is dict:
         return f"{_kind(inner[0])} to {_kind(inner[1])}"
     return _WORDS.get(kind, "text")
-
-
-def _bounds(constraint: object) -> Iterator[str]:
-    for name, words in _BOUNDS.items():
-        bound = getattr(constraint, name, None)
-        if bound is not None:
-            yield f"{words} {bound}"
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

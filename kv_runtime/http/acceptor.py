@@ -19,7 +19,6 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import structlog
 
@@ -74,15 +73,8 @@ class Acceptor:
             PortUsed: another process has bound the address, or it is not an address of this machine.
         """
         self._is_shared = reuse_port
-        self._use(await asyncio.to_thread(listening_sockets, host, port, reuse_port=reuse_port))
-
-    def adopt(self, listening: Sequence[socket.socket]) -> None:
-        """Accept from these sockets, which listen already; this acceptor's end closes them."""
-        self._use(listening)
-
-    def _use(self, listening: Sequence[socket.socket]) -> None:
-        self._sockets.extend(listening)
-        self.port = port_of(listening)
+        self._sockets += await asyncio.to_thread(listening_sockets, host, port, reuse_port=reuse_port)
+        self.port = port_of(self._sockets)
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -159,19 +151,9 @@ def listening_sockets(host: str, port: int, *, reuse_port: bool = False) -> list
     return bound
 
 
-def listening_at_path(path: Path) -> socket.socket:
-    """Return a Unix socket that listens at the path, which does not exist yet."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.setblocking(False)  # noqa: FBT003 - the system's signature
-    listening.bind(str(path))
-    listening.listen(BACKLOG)
-    return listening
-
-
 def port_of(listening: Sequence[socket.socket]) -> int:
     """Return the port that the sockets share; 0: they have none."""
-    ports = [each.getsockname()[1] for each in listening if each.family != socket.AF_UNIX]
-    return ports[-1] if ports else 0
+    return int(listening[-1].getsockname()[1]) if listening else 0
 
 
 def _listening(family: int, address: tuple[str, int], *, reuse_port: bool) -> socket.socket:

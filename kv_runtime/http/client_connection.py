@@ -1,11 +1,10 @@
-"""One client connection of an aiohttp server: half-closed clients, malformed requests, time limits."""
+"""One client connection of an aiohttp server: malformed requests, time limits."""
 
 import asyncio
-import socket
 from typing import Any
 
 import structlog
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from kv_runtime.http.answers import error_response, first_line, last_response
 from kv_runtime.http.bodies import BodyTooSlow
@@ -15,9 +14,6 @@ HEAD_S = 30.0
 """Time for a request's head, from the beginning of its connection or from the response before it."""
 LINGER_S = 2.0
 """Seconds for which the rest of a refused body is read and dropped, so that the client reads the response."""
-RESET_LOOK_S = 0.1
-"""How often half-closed connections are checked for a reset by the client."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _log = structlog.get_logger("http")
 
 
@@ -30,7 +26,7 @@ def unrouted(response: web.Response) -> web.Response:
 class ClientConnection(web.RequestHandler):
     """A connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
 
-    __slots__ = ("_answered", "_connections", "_is_half_closed", "_request")
+    __slots__ = ("_connections", "_request")
 
     def __init__(self, manager: web.Server, connections: Connections) -> None:
         super().__init__(
@@ -43,8 +39,6 @@ class ClientConnection(web.RequestHandler):
         )
         self._connections = connections
         self._request: web.BaseRequest | None = None
-        self._answered = 0
-        self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
@@ -56,57 +50,15 @@ class ClientConnection(web.RequestHandler):
         self._connections.closed(self)
         super().connection_lost(exc)
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # the event loop reads it
-        """The client has closed its sending side: return whether its requests are still answered.
-
-        Received requests are answered, then the connection closes. Until a response begins, an interim response (RFC
-        9110, 15.2) detects whether the client is gone. An HTTP/1.0 client, which knows no interim responses, and a
-        client whose response has begun count as gone.
-        """
-        if self._is_half_closed:  # called again when reading is resumed
-            return True
-        request = self._request
-        if request is None and getattr(self, "_request_count", 0) <= self._answered:
-            return False
-        if request is not None and (request.version < HttpVersion11 or request.writer.output_size):
-            return False
-        self._is_half_closed = True
-        if request is not None:
-            self._go_on_half_closed(request)
-        self._look_for_reset()
-        return True
-
     def began(self, request: web.BaseRequest) -> None:
         """A request begins to be served."""
         self._request = request
         self._connections.began(self)
-        if self._is_half_closed:
-            self._go_on_half_closed(request)
 
     def ended(self) -> None:
         """The response is complete, or the client is gone."""
         self._request = None
-        self._answered += 1
         self._connections.ended(self)
-        if self._is_half_closed and getattr(self, "_request_count", 0) <= self._answered:
-            self.close()
-
-    def _go_on_half_closed(self, request: web.BaseRequest) -> None:
-        if not request.content.is_eof() and getattr(self, "_request_count", 0) <= self._answered + 1:
-            request.content.set_exception(web.RequestPayloadError("found a part of it, allowed all of it"))
-        elif self.transport is not None and request.version >= HttpVersion11:
-            self.transport.write(_CONTINUE)
-
-    def _look_for_reset(self) -> None:
-        """End the connection once the client has reset it: a half-closed connection is not read any more."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        found = transport.get_extra_info("socket")
-        if found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            transport.abort()
-        else:
-            asyncio.get_running_loop().call_later(RESET_LOOK_S, self._look_for_reset)
 
     def shut(self) -> None:
         """Close the connection without waiting for the client; unread bytes are dropped."""
@@ -117,8 +69,7 @@ class ClientConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Receive bytes. Malformed bytes within a body end the body, too: the framework would let its reader wait.
 
-        `_messages` and `_request_count` are private to the framework. If a version lacks them, the body ends by its
-        time limit, and a half-closed connection ends at once.
+        `_messages` is private to the framework. If a version lacks it, the body ends by its time limit.
         """
         super().data_received(data)
         request = self._request

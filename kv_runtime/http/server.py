@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import cast
 
@@ -122,8 +122,8 @@ class HttpServer:
         self._answer: _Answer
         self._openings: set[asyncio.Task[None]] = set()
 
-    async def start(self, *, reuse_port: bool = False, listening: Sequence[socket.socket] = ()) -> None:
-        """Bind and serve the address, or serve `listening`, sockets that another process has bound.
+    async def start(self, *, reuse_port: bool = False) -> None:
+        """Bind and serve the address.
 
         Raises:
             PortUsed: another process has bound it.
@@ -134,10 +134,7 @@ class HttpServer:
         self._answer, server.request_handler = server.request_handler, self._serve
         self._connections = Connections(connections_bound(self._connections_max, self._files()), self._clock)
         try:
-            if listening:
-                self._acceptor.adopt(listening)
-            else:
-                await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
+            await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
         except PortUsed:
             await self._runner.cleanup()
             raise

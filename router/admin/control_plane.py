@@ -16,7 +16,6 @@ GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers onc
 GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
-POST   /v1/moments                restore the index of a past moment (`router/live/moments.py`)
 GET    /metrics, /health, /live, /ready, /version
 GET    /ui/                       the web page (`router/web/page.py`), and its files
 """
@@ -59,7 +58,6 @@ from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.evidence import prediction_routes
-from router.live.moments import Moments
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
 from router.shadows.service import Shadows
@@ -106,13 +104,12 @@ class ControlPlane:
         *,
         trace_link: str = "",
         shadows: Shadows | None = None,
-        moments: Moments | None = None,
         kept: KeptPrompts | None = None,
         differs: Callable[[str, str], Sequence[Disparity]] = lambda _worker_id, _instance: (),
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """What is not given has no endpoints: `index`, `shadows`, `moments` (past ones of the index).
+        """What is not given has no endpoints: `index`, `shadows`.
 
         handover      without it, a drained worker's prefixes are not computed at other workers
         gate          that of this router's feeds
@@ -127,7 +124,7 @@ class ControlPlane:
         self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
-        self._shadows, self._watched, self._moments, self._kept = shadows, watched, moments, kept
+        self._shadows, self._watched, self._kept = shadows, watched, kept
         self._attached = attached
         self._drains = DrainRoutes(routing, handover, self._publish)
 
@@ -165,8 +162,7 @@ class ControlPlane:
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
             *rank_routes(index),
-            *tree_routes(index.explorer(self._heat, self._uses), None if self._moments is None else self._moments.tree),
-            *([] if self._moments is None else self._moments.routes()),
+            *tree_routes(index.explorer(self._heat, self._uses)),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:

@@ -49,7 +49,6 @@ from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.decision_rows import TailOfDecisions
 from router.live.evidence import event_log_routes
-from router.live.moments import Moments
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.live.trends import Gauges, Trends
@@ -176,7 +175,6 @@ class RouterParts:
         self._workers = None
         if place is None:
             self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
-        self._moments = Moments(log.url, settings.nats, settings.index, self._clock)
         self.control = self._control_of(gate)
         self._project()
 
@@ -221,7 +219,6 @@ class RouterParts:
             kept=self._kept,
             differs=lambda at, instance: (*self._parity.differs(at, instance), *self._origins.differs(at)),
             attached=self._workers,
-            moments=self._moments,
             watched=self._watched_routes(),
         )
         return HttpServer(
@@ -313,7 +310,6 @@ class RouterParts:
             self._savings.families,
             self._index.families,
             self._live.families,
-            self._moments.families,
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
@@ -365,7 +361,6 @@ class RouterParts:
             Part("handover", self._handover.run, 0),
             Part("live", self._live.run, 0),
             Part("trends", self._trends.run, 0),
-            Part("moments", self._moments.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             *self._bodies.pool.parts(1),

@@ -17,23 +17,14 @@ class Registration(msgspec.Struct, frozen=True):
     """Of a worker, what is shown."""
 
     worker_id: str
-    model: str
     role: str = "aggregated"
-    base_url: str = ""
-    version: str = ""
-    event_source: str = ""
     block_size: int = 0
-    total_kv_blocks: int = 0
-    max_num_seqs: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """A rank's trust, and why it takes no new work."""
+    """A rank's trust."""
 
-    dp_rank: int
     trust: str
-    trust_reason: str = ""
-    unfit: str = ""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -51,14 +42,11 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a decision ended; seconds, None if unknown."""
+    """How a decision ended; None: unknown."""
 
     outcome: str
     cached_tokens: int | None = None
     ttft_s: float | None = None
-    itl_s: float | None = None
-    duration_s: float | None = None
-    output_tokens: int | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -66,13 +54,10 @@ class Decision(msgspec.Struct, frozen=True):
 
     age_s: float
     decision_id: str
-    request_id: str
     worker_id: str
     dp_rank: int
-    policy: str
     isl_tokens: int
     overlap_blocks: int
-    trust: str
     margin: float | None = None
     cost_unit: str = "blocks"
     outcome: Outcome | None = None
@@ -82,14 +67,6 @@ class Decision(msgspec.Struct, frozen=True):
         if self.outcome is not None and self.outcome.cached_tokens is not None:
             return self.outcome.cached_tokens
         return min(self.overlap_blocks * block_size, self.isl_tokens)
-
-
-class Explained(msgspec.Struct, frozen=True):
-    """`/v1/decisions/{id}`; `decisions` are all of the same request."""
-
-    explanation: str
-    outcome: Outcome | None = None
-    decisions: "list[Explained]" = []
 
 
 class _Workers(msgspec.Struct, frozen=True):
@@ -102,7 +79,6 @@ class _Decisions(msgspec.Struct, frozen=True):
 
 workers_of = msgspec.json.Decoder(_Workers).decode
 decisions_of = msgspec.json.Decoder(_Decisions).decode
-explained_of = msgspec.json.Decoder(Explained).decode
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -127,22 +103,14 @@ class Metrics(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What is known of the fleet. `problem`: why the newest attempt failed; the rest is then that of the last one."""
+    """What is known of the fleet; `before` are the metrics `passed_s` seconds before, None: none are known."""
 
     url: str
-    problem: str = ""
-    polls_failed: int = 0
-    """Since the last one that succeeded."""
-    is_known: bool = False
-    """Whether any attempt has succeeded."""
     workers: tuple[Worker, ...] = ()
     decisions: tuple[Decision, ...] = ()
     metrics: Metrics = Metrics()
     before: Metrics | None = None
-    """The metrics `passed_s` seconds before; None: none are known."""
     passed_s: float = 0.0
-    explained: Explained | None = None
-    """The decision that was asked for."""
 
     def rate(self, name: str, **labels: str) -> float | None:
         """Return by how much a counter grew a second; None if unknown. A restarted router begins anew."""
@@ -150,17 +118,12 @@ class Snapshot(NamedTuple):
             return None
         return max(0.0, self.metrics.total(name, **labels) - self.before.total(name, **labels)) / self.passed_s
 
-    def worker(self, worker_id: str) -> Worker | None:
-        """Return the worker with this id."""
-        return next((each for each in self.workers if each.worker_id == worker_id), None)
-
     def hit_ratio(self, worker_id: str) -> float | None:
         """Return the share of prompt tokens that the worker reused, of the newest decisions; None without any.
 
         Where a worker did not say how many it reused, those count that it held when it was chosen.
         """
-        worker = self.worker(worker_id)
-        block_size = 0 if worker is None else worker.registration.block_size
+        block_size = next((each.registration.block_size for each in self.workers if each.worker_id == worker_id), 0)
         found = [each for each in self.decisions if each.worker_id == worker_id]
         tokens = sum(each.isl_tokens for each in found)
         return sum(each.reused_tokens(block_size) for each in found) / tokens if tokens else None

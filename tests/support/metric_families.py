@@ -23,7 +23,6 @@ from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.journal.writer import journal_families
 from router.live.clients import LiveClients
-from router.live.moments import moment_families
 from router.live.ring import Ring
 from router.live.service import live_families
 from router.metrics.decision import DecisionMetrics
@@ -166,7 +165,6 @@ def _router() -> Iterator[MadeFamily]:
     yield from _families_of(picker_families, picker_families(PickerStatistics()))
     yield from _spans()
     yield from _families_of(live_families, live_families(LiveClients(), Ring(1)))
-    yield from _families_of(moment_families, moment_families(0, 0))
 
 
 def _pools() -> Iterator[MadeFamily]:
@@ -200,12 +198,6 @@ def _attach() -> Iterator[MadeFamily]:
     yield from _spans()
 
 
-def _consolidate() -> Iterator[MadeFamily]:
-    yield from (*_server(), *_log())
-    yield from _of_object(ConsolidatorMetrics(()))
-    yield from _spans()
-
-
 def _each_once(families: Iterable[MadeFamily]) -> dict[str, MadeFamily]:
     """Return the families by name: a family that a larger one includes is of the first, its own, module."""
     found: dict[str, MadeFamily] = {}
@@ -226,6 +218,5 @@ COMMANDS = {
     "indexer serve": _each_once((*_server(), *_index(), *_spans())),
     "worker-agent serve": _each_once(_serve()),
     "worker-agent attach": _each_once(_attach()),
-    "worker-agent consolidate": _each_once(_consolidate()),
 }
 """By command, the families that its process may show, by name; some only where a setting asks for what they count."""

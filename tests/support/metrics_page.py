@@ -1,4 +1,4 @@
-"""The page of all metrics, grouped by process and by the module that makes the families."""
+"""The page of all metrics, grouped by the commands that show them."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,6 @@ _SECTIONS = {
     "worker_agent": "Worker agent",
 }
 """Title by the package of the module."""
-_UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
 
 
 def metrics_page() -> str:
@@ -25,36 +24,30 @@ def _lines() -> Iterator[str]:
     yield "Made from the code by `make reference`. [RUNBOOKS](../RUNBOOKS.md) says what to look at, and what to do."
     yield ""
     yield "Each process shows its metrics at `/metrics` of its control plane; `worker-agent serve` has one address."
-    yield "The name of a counter ends in `_total`. A histogram has samples `_bucket`, `_count` and, unless a value can"
-    yield "be negative, `_sum`; a summary has `_sum` and `_count`. The labels `worker` and `dp_rank` name a rank. Some"
-    yield "families are shown, or have samples, only where a setting turns on what they count."
-    groups = _by_module()
+    yield "A name has the unit; that of a counter ends in `_total`. A histogram has samples `_bucket`, `_count` and,"
+    yield "unless a value can be negative, `_sum`; a summary has `_sum` and `_count`. The labels `worker` and `dp_rank`"
+    yield "name a rank. Some families are shown, or have samples, only where a setting turns on what they count."
     for package, title in _SECTIONS.items():
         yield f"\n## {title}"
-        for module in sorted(module for module in groups if module.startswith(f"{package}/")):
-            yield f"\n### `{module}`"
-            for commands, families in groups[module].items():
-                yield from _table(commands, families)
+        for commands, families in _by_commands(package).items():
+            yield from _table(commands, families)
 
 
-def _by_module() -> dict[str, dict[tuple[str, ...], list[MadeFamily]]]:
-    """Return the families by module, then by the commands that show them."""
-    groups: dict[str, dict[tuple[str, ...], list[MadeFamily]]] = {}
+def _by_commands(package: str) -> dict[tuple[str, ...], list[MadeFamily]]:
+    """Return the families that are made in the package, by the commands that show them."""
+    groups: dict[tuple[str, ...], list[MadeFamily]] = {}
     for family in dict.fromkeys(family for families in COMMANDS.values() for family in families.values()):
-        commands = tuple(command for command, families in COMMANDS.items() if family.name in families)
-        groups.setdefault(family.module, {}).setdefault(commands, []).append(family)
+        if family.module.startswith(f"{package}/"):
+            commands = tuple(command for command, families in COMMANDS.items() if family.name in families)
+            groups.setdefault(commands, []).append(family)
     return groups
 
 
 def _table(commands: tuple[str, ...], families: list[MadeFamily]) -> Iterator[str]:
     shown_by = "every command" if len(commands) == len(COMMANDS) else ", ".join(f"`{each}`" for each in commands)
     yield f"\nShown by {shown_by}.\n"
-    yield "| metric | type | labels | unit | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| metric and labels | type | meaning |"
+    yield "|---|---|---|"
     for each in sorted(families, key=lambda family: family.name):
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        yield f"| `{each.name}` | {each.kind} | {labels} | {_unit(each.name)} | {each.meaning} |"
-
-
-def _unit(name: str) -> str:
-    return next((word for word in reversed(name.split("_")) if word in _UNITS), "")
+        labels = f"{{{','.join(each.labels)}}}" if each.labels else ""
+        yield f"| `{each.name}{labels}` | {each.kind} | {each.meaning} |"

@@ -12,9 +12,8 @@ from kv_runtime.config.rendering import Setting, settings_of
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from tests.support.metrics_page import metrics_page
-from tests.support.packages_page import packages_page
 from tests.support.paths import ROOT
-from worker_agent.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings
 
 FOLDER = ROOT / "docs" / "reference"
@@ -23,7 +22,6 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "indexer serve": IndexerSettings,
     "worker-agent serve": AgentSettings,
     "worker-agent attach": AttachSettings,
-    "worker-agent consolidate": ConsolidateSettings,
 }
 
 
@@ -76,7 +74,6 @@ def _cell(text: str) -> str:
 PAGES = {
     "doctor.md": findings_page,
     "metrics.md": metrics_page,
-    "packages.md": packages_page,
     "settings.md": settings_page,
 }
 

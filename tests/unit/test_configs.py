@@ -14,7 +14,6 @@ from kv_runtime.config.sections import Settings
 from router.__main__ import main
 from router.config import RouterSettings
 from tests.support.paths import ROOT
-from worker_agent.attached.config import ConsolidateSettings
 from worker_agent.config import AgentSettings
 
 CONFIGS = ROOT / "configs"
@@ -23,7 +22,6 @@ KINDS: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "worker": AgentSettings,
     "indexer": IndexerSettings,
-    "consolidator": ConsolidateSettings,
 }
 
 

@@ -84,4 +84,4 @@ def test_a_program_without_its_extension_ends_with_one_line_that_says_what_to_in
 def test_the_agent_has_all_its_commands_without_router_and_indexer() -> None:
     ended = ran(AGENT)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert {"attach", "consolidate", "serve"} <= set(ended.stdout.split())
+    assert {"attach", "serve"} <= set(ended.stdout.split())

@@ -50,7 +50,7 @@ OF_ATTACH = {"engine__kind": "vllm"}
 def serving(group: click.Command) -> Iterator[click.Command]:
     """Yield the commands of a program that run a process, imported."""
     assert isinstance(group, click.Group)
-    for name in ("serve", "attach", "consolidate"):
+    for name in ("serve", "attach"):
         found = group.commands.get(name)
         if found is not None:
             yield found.imported() if isinstance(found, LazyCommand) else found

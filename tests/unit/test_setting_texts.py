@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationError
 from indexer.config import IndexerSettings
 from kv_runtime.config.sections import ControlSection, Section
 from router.config import DataSection, RouterSettings
-from worker_agent.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.attached.config import AttachSettings
 from worker_agent.config import AgentSettings, EngineSection
 
 INJECTED = "a-secret-of-many-characters\r\nx-injected: 1"
@@ -37,7 +37,7 @@ def errors(section: type[Section], **given: Any) -> list[Any]:
 
 
 def test_no_text_or_secret_of_any_setting_may_have_control_characters() -> None:
-    assert {RouterSettings, IndexerSettings, AgentSettings, AttachSettings, ConsolidateSettings} <= sections(Section)
+    assert {RouterSettings, IndexerSettings, AgentSettings, AttachSettings} <= sections(Section)
     taken = [
         (section, name)
         for section, name, text in TEXTS

@@ -1,84 +1,39 @@
-"""The configuration of `consolidate` and `attach`: engines that publish their KV events themselves."""
+"""The configuration of `attach`: an engine that runs in another process."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
-from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
+from kv_protocol.ids import BLOCK_SIZE_MAX
 from kv_protocol.openai.endpoints import ApiEndpoint
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import ControlSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.config.words import allowed
 from kv_runtime.tracing.service import TracingSection
-from worker_agent.config import StreamsSection, WorkerSection
+from worker_agent.config import EventsSection, WorkerSection
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
 from worker_agent.engines.servers import ASSUMED, SERVERS
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.engine_event_subscriber import PublisherAddress
+from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import rank_endpoints
-from worker_agent.events.publisher_config import RANK, PublisherSection
 
 _ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
 
-_IS_EAGLE = (
-    "whether its cache keys a block by the next token, too: a SGLang or vLLM 0.33 that drafts with EAGLE or MTP"
-    " (of vLLM without --kv-transfer-config and with lookahead hashes, its default)"
-)
 
+class WorkerStreams(NamedTuple):
+    """One worker whose streams are published. `publishers`: none if its engine is polled, or has no events."""
 
-class WorkerHeadSection(Section):
-    """One worker whose streams this process publishes, from any event source."""
-
-    id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
-    model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
-    instance: str = Field("", max_length=64, description="as it is registered; empty: it is not registered")
-    block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
-    dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
-    is_eagle: bool = Field(default=False, description=_IS_EAGLE)
-
-
-class WorkerStreamsSection(WorkerHeadSection):
-    """One such worker; its engine publishes its events."""
-
-    publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="publishers of its caches' events")
-
-    @model_validator(mode="after")
-    def _one_voice(self) -> "WorkerStreamsSection":
-        problems = [] if len(set(self.dp_ranks)) == len(self.dp_ranks) else [f"dp_ranks: found {self.dp_ranks}, twice"]
-        ranks_of: dict[str, list[int | None]] = {}
-        for publisher in self.publishers:
-            ranks_of.setdefault(publisher.source, []).append(publisher.dp_rank)
-            if publisher.dp_rank is not None and publisher.dp_rank not in self.dp_ranks:
-                problems.append(f"publishers: found dp_rank {publisher.dp_rank}, allowed one of {self.dp_ranks}")
-        voices = {publisher.dp_rank for publisher in self.publishers}
-        silent = [str(rank) for rank in self.dp_ranks if not voices & {rank, None}]
-        if silent:
-            problems.append(f"publishers: found none of dp_rank {', '.join(silent)}, allowed at least one a rank")
-        for source, ranks in ranks_of.items():
-            if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
-                problems.append(f"publishers: found source {source!r} of dp_ranks {ranks}, allowed each rank once")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-
-class ConsolidateSettings(Settings):
-    """`worker-agent consolidate`."""
-
-    workers: tuple[WorkerStreamsSection, ...] = Field((), description="the host's workers")
-    events: StreamsSection = StreamsSection()
-    control: ControlSection = ControlSection(port=8003)
-    nats: NatsClientSection = NatsClientSection()
-    telemetry: TelemetrySection = TelemetrySection()
-    tracing: TracingSection = TracingSection()
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> "ConsolidateSettings":
-        names = [worker.id for worker in self.workers]
-        if len(set(names)) < len(names):
-            raise ValueError(f"workers: found ids {names}, allowed each once")
-        return self
+    id: str
+    model: str
+    instance: str
+    block_size: int
+    dp_ranks: tuple[int, ...]
+    is_eagle: bool = False
+    publishers: tuple[PublisherAddress, ...] = ()
 
 
 class AttachedEngineSection(Section):
@@ -119,7 +74,11 @@ class AttachedEngineSection(Section):
         le=64,
         description="data-parallel ranks, beyond 1 each with a publisher of its own; 0: as the engine says, else 1",
     )
-    is_eagle: bool = Field(default=False, description=_IS_EAGLE)
+    is_eagle: bool = Field(
+        default=False,
+        description="whether its cache keys a block by the next token, too: a SGLang or vLLM 0.33 that drafts with"
+        " EAGLE or MTP (of vLLM without --kv-transfer-config and with lookahead hashes, its default)",
+    )
     total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
     max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
     max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
@@ -215,7 +174,7 @@ class AttachedEngineSection(Section):
         at = self._at_its_host(stated)
         return dict(enumerate(rank_endpoints("load_endpoint", at, max(1, self.dp_ranks), allow_remote=True)))
 
-    def publishers(self) -> tuple[PublisherSection, ...]:
+    def publishers(self) -> tuple[PublisherAddress, ...]:
         """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled, or has no events."""
         if self.publish_endpoint in ("", POLL, NO_EVENTS_ENDPOINT):
             return ()
@@ -225,18 +184,13 @@ class AttachedEngineSection(Section):
         if self.replay_endpoint:
             replayed = rank_endpoints("replay_endpoint", self.replay_endpoint, ranks, allow_remote=self.allow_remote)
         return tuple(
-            PublisherSection(
-                endpoint=publish,
-                replay_endpoint=replay,
-                dp_rank=dp_rank if ranks > 1 else None,
-                allow_remote=self.allow_remote,
-            )
+            PublisherAddress(Origin(ENGINE, dp_rank if ranks > 1 else None), publish, replay)
             for dp_rank, (publish, replay) in enumerate(zip(published, replayed, strict=True))
         )
 
 
-class EventsSection(StreamsSection):
-    """The buffers of an attached engine's events, and what a polled engine may have said before it was attached."""
+class AttachedEventsSection(EventsSection):
+    """The same of an attached engine, and what a polled engine may have said before it was attached."""
 
     attention_window: int = Field(
         0,
@@ -251,7 +205,7 @@ class AttachSettings(Settings):
 
     worker: WorkerSection = WorkerSection()
     engine: AttachedEngineSection = AttachedEngineSection()
-    events: EventsSection = EventsSection()
+    events: AttachedEventsSection = AttachedEventsSection()
     control: ControlSection = ControlSection(port=0)
     nats: NatsClientSection = NatsClientSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -268,16 +222,15 @@ class AttachSettings(Settings):
         except ValidationError as error:
             raise ConfigurationError([f"engine: {allowed(each)}" for each in error.errors()]) from error
 
-    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
-        """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""
+    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerStreams:
+        """Return the worker whose streams are published; `model` and `block_size` are as the engine reports them."""
         engine = self.engine
-        head = WorkerHeadSection(
+        return WorkerStreams(
             id=self.worker.id,
             model=engine.model or model,
             instance=instance,
             block_size=engine.block_size or block_size or engine.server.block_size,
             dp_ranks=tuple(range(engine.dp_ranks)),
             is_eagle=engine.is_eagle,
+            publishers=engine.publishers(),
         )
-        publishers = engine.publishers()
-        return WorkerStreamsSection(**head.model_dump(), publishers=publishers) if publishers else head

@@ -5,9 +5,7 @@ polled      as with an engine in this process, a thread polls the engine; the sa
 """
 
 import asyncio
-import secrets
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,8 +17,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.attached.client import EngineClient, EngineUnanswered
-from worker_agent.attached.config import EventsSection, WorkerHeadSection, WorkerStreamsSection
-from worker_agent.config import StreamsSection
+from worker_agent.attached.config import AttachedEventsSection, WorkerStreams
 from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -73,52 +70,16 @@ class PolledEvents:
         return events
 
 
-def event_path(
-    worker: WorkerHeadSection,
-    events: StreamsSection,
-    log: EventLog,
-    context: zmq.asyncio.Context,
-    clock: Clock,
-    *,
-    polled: Mapping[str, Source] | None = None,
-    tracing: EventTracing | None = None,
-) -> EventPath:
-    """Return the path of the worker's events: of its configured publishers, and of sources that are `polled`.
-
-    Without either its ranks are stale for good: the worker says that it has no events.
-    """
-    publishers = worker.publishers if isinstance(worker, WorkerStreamsSection) else ()
-    published, sources = [each.at for each in publishers], polled or {}
-    core = Consolidation(
-        worker.dp_ranks,
-        worker.block_size,
-        worker.instance or secrets.token_hex(8),
-        new_epoch,
-        origins=origins_of(sources, published),
-        is_eagle=worker.is_eagle,
-        ring_bytes_max=events.batch_ring_bytes_max,
-    )
-    return EventPath(
-        sources,
-        core,
-        log,
-        context,
-        clock,
-        model=worker.model,
-        worker_id=worker.id,
-        published=published,
-        tracing=tracing,
-        stale="" if sources or published else NO_EVENTS,
-    )
-
-
 class EventStreams:
-    """One attached worker's streams, with the parts of `path`. `rules`: None unless it is polled."""
+    """One attached worker's streams, with the parts of `path`. `rules`: None unless it is polled.
+
+    Without events of its engine its ranks are stale for good: the worker says that it has none.
+    """
 
     def __init__(
         self,
-        worker: WorkerHeadSection,
-        events: EventsSection,
+        worker: WorkerStreams,
+        events: AttachedEventsSection,
         log: EventLog,
         context: zmq.asyncio.Context,
         clock: Clock,
@@ -127,7 +88,7 @@ class EventStreams:
         tracing: EventTracing | None = None,
     ) -> None:
         self.rules: TrtllmRules | None = None
-        sources = {}
+        sources = dict[str, Source]()
         if polled is not None:
             rules = self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
             sources[ENGINE] = Source(
@@ -137,4 +98,25 @@ class EventStreams:
                 events_lost=rules.events_lost,
                 quarantine=rules.quarantine,
             )
-        self.path = event_path(worker, events, log, context, clock, polled=sources, tracing=tracing)
+        published = [*worker.publishers, *(each.at for each in events.sources)]
+        core = Consolidation(
+            worker.dp_ranks,
+            worker.block_size,
+            worker.instance,
+            new_epoch,
+            origins=origins_of(sources, published),
+            is_eagle=worker.is_eagle,
+            ring_bytes_max=events.batch_ring_bytes_max,
+        )
+        self.path = EventPath(
+            sources,
+            core,
+            log,
+            context,
+            clock,
+            model=worker.model,
+            worker_id=worker.id,
+            published=published,
+            tracing=tracing,
+            stale="" if sources or worker.publishers else NO_EVENTS,
+        )

@@ -39,7 +39,7 @@ from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.tracing import worker_tracer
 from worker_agent.attached.client import EngineClient
-from worker_agent.attached.config import AttachSettings, WorkerHeadSection
+from worker_agent.attached.config import AttachSettings, WorkerStreams
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EngineLoads
@@ -245,7 +245,7 @@ class AttachedWorker:
         self._report(f"{worker.id}{self._found_words(worker, facts)}", worker.model)
         return [*parts, *others]
 
-    def _found_words(self, worker: WorkerHeadSection, facts: EngineFacts) -> str:
+    def _found_words(self, worker: WorkerStreams, facts: EngineFacts) -> str:
         engine, given = self._settings.engine, self._given
         if not engine.base_url:
             return ""
@@ -259,7 +259,7 @@ class AttachedWorker:
     async def _fronted(
         self,
         engine: _Engine | None,
-        worker: WorkerHeadSection,
+        worker: WorkerStreams,
         worker_id: WorkerId,
         streams: EventStreams,
         cleanup: AsyncExitStack,
@@ -294,7 +294,7 @@ class AttachedWorker:
         self._metrics = AttachMetrics(worker.id, streams, engine.client, watch, loads, forwarder, topic)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
-    def _load_topic(self, engine: _Engine, worker: WorkerHeadSection) -> LoadTopic | None:
+    def _load_topic(self, engine: _Engine, worker: WorkerStreams) -> LoadTopic | None:
         if not engine.facts.load_endpoint:
             return None
         return LoadTopic(
@@ -307,7 +307,7 @@ class AttachedWorker:
             total_blocks=engine.facts.total_kv_blocks,
         )
 
-    def _loads(self, engine: _Engine, worker: WorkerHeadSection, *, announces: bool) -> EngineLoads | None:
+    def _loads(self, engine: _Engine, worker: WorkerStreams, *, announces: bool) -> EngineLoads | None:
         settings = self._settings.engine
         if not settings.metrics_path:
             return None
@@ -330,7 +330,7 @@ class AttachedWorker:
 class _Description:
     """The registration of an engine as it is now; `base_url` is where requests go."""
 
-    def __init__(self, settings: AttachSettings, engine: _Engine, worker: WorkerHeadSection, base_url: str) -> None:
+    def __init__(self, settings: AttachSettings, engine: _Engine, worker: WorkerStreams, base_url: str) -> None:
         self._settings, self._engine, self._worker, self._base_url = settings, engine, worker, base_url
         self._facts = engine.facts
 
@@ -354,9 +354,7 @@ class _Description:
         return registration
 
 
-def _forwarder(
-    settings: AttachSettings, worker: WorkerHeadSection, base_url: str, tracing: Tracing | None
-) -> Forwarder:
+def _forwarder(settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None) -> Forwarder:
     return Forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),

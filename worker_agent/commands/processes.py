@@ -1,4 +1,4 @@
-"""The commands `worker-agent serve`, `attach` and `consolidate`; the modules of these names compose their processes."""
+"""The commands `worker-agent serve` and `attach`; the modules of these names compose their processes."""
 
 import asyncio
 import sys
@@ -20,9 +20,8 @@ from kv_runtime.supervise import PartGaveUp
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
-from worker_agent.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.attached.config import AttachSettings
 from worker_agent.commands.attach import run_attached
-from worker_agent.commands.consolidate import run_consolidated
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
 from worker_agent.commands.serve import run_served
@@ -35,7 +34,7 @@ from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
 
-SettingsT = TypeVar("SettingsT", AgentSettings, ConsolidateSettings, AttachSettings)
+SettingsT = TypeVar("SettingsT", AgentSettings, AttachSettings)
 
 
 @click.command(context_settings=DYNAMIC_FLAGS)
@@ -64,15 +63,6 @@ def serve(
     """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
     run = partial(_serve, sources=sources, circumstances=circumstances)
     _run(AgentSettings, file, assignments, _flag_settings(flags), run, print_config=print_config)
-
-
-@click.command()
-@config_options
-@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
-@click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
-def consolidate(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Publish the streams of a host's workers. Their engines publish their KV events over ZMQ themselves."""
-    _run(ConsolidateSettings, file, assignments, _flag_settings(flags), _consolidate, print_config=print_config)
 
 
 @click.command()
@@ -130,10 +120,6 @@ def _run(
         return
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")
-
-
-def _consolidate(settings: ConsolidateSettings) -> None:
-    run_process(lambda stop: run_consolidated(settings, stop, partial(print, flush=True)))
 
 
 def _attach(settings: AttachSettings) -> None:

@@ -11,7 +11,7 @@ from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publisher_addresses import checked_endpoint
 
-RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
+_RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
 
 
 class PublisherSection(Section):
@@ -20,7 +20,7 @@ class PublisherSection(Section):
     source: str = Field(ENGINE, pattern="^[a-z0-9_-]{1,32}$", description="the source of its events: engine, host, ...")
     endpoint: str = Field(description="its PUB socket: tcp://host:port or ipc://path")
     replay_endpoint: str = Field("", description="its ROUTER socket; empty: it has none, and every gap is a loss")
-    dp_rank: RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")
+    dp_rank: _RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
 
     @model_validator(mode="after")

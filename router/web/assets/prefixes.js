@@ -10,9 +10,6 @@ import { TIERS } from "./fleet_rows.js";
 const PAGE = 100;
 const HOLDERS = 64;
 const AGAIN_MS = 5000;
-const REST_MS = 500; // the slider rests: the tree of its time is asked for
-const LOOK_MS = 500; // between two looks at how far that is
-const BUSY = 409; // dropped moments still end
 const ORDERS = { subtree: "size with all behind", heat: "heat", recent: "last use", blocks: "length" };
 
 export class PrefixesView {
@@ -43,7 +40,6 @@ export class PrefixesView {
   close() {
     this.stop.abort();
     clearTimeout(this.again);
-    clearTimeout(this.resting);
   }
 
   /** The slider moved. */
@@ -55,56 +51,18 @@ export class PrefixesView {
   begin() {
     this.stop?.abort();
     clearTimeout(this.again);
-    clearTimeout(this.resting);
     this.stop = new AbortController();
     this.at = this.app.live.past?.at ?? null;
-    this.moment = null;
     this.branches = new Map(); // children by the block they are behind; null: the roots
     this.selected = null;
     this.problem = null;
     if (this.at === null) this.read(this.behind);
-    else this.resting = setTimeout(() => this.restore(), REST_MS);
-  }
-
-  /** Let the control plane restore the index of the slider's time, then read its tree. */
-  async restore() {
-    const { signal } = this.stop;
-    try {
-      let moment = await this.begun(signal);
-      while (moment.state === "reading") {
-        this.moment = moment;
-        this.app.redraw();
-        await pause();
-        moment = await get(`/v1/moments/${moment.id}`, signal);
-      }
-      if (moment.state === "failed") throw new Error(moment.message);
-      this.moment = moment;
-      await this.read(this.behind);
-    } catch (error) {
-      if (signal.aborted) return;
-      this.problem = error;
-      this.app.redraw();
-    }
-  }
-
-  /** Return the status of the moment, once the control plane has a place for it. */
-  async begun(signal) {
-    for (;;) {
-      try {
-        return await get("/v1/moments", signal, { at_s: this.at });
-      } catch (error) {
-        if (signal.aborted || error.status !== BUSY) throw error;
-      }
-      await pause();
-      signal.throwIfAborted();
-    }
   }
 
   async read(behind, { isMore = false } = {}) {
     const { signal } = this.stop, before = isMore ? this.branches.get(behind) : null;
     const query = new URLSearchParams({ order_by: this.order, limit: String(PAGE), ranks: String(HOLDERS), offset: String(before ? before.nodes.length : 0) });
     if (behind !== null) query.set("behind", behind);
-    if (this.moment) query.set("moment", this.moment.id);
     try {
       const found = await get(`/v1/prefix-tree?${query}`, signal);
       signal.throwIfAborted();
@@ -118,7 +76,7 @@ export class PrefixesView {
       this.problem = error;
     }
     this.app.redraw();
-    if (behind === this.behind && this.at === null) this.again = setTimeout(() => this.readAgain(), AGAIN_MS);
+    if (behind === this.behind) this.again = setTimeout(() => this.readAgain(), AGAIN_MS);
   }
 
   /** Read again what is open. */
@@ -152,11 +110,11 @@ export class PrefixesView {
 
   draw() {
     const shown = this.branches.get(this.behind);
+    if (this.at !== null) return message("", "The tree of the past is not kept.", `"indexer at --time ${new Date(1000 * this.at).toISOString()}" shows what ranks held then.`);
     if (this.problem && !shown) return this.refused();
-    if (!shown) return h("p", { class: "muted", role: "status" }, this.at === null ? "Reading the tree." : this.reading());
+    if (!shown) return h("p", { class: "muted", role: "status" }, "Reading the tree.");
     const rows = this.rows(this.behind, 1);
     return [
-      this.moment && message("", "This is the tree of the past.", `After message ${count(this.moment.stream_seq)} of the event log. Use and age of blocks are not known.`),
       this.outlined(),
       this.problem && message("warn", "The tree is not current.", this.problem.message),
       h("div", { key: "tools", class: "tools" },
@@ -171,13 +129,8 @@ export class PrefixesView {
     ];
   }
 
-  reading() {
-    const { progress } = this.moment ?? {};
-    return `Reading the tree of the past${progress ? `: ${count(progress.messages)} of ${count(progress.of)} messages` : ""}.`;
-  }
-
   refused() {
-    const title = this.at !== null ? "The tree of this time is not shown." : this.problem.status === 404 ? "This prefix is not in the tree." : "The tree is not shown.";
+    const title = this.problem.status === 404 ? "This prefix is not in the tree." : "The tree is not shown.";
     return message("bad", title, this.problem.message, h("p", null, link(["prefixes"], "All prefixes")));
   }
 
@@ -223,10 +176,6 @@ export class PrefixesView {
       h("h3", null, `${count(node.holders)} ${node.holders === 1 ? "holder" : "holders"}${isPartial ? `, the deepest ${node.ranks.length} of them` : ""}`),
       this.holders.with(node.ranks.map((each) => ({ ...each, of: node.blocks }))));
   }
-}
-
-function pause() {
-  return new Promise((resolve) => setTimeout(resolve, LOOK_MS));
 }
 
 function crumbs(path, behind) {

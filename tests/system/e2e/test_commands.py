@@ -20,7 +20,6 @@ def run(*arguments: str, **environment: str) -> Ended:
         ("indexer", "verify"),
         ("worker_agent", "serve"),
         ("worker_agent", "attach", "--model", "m"),
-        ("worker_agent", "consolidate"),
     ],
 )
 def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tmp_path: Path) -> None:

@@ -124,11 +124,11 @@ def test_a_batch_job_starts_nats_router_and_engines_and_ends_them_after_the_swee
         called = f'touch {calls}/{name}-$$; echo {name} "$@"; exec sleep 600'
         (programs / name).write_text(f"#!/bin/sh\n{sweeps}{called}\n")
         (programs / name).chmod(0o755)
-    shape = ("--prefill", "1", "1", "--decode", "1", "1", "--gpu", "h200", "--precision", "fp8")
+    shape = ("--prefill-args", "/p.yaml", "--decode-gpus", "16", "--decode-args", "/d.yaml")
     job = ("bash", str(ROOT / "configs" / "slurm" / "trtllm-sweep.sbatch"))
-    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2"}
     told = {"OUT": str(tmp_path / "runs"), "FLEET": "r1", "MODEL": "/m", "NAME": "r", "SWEEP": "--isl 64 --osl 4"}
-    with started("--host", "n1", *shape, command=job, PATH=path(programs), SLURM_NTASKS="2", **slurm, **told) as ran:
+    slurm = {"SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(ROOT)}
+    with started("--host", "n1", *shape, command=job, PATH=path(programs), **slurm, **told) as ran:
         assert ran.ended() == 0, ran.output
     assert not any(psutil.pid_exists(int(each.name.rpartition("-")[2])) for each in calls.iterdir())
     lines = [line.split() for line in ran.output.splitlines()]
@@ -137,7 +137,11 @@ def test_a_batch_job_starts_nats_router_and_engines_and_ends_them_after_the_swee
     )
     (sweep,) = [" ".join(line) for line in lines if line[0] == "sweep"]
     assert "--fleet r1 --gpus 2 --model r --wait 3600 --isl 64 --osl 4" in sweep
-    assert all("--served-name r" in " ".join(line) for line in lines if line[0] == "srun")
+    steps = sorted(" ".join(line) for line in lines if line[0] == "srun")
+    assert ["--nodes=2 --ntasks-per-node=8 --gpus-per-node=8" in each for each in steps] == [False, True]
+    for step, role, file in zip(reversed(steps), ("decode", "prefill"), ("/d.yaml", "/p.yaml"), strict=True):
+        assert f"--role {role} --worker-id {role}-1 --model /m --nats-url nats://n1:4222" in step
+        assert f"--extra-engine-args {file} --served-name r" in step
 
 
 @pytest.mark.parametrize("script", sorted(LAUNCH.glob("trtllm-*.sh")), ids=lambda script: script.name)

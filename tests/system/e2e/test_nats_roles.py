@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import aiohttp
 import nats
-import yaml
 from nats.aio.client import Client as NatsClient
 
 from bench.processes import ChildProcess
@@ -24,7 +23,7 @@ from tests.support.processes import running
 from tests.system.integration.broker import eventually
 
 CONFIGURATION = ROOT / "configs" / "nats" / "nats.conf"
-ROLES = ("agent", "consolidator", "router", "indexer", "observer")
+ROLES = ("agent", "router", "indexer", "observer")
 MODEL, RANK = "sim-8b", WorkerRank("w0", 0)
 KEYS = "nats.fleet_keys=[0123456789abcdef0123456789abcdef]"
 
@@ -82,8 +81,6 @@ async def run(server: Server, group: asyncio.TaskGroup, role: str, module: str, 
 
 
 async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(tmp_path: Path) -> None:
-    heads = [{"id": "c0", "model": MODEL, "block_size": 16, "publishers": [{"endpoint": f"ipc://{tmp_path}/events"}]}]
-    (tmp_path / "consolidator.yaml").write_text(yaml.safe_dump({"workers": heads}))
     async with running_server(tmp_path) as server, asyncio.TaskGroup() as group:
         router = ChildProcess(
             "router",
@@ -91,11 +88,11 @@ async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(t
         )
         serving = ("serve", "--worker-id", "w0", "--set", "encode.form=embeddings")
         agent = ChildProcess("agent", command(server, "agent", "worker_agent", *serving))
-        consolidating = ("consolidate", "--config", str(tmp_path / "consolidator.yaml"), "--port", "0")
-        consolidator = ChildProcess("consolidator", command(server, "consolidator", "worker_agent", *consolidating))
+        attaching = ("attach", "--worker-id", "c0", "--model", MODEL, "--kv-events", f"ipc://{tmp_path}/events")
+        attached = ChildProcess("attached", command(server, "agent", "worker_agent", *attaching))
         snapshots = ("--set", "nats.snapshot_period_s=1")
         indexer = ChildProcess("indexer", command(server, "indexer", "indexer", "serve", "--port", "0", *snapshots))
-        processes = [router, agent, consolidator, indexer]
+        processes = [router, agent, attached, indexer]
         await router.start(group)
         data_url = (await router.line_with("router on")).split()[2]
         control_url = (await router.line_with("control plane")).split()[2]
@@ -103,7 +100,7 @@ async def test_each_role_s_component_works_as_its_user_and_a_request_is_served(t
             await process.start(group)
         await agent.line_with("worker_registered")
         index_url = (await indexer.line_with("index on")).split()[2]
-        await consolidator.line_with("streams of c0")
+        await attached.line_with("streams of c0")
         try:
             async with aiohttp.ClientSession() as session:
                 assert await overlap_of_the_second(session, data_url) > 0
@@ -163,14 +160,12 @@ DELETE, PURGE = "$JS.API.STREAM.DELETE.KV_FLEET", "$JS.API.STREAM.PURGE.KV_FLEET
 EVERYTHING = {EVENTS, FLEET, BEAT, LOAD, RECOVER, JOURNAL, LEDGER, SNAPSHOT, ANSWER, DELETE, PURGE}
 MAY_PUBLISH = {
     "agent": {EVENTS, FLEET, BEAT, LOAD},
-    "consolidator": {EVENTS, BEAT},
     "router": {FLEET, RECOVER, JOURNAL, LEDGER, SNAPSHOT},
     "indexer": {RECOVER, SNAPSHOT},
     "observer": {RECOVER},
 }
 MAY_SUBSCRIBE = {
     "agent": {RECOVER, FLEET, BEAT},
-    "consolidator": {RECOVER},
     "router": {FLEET, BEAT, LOAD, LEDGER},
     "indexer": {FLEET, BEAT},
     "observer": {FLEET, BEAT, LOAD},

@@ -12,6 +12,7 @@ import pytest
 
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import END_S, Started, alive, started
+from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 
 PORTS = ("--port", "0", "--control-port", "0", "--nats-port", "0")
 
@@ -59,6 +60,18 @@ def test_prompts_and_answers_are_computed_by_workers_of_their_own() -> None:
         assert (headers["x-prefill-instance-id"], headers["x-worker-instance-id"]) == ("p0", "d0")
         fleet.signal(signal.SIGINT)
         assert fleet.ended() == 0, fleet.output
+
+
+def test_router_and_workers_read_the_same_text(tmp_path: Path) -> None:
+    write_model(tmp_path, qwen_like(), QWEN_TEMPLATE)
+    with started("router", "up", "--workers", "1", "--text", str(tmp_path), *PORTS) as fleet:
+        control = fleet.line_with("router on").partition("control plane ")[2].partition(",")[0]
+        fleet.line_with("ready")
+        with urlopen(f"{control}/v1/workers", timeout=30) as response:  # noqa: S310 - loopback
+            (worker,) = json.loads(response.read())["workers"]
+        assert worker["differs"] == []
+        fleet.signal(signal.SIGTERM)
+        assert fleet.ended() == 0
 
 
 def test_a_worker_that_dies_is_started_again() -> None:

@@ -104,10 +104,10 @@ class Fleet:
         if rank not in self.ranks:
             self.ranks.append(rank)
 
-    async def start_consolidator(self, name: str, configuration: str, *ranks: WorkerRank) -> None:
-        """A process heads the streams of foreign engines, as the YAML file `configuration` says."""
+    async def start_consolidator(self, name: str, flags: Sequence[str], *ranks: WorkerRank) -> None:
+        """A process heads the streams of a foreign engine, as the flags say."""
         addresses = ("--port", "0", "--nats-url", self.nats_urls[0])
-        process = ("worker_agent", "consolidate", "--config", configuration, *addresses)
+        process = ("worker_agent", "attach", *flags, *addresses)
         line = await self._start(name, *process, ready="status on", settings=(_QUIET,))
         self.urls[name] = line.split()[-1]
         self.ranks += [rank for rank in ranks if rank not in self.ranks]

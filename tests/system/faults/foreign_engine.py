@@ -1,4 +1,4 @@
-"""An engine that publishes its KV events itself, as vLLM 0.24 does, and the YAML of the process that consolidates them.
+"""An engine that publishes its KV events itself, as vLLM 0.24 does, and the flags of the process that attaches it.
 
 Its cache is chains of blocks; `step` stores a chain and, when there are too many, removes the oldest. Source of the
 wire: `docs/SOURCES.md` E3.1, E3.4, E3.6, E3.7.
@@ -28,12 +28,6 @@ _CHAINS_MAX = 40
 _SEND_BYTES = 1 << 14
 _STEP_S = 0.05
 
-_CONFIGURATION = """
-workers:
-  - {{id: {worker}, model: {model}, block_size: {block_tokens}, publishers: [
-      {{endpoint: "{live}", replay_endpoint: "{replay}"}}]}}
-"""
-
 
 class ForeignEngine:
     """One engine with one publisher. `hwm` messages wait for a reader that is slow; the others are dropped.
@@ -52,15 +46,11 @@ class ForeignEngine:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
         self.steps = 0
 
-    def configuration(self) -> str:
-        """Return what `worker-agent consolidate` is to read."""
-        return _CONFIGURATION.format(
-            worker=FOREIGN.worker_id,
-            model=MODEL,
-            block_tokens=BLOCK_TOKENS,
-            live=self._live.getsockopt_string(zmq.LAST_ENDPOINT),
-            replay=self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
-        )
+    def attached(self) -> tuple[str, ...]:
+        """Return the flags of `worker-agent attach` that publish its streams."""
+        live, replay = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self._live, self._replay))
+        worker = ("--worker-id", FOREIGN.worker_id, "--model", MODEL, "--block-size", str(BLOCK_TOKENS))
+        return (*worker, "--kv-events", live, "--replay-endpoint", replay)
 
     def held(self, steps: int | None = None) -> set[int]:
         """Return the sequence hashes of what the cache had after so many steps; by default after all."""

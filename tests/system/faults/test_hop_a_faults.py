@@ -21,10 +21,8 @@ SHORT_RING = 10
 """Less than the engine holds."""
 
 
-async def start_consolidator(running: Fleet, engine: ForeignEngine, directory: Path) -> None:
-    file = directory / "consolidator.yaml"
-    file.write_text(engine.configuration(), encoding="utf-8")
-    await running.start_consolidator("consolidator", str(file), FOREIGN)
+async def start_consolidator(running: Fleet, engine: ForeignEngine) -> None:
+    await running.start_consolidator("consolidator", engine.attached(), FOREIGN)
 
 
 async def epochs(running: Fleet) -> list[int]:
@@ -61,13 +59,13 @@ async def test_a_killed_consolidator_comes_back_as_a_new_life_with_all_that_the_
     tmp_path: Path, recoveries: Recoveries
 ) -> None:
     async with fleet_on_one_server(tmp_path) as (_, running), foreign_engine() as engine:
-        await start_consolidator(running, engine, tmp_path)
+        await start_consolidator(running, engine)
         async with running.traffic() as sent, stepping(engine):
             await running.until_equal(READY_S)
             before = await epochs(running)
             await running.kill("consolidator")
             await sent.more()
-            await start_consolidator(running, engine, tmp_path)
+            await start_consolidator(running, engine)
             recovered_s = await until_index_is(running, engine, CONSOLIDATOR_S)
             await running.until_equal(QUIET_S)
         assert sent.failed == []
@@ -86,7 +84,7 @@ async def test_what_a_full_socket_dropped_is_replayed_or_else_forgotten(
         fleet_on_one_server(tmp_path) as (_, running),
         foreign_engine(ring=ring, hwm=WAITING_MESSAGES_MAX) as engine,
     ):
-        await start_consolidator(running, engine, tmp_path)
+        await start_consolidator(running, engine)
         async with running.traffic() as sent:
             async with stepping(engine):
                 await running.until_equal(READY_S)

@@ -8,8 +8,8 @@ from bench.soak.run import SoakPlan, SoakRun
 PROGRAMS = Path(sys.executable).parent
 
 
-async def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
-    soak = await SoakRun(SoakPlan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), tmp_path, print).run()
+async def test_a_short_soak_loses_nothing() -> None:
+    soak = await SoakRun(SoakPlan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), print).run()
     assert soak.tally.lost() == {}, soak.tally.examples
     assert soak.tally.requests == 1_200
     assert {each.fault.kind for each in soak.faults} >= {"worker killed", "nats-server killed"}

@@ -1,4 +1,4 @@
-"""`attach` and `consolidate` as processes: foreign engines' events become streams, and an engine joins the fleet."""
+"""`attach` as a process: a foreign engine's events become streams, and it joins the fleet."""
 
 import asyncio
 import re
@@ -271,40 +271,31 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
         await running_watch
 
 
-# ---------------------------------------------------------------- consolidate
+# ---------------------------------------------------------------- streams alone
 
 CONFIGURATION = """
-workers:
-  - id: two-ranks
-    model: {model}
-    block_size: {block_size}
-    dp_ranks: [0, 1]
-    publishers:
-      - {{endpoint: "{zero}", replay_endpoint: "{zero_replay}", dp_rank: 0}}
-      - {{endpoint: "{one}", dp_rank: 1}}
-  - id: two-sources
-    model: {model}
-    block_size: {block_size}
-    publishers:
-      - {{endpoint: "{zero}", replay_endpoint: "{zero_replay}"}}
-      - {{source: host, endpoint: "{host}", replay_endpoint: "{host_replay}"}}
+worker: {{id: two-sources}}
+engine: {{model: {model}, block_size: {block_size}, publish_endpoint: "{zero}", replay_endpoint: "{zero_replay}"}}
+events:
+  sources:
+    - {{source: host, endpoint: "{host}", replay_endpoint: "{host_replay}"}}
 nats: {{url: "{nats}"}}
-control: {{port: 0}}
 """
 
 
-async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: EventLog, tmp_path: Path) -> None:
+async def test_the_streams_of_an_engine_without_an_address_have_the_blocks_of_all_sources(
+    broker: Broker, log: EventLog, tmp_path: Path
+) -> None:
     async with (
         zmq_context() as context,
         playing(context, topic=()) as (zero,),
-        playing(context, topic=()) as (one,),
         playing(context, topic=()) as (host,),
         fleet_events(log) as told,
         running_index(broker.url) as index,
         aiohttp.ClientSession() as session,
     ):
         zero.ring, host.ring = {0: vllm_stored((7,), (1, 2))}, {0: vllm_stored((70, 80), (1, 2, 3, 4))}
-        file = tmp_path / "consolidator.yaml"
+        file = tmp_path / "attach.yaml"
         file.write_text(
             CONFIGURATION.format(
                 model=MODEL,
@@ -312,27 +303,21 @@ async def test_one_process_heads_the_streams_of_a_host(broker: Broker, log: Even
                 nats=broker.url,
                 zero=endpoint_of(zero.publish),
                 zero_replay=endpoint_of(zero.replay),
-                one=endpoint_of(one.publish),
                 host=endpoint_of(host.publish),
                 host_replay=endpoint_of(host.replay),
             )
         )
-        async with agent("consolidate", "--config", str(file)) as process:
+        async with agent("attach", "--config", str(file)) as process:
             prompt = sequence_hashes([1, 2, 3, 4], BLOCK_SIZE)
-            ranks = [WorkerRank("two-ranks", 0), WorkerRank("two-ranks", 1), WorkerRank("two-sources", 0)]
-            await eventually(lambda: [v.overlap_blocks[0] for v in index.overlap(prompt, ranks)] == [1, 0, 2])
+            ranks = [WorkerRank("two-sources", 0)]
+            await eventually(lambda: [v.overlap_blocks[0] for v in index.overlap(prompt, ranks)] == [2])
             status_url = (await process.line_with("status on")).split()[-1]
             async with session.get(f"{status_url}/health") as response:
                 health = await response.json()
-            assert [(rank["worker_id"], rank["dp_rank"], rank["seq"]) for rank in health["ranks"]] == [
-                ("two-ranks", 0, 1),
-                ("two-ranks", 1, 0),
-                ("two-sources", 0, health["ranks"][2]["seq"]),
-            ]
+            assert [(rank["worker_id"], rank["dp_rank"]) for rank in health["ranks"]] == [("two-sources", 0)]
             async with session.get(f"{status_url}/metrics") as response:
                 shown = await response.text()
             assert 'kvrouter_mirror_blocks{dp_rank="0",worker="two-sources"} 2.0' in shown
             assert 'kind="stored",source="host",worker="two-sources"' in shown
-            assert shown_families(shown) == COMMANDS["worker-agent consolidate"].keys()
         assert told == []
         assert "Traceback" not in process.output

@@ -40,7 +40,7 @@ def test_the_base_has_nothing_that_only_router_and_benches_need() -> None:
     assert closure() & HEAVY == set()
 
 
-@pytest.mark.parametrize("command", ["serve", "attach", "consolidate"])
+@pytest.mark.parametrize("command", ["serve", "attach"])
 def test_the_agent_starts_with_the_base(base: Path, command: str) -> None:
     done = run(base, "-m", "worker_agent", command, "--print-config")
     assert (done.returncode, done.stderr) == (0, "")
@@ -59,7 +59,6 @@ def test_the_agent_starts_with_the_base(base: Path, command: str) -> None:
         ("with_router", ["router", "demo"], "demo", "tools", ""),
         ("with_router", ["indexer", "check-capture", "capture"], "check-capture", "tools", ""),
         ("with_router", ["router", "--set", "nats.port=0"], "the embedded nats-server", "embedded", PASS),
-        ("with_router", ["router", "top"], "top", "top", ""),
     ],
 )
 def test_a_command_without_its_extra_says_what_to_install(
@@ -68,9 +67,3 @@ def test_a_command_without_its_extra_says_what_to_install(
     done = run(request.getfixturevalue(site), "-m", *command)
     wanted = f"{command[0]}: {what} needs kv-router[{extra}]: pip install 'kv-router[{extra}]'{more}\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", wanted)
-
-
-def test_one_plain_screen_of_top_needs_no_extra(with_router: Path) -> None:
-    done = run(with_router, "-m", "router", "top", "--once", "--router", "http://127.0.0.1:1")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "NOT REACHED" in done.stdout

@@ -324,51 +324,6 @@ async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
     assert body["error"]["message"].endswith("allowed w0/0")
 
 
-async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> None:
-    assert await api.get("/v1/prefixes") == (200, {"prefixes": []})
-    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1)]
-    for scripted, hashes in zip(ranks, ([1, 2, 3], [1, 2**64 - 1]), strict=True):
-        await scripted.store(*hashes)
-        await index.until_at(scripted)
-    holders = [{"worker_id": "w0", "dp_rank": dp_rank, "media": ["gpu"]} for dp_rank in (0, 1)]
-    status, body = await api.get("/v1/prefixes?order_by=holders&limit=2")
-    assert status == 200
-    assert [stretch.pop("last_stored_ago_s") >= 0 for stretch in body["prefixes"]] == [True, True]
-    assert body["prefixes"] == [
-        {"sequence_hash": 1, "parent": None, "blocks": 1, "depth_blocks": 1, "holders": holders, "children": 2},
-        {"sequence_hash": 3, "parent": 1, "blocks": 2, "depth_blocks": 3, "holders": holders[:1], "children": 0},
-    ]
-    status, body = await api.get("/v1/prefixes")
-    assert [stretch["sequence_hash"] for stretch in body["prefixes"]] == [3, 1, 2**64 - 1]
-    whole = {"sequence_hash": 1, "holders": holders, "children_total": 2, "children": [2, 2**64 - 1]}
-    assert await api.get("/v1/prefixes/1") == (200, whole)
-    assert await api.get("/v1/prefixes/1?limit=1") == (200, {**whole, "children": [2]})
-    end = {"sequence_hash": 2**64 - 1, "holders": holders[1:], "children_total": 0, "children": []}
-    assert await api.get(f"/v1/prefixes/{2**64 - 1}") == (200, end)
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "words"),
-    [
-        ("?limit=0", 400, 'limit: found "0", allowed 1..1000'),
-        (f"?limit={'9' * 5000}", 400, "allowed 1..1000"),
-        ("?order_by=x", 400, 'order_by: found "x", allowed blocks, holders, last_stored'),
-        ("/1?limit=0", 400, 'limit: found "0", allowed 1..1000'),
-        ("/9", 404, 'sequence_hash: found "9", allowed a block that the index knows'),
-        (f"/{2**64}", 404, "allowed a block that the index knows"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-async def test_a_bad_question_for_prefixes_is_named(
-    index: Index, scripted: ScriptedRank, api: Api, path: str, status: int, words: str
-) -> None:
-    await scripted.store(1)
-    await index.until_at(scripted)
-    found, body = await api.get(f"/v1/prefixes{path}")
-    assert (found, body["error"]["type"]) == (status, "invalid_request_error")
-    assert words in body["error"]["message"]
-
-
 async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     index: Index, scripted: ScriptedRank, api: Api
 ) -> None:

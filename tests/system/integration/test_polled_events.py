@@ -16,12 +16,12 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.config import EventsSection, WorkerHeadSection
+from worker_agent.attached.config import AttachedEventsSection, WorkerStreams
 from worker_agent.attached.streams import PATH, EventStreams, PolledEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
 
 BLOCK = 32
-WORKER = WorkerHeadSection(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
+WORKER = WorkerStreams(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
         running_index(broker.url) as index,
     ):
         polled = PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
-        streams = EventStreams(WORKER, EventsSection(), log, context, SystemClock(), polled=polled)
+        streams = EventStreams(WORKER, AttachedEventsSection(), log, context, SystemClock(), polled=polled)
         await streams.path.consolidator.start()
         async with at_work(*streams.path.parts(0)):
             yield Polling(engine, streams, client, index)

@@ -24,18 +24,16 @@ def typed(*arguments: str) -> Result:
 
 def test_json_names_the_machine_the_commit_and_the_missing_peer(tmp_path: Path) -> None:
     written, markdown = tmp_path / "found.json", tmp_path / "found.md"
-    ran = typed(*TINY, "--only", "exact,memory", "--json", str(written), "--markdown", str(markdown))
+    ran = typed(*TINY, "--only", "memory", "--json", str(written), "--markdown", str(markdown))
     assert ran.exit_code == 0, ran.output
     told = json.loads(written.read_bytes())
     assert "cores" in told["facts"][0]
     assert told["facts"][1].startswith("commit ")
     assert told["peer"] == "absent (no-such-python: No such file or directory)"
     assert {(each["cell"], each["subject"], len(each["rounds"])) for each in told["cells"]} >= {
-        ("exact, hole", "buffers", 1),
-        ("exact, orderly", "messages", 3),
         ("memory, holders 16", "buffers", 1),
     }
-    assert "### Exact, answers" in markdown.read_text()
+    assert "### Memory, bytes a unique block" in markdown.read_text()
 
 
 def small(file: Path) -> dict[str, dict[str, object]]:
@@ -50,7 +48,6 @@ def small(file: Path) -> dict[str, dict[str, object]]:
         "trace answers": trace,
         "memory": {"blocks": blocks, "holders": 2},
         "bulk": {"blocks": blocks, "capacity_blocks": 2 * blocks, "calls": 2, "round_blocks": 512},
-        "exact": {"name": "hole"},
     }
 
 
@@ -62,7 +59,6 @@ FOUND = {
     "trace answers": {"answers", "wrong"},
     "memory": {"resident"},
     "bulk": {"build", "resident", "match", "stored"},
-    "exact": {"answers", "wrong", "errors"},
 }
 
 
@@ -107,6 +103,6 @@ def test_an_index_that_is_good_enough_reaches_every_target_and_one_that_is_not_m
 
 def test_without_a_peer_its_targets_are_not_judged_and_the_tables_say_so() -> None:
     alone = Rounds()
-    alone.add("buffers", "exact, hole", {"wrong": 0})
+    alone.add("buffers", "trace, answers", {"wrong": 0})
     assert [each.holds for each in verdicts(alone) if each.target != "wrong answers"] == [None] * 9
-    assert tables(alone)[0].rows == [("exact, hole", "wrong", "0", "-", "-", "-", "-", "-", "-")]
+    assert tables(alone)[0].rows == [("trace, answers", "wrong", "0", "-", "-", "-", "-", "-", "-")]

@@ -7,14 +7,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, description_of
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, Sent, description_of
 from bench.fidelity.live_command import KINDS, live, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,
     WORKERS,
-    BySystem,
     drawn_sessions,
     live_workload,
     load_runs,
@@ -123,11 +122,19 @@ def test_the_router_places_by_what_the_engines_hold() -> None:
     assert cached(routed("kv")) == cached(routed("kv"))
 
 
+class FirstWorker(Placer):
+    """All sessions on one worker, as sglang-router settled on in this recording."""
+
+    def choose(self, sent: Sent) -> int:
+        del sent
+        return 0
+
+
 @pytest.mark.skipif(not CAPTURE.exists(), reason=f"no {CAPTURE}")
 def test_one_engine_that_gets_all_requests_is_simulated_within_the_bounds() -> None:
     runs = load_runs(CAPTURE, 1536)
     saturated = next(each for each in runs if each.policy.startswith("sglang"))
     model, sending_s = KINDS["vllm"]
     workload = live_workload(runs, 1536, sending_s)
-    simulated = simulate(workload, model, BySystem((0, 0, 0, 0), workload))
+    simulated = simulate(workload, model, FirstWorker())
     assert within(LiveFigures.recorded(saturated), simulated) == [True] * 7

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived
@@ -15,10 +13,9 @@ from indexer.index.outline import PassedRequest
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
 from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery
-from indexer.service.tree_routes import BadParameter, tree_page, tree_query, tree_routes
+from indexer.service.tree_routes import BadParameter, tree_page, tree_query
 from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
-from kv_runtime.http.answers import openai_errors
 from tests.contract.indexes import chain
 from tests.support.manual_clock import ManualClock
 
@@ -142,12 +139,3 @@ async def test_a_parameter_beyond_its_range_is_named(field: str, value: str) -> 
 async def test_a_block_that_is_unknown_is_said() -> None:
     response = await tree_page(Tree().explorer, {"behind": "5"})
     assert (response.status, json.loads(response.text or "")["error"]["param"]) == (404, "behind")
-
-
-async def test_a_moment_is_refused_where_none_are_kept() -> None:
-    app = web.Application(middlewares=[openai_errors])
-    app.add_routes(tree_routes(Tree().explorer))
-    async with TestClient(TestServer(app)) as client, client.get("/v1/prefix-tree?moment=m1") as response:
-        error = (await response.json())["error"]
-    assert (response.status, error["param"]) == (400, "moment")
-    assert error["message"].startswith('moment: found "m1", allowed none: ')

@@ -7,28 +7,27 @@
     for name in exchange.advance(now_s):            # when `next_s` has come, and before any step at `now_s`
         ...                                         # this engine may have work again
 
-A transfer waits for space in the receiver's buffer, then in the sender's, then takes its time; `transfer.py` has the
-rules. Simultaneous transfers are processed in the order in which they began.
+A transfer takes its time (`transfer.py`). Simultaneous ones are processed in the order in which they began.
 """
 
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from itertools import count
+from typing import NamedTuple
 
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer, TransferOutcome
+from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome
 
 
-class _Participant:
-    """A participant: its simulator and its buffer."""
+class _Participant(NamedTuple):
+    """A participant by name."""
 
-    def __init__(self, name: str, simulator: Simulator) -> None:
-        self.name, self.simulator = name, simulator
-        self.buffer = TransferBuffer(simulator.transfers.buffer_tokens)
+    name: str
+    simulator: Simulator
 
 
 class _Transfer:
-    """One fetch in progress. It queues for the receiver's buffer first, then for the sender's."""
+    """One fetch in progress."""
 
     def __init__(self, fetch: Fetch, receiver: _Participant, began_s: float) -> None:
         self.fetch, self.receiver, self.began_s = fetch, receiver, began_s
@@ -64,9 +63,8 @@ class TransferExchange:
         for fetch in fetches:
             transfer = _Transfer(fetch, receiver, now_s)
             self._transfers.add(transfer)
-            rules = receiver.simulator.transfers
-            self._at(now_s + rules.timeout_s, transfer, rules.too_late(fetch.tokens))
-            self._go_on(receiver.buffer.request(transfer, fetch.tokens), now_s)
+            self._at(now_s + receiver.simulator.transfers.timeout_s, transfer, "timeout")
+            self._send(transfer, now_s)
 
     @property
     def next_s(self) -> float | None:
@@ -76,10 +74,6 @@ class TransferExchange:
         expiries_s = (engine.simulator.next_expiry_s for engine in self._engines.values())
         times_s = [self._due[0][0]] if self._due else []
         return min((*times_s, *(each for each in expiries_s if each is not None)), default=None)
-
-    def buffer_of(self, name: str) -> TransferBuffer:
-        """Return an engine's buffer, for tests."""
-        return self._engines[name].buffer
 
     def advance(self, now_s: float) -> frozenset[str]:
         """Process everything due until `now_s`; return the engines affected since the last call."""
@@ -96,24 +90,15 @@ class TransferExchange:
     def _at(self, at_s: float, transfer: _Transfer, outcome: TransferOutcome) -> None:
         heapq.heappush(self._due, (at_s, next(self._turn), transfer, outcome))
 
-    def _go_on(self, granted: list[Hashable], now_s: float) -> None:
-        """Move transfers that got space in one buffer to the next buffer's queue, or begin to send them."""
-        for transfer in granted:
-            assert isinstance(transfer, _Transfer)
-            fetch = transfer.fetch
-            if transfer.sender is not None:
-                self._at(now_s + self._duration_s(transfer), transfer, "done")
-            elif (sender := self._engines.get(fetch.endpoint)) is None:
-                self._end(transfer, "lost", now_s)
-            elif not sender.simulator.holds(fetch.transfer_id, fetch.state, fetch.tokens):
-                self._end(transfer, "gone", now_s)
-            else:
-                transfer.sender = sender
-                self._go_on(sender.buffer.request(transfer, fetch.tokens), now_s)
-
-    def _duration_s(self, transfer: _Transfer) -> float:
-        assert transfer.sender is not None
-        return transfer.sender.simulator.transfers.duration_s(transfer.fetch.tokens)
+    def _send(self, transfer: _Transfer, now_s: float) -> None:
+        fetch = transfer.fetch
+        if (sender := self._engines.get(fetch.endpoint)) is None:
+            self._end(transfer, "lost", now_s)
+        elif not sender.simulator.holds(fetch.transfer_id, fetch.state, fetch.tokens):
+            self._end(transfer, "gone", now_s)
+        else:
+            transfer.sender = sender
+            self._at(now_s + sender.simulator.transfers.duration_s(fetch.tokens), transfer, "done")
 
     def _end(self, transfer: _Transfer, outcome: TransferOutcome, now_s: float) -> None:
         if transfer.is_over:
@@ -131,5 +116,3 @@ class TransferExchange:
                 receiver.simulator.fetched(fetch, now_s - transfer.began_s)
             else:
                 receiver.simulator.fetch_failed(fetch, outcome)
-        for engine in filter(None, (sender, receiver)):
-            self._go_on(engine.buffer.release(transfer), now_s)

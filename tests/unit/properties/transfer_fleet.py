@@ -7,7 +7,7 @@ import msgspec
 
 from tests.unit.properties.transfer_exchange import TransferExchange
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
+from worker_agent.engines.simulated.transfer import NETWORK, TransferRules
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
@@ -43,7 +43,7 @@ class Fleet:
 
     def __init__(
         self,
-        rules: TransferRules = UNBOUNDED,
+        rules: TransferRules = NETWORK,
         *,
         prefill: int = 1,
         decode: int = 1,

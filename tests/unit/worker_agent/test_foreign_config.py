@@ -1,4 +1,4 @@
-"""The trees of `consolidate` and `attach`: what they mean, and what they refuse by name."""
+"""The tree of `attach`: what it means, and what it refuses by name."""
 
 from typing import Any
 
@@ -6,29 +6,21 @@ import pytest
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.text.byte_model import ByteText
-from worker_agent.attached.config import (
-    AttachedEngineSection,
-    AttachSettings,
-    ConsolidateSettings,
-    WorkerStreamsSection,
-)
+from worker_agent.attached.config import AttachedEngineSection, AttachSettings
 from worker_agent.attached.registration import attached_facts, attached_registration
 from worker_agent.engines.server import EngineFacts
-from worker_agent.events.publisher_config import PublisherSection
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 
-ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
-
-
-def consolidate(**worker: Any) -> ConsolidateSettings:
-    whole = {"id": "w0", "model": "m", "block_size": 16, "publishers": [ENGINE], **worker}
-    return load_settings(ConsolidateSettings, flags={"workers": [whole]})
+HOST = {"source": "host", "endpoint": "tcp://127.0.0.1:5557"}
 
 
-def attach(**engine: Any) -> tuple[PublisherSection, ...]:
-    flags = {f"engine.{name}": value for name, value in engine.items()}
-    settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **flags})
-    streams = settings.settled(EngineFacts()).streams("i")
-    return streams.publishers if isinstance(streams, WorkerStreamsSection) else ()
+def attach_settings(**flags: Any) -> AttachSettings:
+    return load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **flags})
+
+
+def attach(**engine: Any) -> tuple[PublisherAddress, ...]:
+    settings = attach_settings(**{f"engine.{name}": value for name, value in engine.items()})
+    return settings.settled(EngineFacts()).streams("i").publishers
 
 
 def engine_section(**engine: Any) -> AttachedEngineSection:
@@ -36,30 +28,25 @@ def engine_section(**engine: Any) -> AttachedEngineSection:
 
 
 @pytest.mark.parametrize(
-    ("worker", "problem"),
+    ("source", "problem"),
     [
-        ({"id": "W0"}, "workers.0.id: found 'W0'"),
-        ({"block_size": 0}, "workers.0.block_size: found 0"),
-        ({"publishers": []}, "workers.0.publishers: allowed 1 items or more"),
-        ({"publishers": [{"endpoint": "tcp://1.2.3.4:1"}]}, "endpoint: found 'tcp://1.2.3.4:1'"),
-        ({"publishers": [{**ENGINE, "replay_endpoint": "x"}]}, "replay_endpoint: found 'x'"),
-        ({"publishers": [{**ENGINE, "dp_rank": 1}]}, "publishers: found dp_rank 1, allowed one of (0,)"),
-        ({"publishers": [ENGINE, ENGINE]}, "found source 'engine' of dp_ranks [None, None], allowed each rank once"),
-        ({"publishers": [ENGINE, {**ENGINE, "dp_rank": 0}]}, "found source 'engine' of dp_ranks [None, 0]"),
-        ({"dp_ranks": [0, 1], "publishers": [{**ENGINE, "dp_rank": 0}]}, "publishers: found none of dp_rank 1"),
-        ({"dp_ranks": [0, 0]}, "dp_ranks: found (0, 0), twice"),
-        ({"publishers": [{**ENGINE, "source": "A B"}]}, "workers.0.publishers.0.source: found 'A B'"),
+        ({"endpoint": "tcp://1.2.3.4:1"}, "endpoint: found 'tcp://1.2.3.4:1'"),
+        ({"replay_endpoint": "x"}, "replay_endpoint: found 'x'"),
+        ({"source": "engine"}, "found source 'engine', allowed another name"),
+        ({"source": "A B"}, "events.sources.1.source: found 'A B'"),
+        ({}, "found source 'host' of dp_ranks [None, None], allowed each rank once"),
+        ({"dp_rank": 0}, "found source 'host' of dp_ranks [None, 0]"),
     ],
 )
-def test_what_may_not_be_is_named(worker: dict[str, Any], problem: str) -> None:
+def test_what_another_source_may_not_be_is_named(source: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        consolidate(**worker)
+        attach_settings(**{"events.sources": [HOST, {**HOST, **source}]})
     assert problem in str(refused.value)
 
 
 def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
     labels = {"worker.taints": ["spot"], "worker.transfer_domain": "rack-1"}
-    settings = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **labels})
+    settings = attach_settings(**labels)
     facts = EngineFacts(served_names=("m",), block_size=16)
     registered = attached_registration(settings.settled(facts), facts, ByteText(), "i", "http://h:1")
     assert (registered.taints, registered.transfer_domain) == (("spot",), "rack-1")
@@ -68,19 +55,13 @@ def test_an_attached_worker_has_the_labels_of_its_agent() -> None:
 @pytest.mark.parametrize("taint", ["", "a,b", " a", "a ", "t" * 257])
 def test_a_taint_that_no_request_can_name_is_refused(taint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"worker\.taints\.0: found "):
-        load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", "worker.taints": [taint]})
-
-
-def test_a_worker_stands_once() -> None:
-    worker = {"id": "w0", "model": "m", "block_size": 16, "publishers": [ENGINE]}
-    with pytest.raises(ConfigurationError, match="allowed each once"):
-        load_settings(ConsolidateSettings, flags={"workers": [worker, worker]})
+        attach_settings(**{"worker.taints": [taint]})
 
 
 def test_one_rank_has_one_publisher_whose_batches_say_the_rank() -> None:
     (publisher,) = attach(publish_endpoint="tcp://*:5557", replay_endpoint="tcp://127.0.0.1:5558")
     assert (publisher.endpoint, publisher.replay_endpoint) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
-    assert (publisher.source, publisher.dp_rank) == ("engine", None)
+    assert publisher.origin == ("engine", None)
 
 
 @pytest.mark.parametrize(

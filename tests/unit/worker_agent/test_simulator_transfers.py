@@ -7,11 +7,11 @@ import pytest
 
 from tests.unit.properties.transfer_fleet import ENGINE, Fleet
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import TransferBuffer, TransferRules, state_of
+from worker_agent.engines.simulated.transfer import TransferRules, state_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import EngineRequest, RequestRefused
 
-RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, buffer_tokens=40, timeout_s=10.0)
+RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, timeout_s=10.0)
 """A token a millisecond, after half a second."""
 
 
@@ -19,29 +19,8 @@ def request(name: str = "a", isl: int = 10, max_tokens: int = 4, first: int = 0,
     return EngineRequest(request_id=name, prompt=tuple(range(first, first + isl)), max_tokens=max_tokens, **fields)
 
 
-# ------------------------------------------------------------------------------------------------------ buffer
-def test_places_are_had_in_the_order_of_asking_and_all_at_once() -> None:
-    buffer = TransferBuffer(10)
-    assert [buffer.request("a", 6), buffer.request("b", 6), buffer.request("c", 1)] == [["a"], [], []]
-    assert (buffer.used_tokens, buffer.waiting) == (6, 2)
-    assert buffer.release("a") == ["b", "c"]
-    assert (buffer.release("b"), buffer.release("c"), buffer.used_tokens) == ([], [], 0)
-
-
-def test_a_transfer_that_does_not_fit_blocks_all_behind_it_until_it_ends() -> None:
-    buffer = TransferBuffer(10)
-    assert [buffer.request("long", 11), buffer.request("b", 1), buffer.request("c", 1)] == [[], [], []]
-    assert buffer.release("long") == ["b", "c"]
-
-
-def test_in_an_unbounded_buffer_no_transfer_waits() -> None:
-    buffer = TransferBuffer(None)
-    assert [buffer.request(key, 1 << 30) for key in "ab"] == [["a"], ["b"]]
-
-
 def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
     assert RULES.duration_s(100) == pytest.approx(0.6)
-    assert [RULES.too_late(tokens) for tokens in (40, 41)] == ["timeout", "stalled"]
 
 
 def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
@@ -52,34 +31,6 @@ def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
     told = fleet.engines["decode-0"].transfer_statistics()
     assert told.fetched_bytes_total == (10 + 2) * 1000
     assert [output.cached_tokens for output in fleet.answers["b"].decode] == [8] * len(fleet.answers["b"].decode)
-
-
-# ---------------------------------------------------------------------------------------------------- deadlock
-def crowd(buffer_tokens: int | None) -> Fleet:
-    """Seven prompts of 60 tokens at engines that hold two of them at a time."""
-    fleet = Fleet(msgspec.structs.replace(RULES, buffer_tokens=buffer_tokens))
-    for number in range(7):
-        fleet.ask(request(str(number), isl=60, first=100 * number))
-    return fleet
-
-
-def test_a_buffer_below_the_longest_input_stops_both_engines_until_the_timeout() -> None:
-    fleet = crowd(buffer_tokens=59)
-    fleet.run(until_s=5.0)
-    prefill, decode = fleet.engines["prefill-0"], fleet.engines["decode-0"]
-    assert not prefill.has_work
-    assert prefill.has_requests
-    assert (prefill.transfer_statistics().held, decode.transfer_statistics().fetching) == (2, 2)
-    assert fleet.used_blocks()["prefill-0"] == 30
-    assert fleet.exchange.buffer_of("decode-0").waiting >= 1
-    fleet.run()
-    outcomes = decode.transfer_statistics().fetches_total
-    assert outcomes["stalled"] > 0
-    assert sum(outcomes.values()) == 7
-    assert outcomes["done"] == 0
-    assert [answer.reasons for answer in fleet.answers.values()] == [["error"]] * 7
-    assert prefill.transfer_statistics().expired_total > 0
-    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
 
 
 # ---------------------------------------------------------------------------------------------------- failures

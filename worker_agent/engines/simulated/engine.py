@@ -22,7 +22,6 @@ from kv_runtime.supervise import TaskSet, until
 from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
-from worker_agent.engines.simulated.transfer import TransferBuffer
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
@@ -188,12 +187,6 @@ class SimulatedEngine:
             statistics = list(self._statistics)
             self._statistics.clear()
         return [msgspec.to_builtins(row) for row in statistics]
-
-    @property
-    def transfer_buffer(self) -> TransferBuffer:
-        """The engine's buffer, for tests; after `start`, with a carrier."""
-        assert self._transfers is not None
-        return self._transfers.buffer
 
     def _check(self, request: EngineRequest) -> None:
         if not self._accepting:

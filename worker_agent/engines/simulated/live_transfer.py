@@ -1,23 +1,20 @@
 """A simulated engine's KV transfers in wall time, both ends, over HTTP. No KV is moved.
 
-    fetch   the receiver: reserves space in its buffer, then requests the KV from the sender, which answers when all is
-            sent
-    send    the sender: reserves space in its buffer, then the transfer's time passes; then the context is released
+    fetch   the receiver: requests the KV from the sender, which answers when all is sent
+    send    the sender: the transfer's time passes; then the context is released
 
     POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, once all is sent
                                                                 404: not held, or being sent to another engine
                                                                 503: too many transfers
 
-The receiver gives up after the transfers' timeout, the sender when the receiver disconnects; the space is freed in both
-cases. A context whose sending was interrupted stays held, until it is fetched or expires. `state` is base64. A fetch
-needs no other secret, and there is no TLS: the network between workers must be closed. An engine fetches only from IP
-addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff cannot name any
-other target.
+The receiver gives up after the transfers' timeout, the sender when the receiver disconnects. A context whose sending
+was interrupted stays held, until it is fetched or expires. `state` is base64. A fetch needs no other secret, and there
+is no TLS: the network between workers must be closed. An engine fetches only from IP addresses (no host names) within
+`transfer.networks`, by default loopback, so that a forged handoff cannot name any other target.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Annotated, Literal
@@ -34,7 +31,7 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer
+from worker_agent.engines.simulated.transfer import Fetch
 from worker_agent.media.addresses import parsed_networks
 from worker_agent.media.config import TransferSection
 from worker_agent.port.types import EngineError, RequestRefused
@@ -85,7 +82,8 @@ class HttpCarrier:
         self._section = section
         self._networks = parsed_networks(section.networks)
         self._send: Send | None = None
-        self._in_flight = 0
+        self.in_flight = 0
+        """Transfers from this engine now."""
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH, self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
@@ -144,17 +142,17 @@ class HttpCarrier:
             request = msgspec.json.decode(await http.read(), type=CarrierRequest)
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error")
-        if self._send is None or self._in_flight >= IN_FLIGHT_MAX:
+        if self._send is None or self.in_flight >= IN_FLIGHT_MAX:
             return error_response(
-                503, f"{self._in_flight} transfers are asked for, allowed {IN_FLIGHT_MAX}", "server_error"
+                503, f"{self.in_flight} transfers are asked for, allowed {IN_FLIGHT_MAX}", "server_error"
             )
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             size_bytes = await self._send(request.transfer_id, request.state, request.tokens)
         except FetchRefused as refused:
             return error_response(404, str(refused), "invalid_request_error", code=refused.outcome)
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
         return json_response(KvSent(transfer_id=request.transfer_id, size_bytes=size_bytes))
 
 
@@ -167,22 +165,16 @@ class Transfers:
         self._simulator, self._carrier, self._clock, self._speed = simulator, carrier, clock, speed
         self._changed = changed
         self._rules = simulator.transfers
-        self._buffer = _AwaitableBuffer(TransferBuffer(self._rules.buffer_tokens))
         self._sending: set[int] = set()
-
-    @property
-    def buffer(self) -> TransferBuffer:
-        """The engine's buffer, for tests."""
-        return self._buffer.buffer
 
     async def fetch(self, fetch: Fetch) -> None:
         """Fetch a request's KV and report the outcome to the simulator."""
         began_s = self._clock.now()
         try:
-            async with asyncio.timeout(self._rules.timeout_s / self._speed), self._buffer.reserved(fetch.tokens):
+            async with asyncio.timeout(self._rules.timeout_s / self._speed):
                 await self._carrier.fetch(fetch)
         except TimeoutError:
-            self._simulator.fetch_failed(fetch, self._rules.too_late(fetch.tokens))
+            self._simulator.fetch_failed(fetch, "timeout")
         except FetchRefused as refused:
             self._simulator.fetch_failed(fetch, refused.outcome)
         else:
@@ -195,36 +187,10 @@ class Transfers:
             raise FetchRefused("gone", f"transfer {name}: not held here, or being sent")
         self._sending.add(name)
         try:
-            async with self._buffer.reserved(tokens):
-                await self._clock.sleep(self._rules.duration_s(tokens) / self._speed)
+            await self._clock.sleep(self._rules.duration_s(tokens) / self._speed)
         finally:
             self._sending.remove(name)
         if not self._simulator.hand_over(name):
             raise FetchRefused("gone", f"transfer {name}: given up meanwhile")
         self._changed()
         return tokens * self._rules.token_bytes
-
-
-class _AwaitableBuffer:
-    """A buffer that tasks can wait for."""
-
-    def __init__(self, buffer: TransferBuffer) -> None:
-        self.buffer = buffer
-        self._granted: dict[Hashable, asyncio.Event] = {}
-
-    @asynccontextmanager
-    async def reserved(self, tokens: int) -> AsyncIterator[None]:
-        """Reserve space for so many tokens in the block."""
-        granted = asyncio.Event()
-        self._granted[granted] = granted
-        try:
-            self._wake(self.buffer.request(granted, tokens))
-            await granted.wait()
-            yield
-        finally:
-            del self._granted[granted]
-            self._wake(self.buffer.release(granted))
-
-    def _wake(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
-            self._granted[key].set()

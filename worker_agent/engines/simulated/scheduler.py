@@ -30,7 +30,7 @@ from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import (
-    UNBOUNDED,
+    NETWORK,
     Fetch,
     TransferOutcome,
     TransferRules,
@@ -60,8 +60,7 @@ class Simulator:
     """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
 
     The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest are dropped,
-    which leaves a hole in the ids. Source: `docs/SOURCES.md` E1.5. A host tier that is its own source keeps as many
-    and one for each of its blocks; beyond that a description of all its blocks replaces its events.
+    which leaves a hole in the ids. Source: `docs/SOURCES.md` E1.5.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Simulator:
         layout: CacheLayout = GPU_ONLY,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
         role: Role = "aggregated",
-        transfers: TransferRules = UNBOUNDED,
+        transfers: TransferRules = NETWORK,
     ) -> None:
         self.description, self.role, self.transfers = description, role, transfers
         self._contexts = HeldContexts(transfers.timeout_s)
