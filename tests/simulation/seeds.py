@@ -5,7 +5,7 @@ from tests.simulation.world import World
 
 ROUND: tuple[Kind, ...] = ("faulty", "torn", "restless", "faulty", "torn", "silent")
 """The kinds take turns in this order."""
-TEST_SEEDS = 30
+TEST_SEEDS = 50
 NIGHTLY_SEEDS = 120
 """How many `make test` and `make simulation` live through, from 0 on, and from there on."""
 
