@@ -9,7 +9,7 @@ from indexer.follow.effects import Effect
 from indexer.follow.follower import StreamFollower, StreamState
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
-from kv_protocol.journal import JournalRecord, OutcomeKnown
+from kv_protocol.journal import OutcomeKnown
 from kv_protocol.recovery import DumpChunk
 from router.decision.state import RouterState
 from tests.dumped import dump_chunks
@@ -58,9 +58,8 @@ class JumpsHoles(SourceCursor):
 class LeaksEnded(RouterState):
     """Keeps the lease of a request that ended."""
 
-    def apply(self, record: JournalRecord) -> None:
-        if not isinstance(record, OutcomeKnown):
-            super().apply(record)
+    def end(self, known: OutcomeKnown) -> None:
+        """Do nothing."""
 
 
 def purges_one_too_many(
