@@ -109,7 +109,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `transfer_buffer_tokens`, the capacity of its buffer for KV transfers (0: none, or not reported), and
     `transfer_backend` (NIXL, UCX; empty: not reported).
 
-    `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are ignored.
+    `api_endpoints` names the OpenAI endpoints that it serves (`openai/endpoints.py`). Unknown names are ignored.
 
     `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
     an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.

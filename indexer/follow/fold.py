@@ -43,7 +43,7 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
-from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
+from indexer.follow.question_turns import RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
@@ -116,7 +116,7 @@ class IndexFold:
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, FollowedRank] = {}
-        self._recovery_queue = RecoveryQueue(RECOVERIES_MAX)
+        self._recovery_queue = RecoveryQueue()
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of)
         self._allocate_columns(_COLUMNS_MIN)

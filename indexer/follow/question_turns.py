@@ -10,8 +10,7 @@ RECOVERIES_MAX = 16
 class RecoveryQueue:
     """The queue of the streams of one fold that want to send a question, by slot."""
 
-    def __init__(self, at_once_max: int = RECOVERIES_MAX) -> None:
-        self._at_once_max = at_once_max
+    def __init__(self) -> None:
         self._waiting: dict[int, None] = {}
         self._in_flight: set[int] = set()
 
@@ -30,7 +29,7 @@ class RecoveryQueue:
 
     def next(self) -> int | None:
         """Return the next stream, which is in flight from now on; None if none waits or too many are in flight."""
-        if not self._waiting or len(self._in_flight) >= self._at_once_max:
+        if not self._waiting or len(self._in_flight) >= RECOVERIES_MAX:
             return None
         slot = next(iter(self._waiting))
         del self._waiting[slot]

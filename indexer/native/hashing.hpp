@@ -1,4 +1,4 @@
-// Block hashes of prompts, equal to those of kv_protocol/hashing.py, where the system had xxhash's header.
+// Block hashes of prompts, the same as those of kv_protocol/hashing.py. Built where the system has xxhash's header.
 #pragma once
 
 #include <nanobind/nanobind.h>

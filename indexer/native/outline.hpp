@@ -26,11 +26,11 @@ struct PassedRequest {
     double used_s;
 };
 
-// Blocks in a row without a fork, whatever their holders. `children`: nodes behind the last; `depth` counts up to it.
+// Blocks in a row without a fork, whatever their holders. `children`: nodes behind the last; `depth_blocks`: from the root to it.
 struct OutlineNode {
     u64 first = 0, last = 0;
     u64 blocks = 0, subtree_blocks = 0, depth_blocks = 0;
-    double heat = 0, used_s = 0, stored_s = 0;  // used_s 0: by none
+    double heat = 0, used_s = 0, stored_s = 0;  // used_s 0: no request used it
     u32 parent = kNone;
     u32 children_begin = 0, children = 0;
 };

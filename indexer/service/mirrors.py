@@ -47,10 +47,10 @@ class Mirrors:
         if answer.dump:
             chunks = tuple(answer.dump[at].columns for at in sorted(answer.dump))
             return MirrorState(answer.dump[0].epoch, answer.dump[0].last_seq, chunks)
-        raise MirrorSilent(f"{rank}: a replay, where everything was asked for")
+        raise MirrorSilent(f"{rank}: the mirror sent single batches, its complete state was requested")
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
-        """Return the stream's messages behind `seq` up to now; none if the mirror does not retain them.
+        """Return the stream's messages behind `seq` up to now; none if it has not all, or its state is smaller.
 
         Raises: as `state`.
         """

@@ -1,8 +1,8 @@
 """Single messages of a stream by seq and by time, without reading it in order.
 
-A seq without a message gives the first message behind it. The client's own `get_msg` cuts times to microseconds; these
-are exact, so that messages of one microsecond stay apart. Times are the server's; they ascend, unless its clock is set
-back or another server of a cluster takes over.
+A seq without a message gives the first message behind it. Times are read in nanoseconds, so that messages of one
+microsecond stay apart: the client's own `get_msg` cuts them to microseconds. They are the server's, and ascend unless
+its clock is set back or another server of a cluster takes over.
 """
 
 import base64
@@ -59,7 +59,7 @@ def _headers(block: bytes) -> Mapping[str, str] | None:
 
 
 async def seq_at(client: Client, stream: str, time_ns: int, timeout_s: float) -> int:
-    """Return the seq of the last message of that time or earlier; that before the first if all are later.
+    """Return the seq of the last message of that time or earlier; if all are later, the first message's seq less 1.
 
     Raises:
         NatsError: there is no such stream, or no answer.

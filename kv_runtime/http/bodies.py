@@ -1,6 +1,7 @@
-"""A time limit for the body of a request to an aiohttp server: the rule of the router's data plane.
+"""A time limit for the body of a request to an aiohttp server.
 
-A body of n bytes must be complete within `BODY_S + n / RATE_MIN_BYTES_S` and `TOTAL_S`; else its request gets 408.
+After `BODY_S`, `RATE_MIN_BYTES_S` must have come for each further second; all must come within `TOTAL_S`. Else the
+request gets 408.
 """
 
 import asyncio

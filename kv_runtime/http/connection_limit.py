@@ -6,7 +6,7 @@
 | the bound is reached, and some connection is idle | the connection that has been idle longest is closed |
 | the bound is reached, and a request is served on every connection | 503 with `Retry-After`, then the server closes |
 
-A connection is idle while no request is served on it: it is new, kept alive, or its client does not read an answer.
+A connection is idle while no handler runs for it: it is new, kept alive, or its client has not read all of an answer.
 Both outcomes at the bound are counted and logged. Every connection takes a file descriptor, so the bound follows the
 limit of open files.
 """

@@ -1,7 +1,8 @@
 """All that a decision reads, except the index, as one fold over journal records.
 
-    apply(record)         the only place where this state changes
+    apply(record)         folds a record in
     take(verdict)         the same for a decision that is carried out: its promise counts from now on
+    end(outcome)          the same for the outcome of one
     tick(now)             drops expired state, and returns the records that the passing of time causes; the caller
                           applies them
     decide(request, ...)  what the policy in force chooses at one moment
@@ -64,7 +65,7 @@ _NOT_ASKED = None, None, ()
 
 
 class RankLoad(NamedTuple):
-    """One rank's promises. `reported_*` come from its engine; `foreign_requests` are reported but not promised."""
+    """One rank's load: what was promised, and what its engine reports; `foreign_requests` were reported alone."""
 
     active_requests: int = 0
     active_blocks: int = 0
@@ -76,7 +77,7 @@ class RankLoad(NamedTuple):
 
 
 class RateFactors(NamedTuple):
-    """A rank's time, as multiples of the reference engine's, and by how many measurements."""
+    """A rank's measured times divided by the reference engine's (2.0: twice as slow), and how many were measured."""
 
     prefill: float
     decode: float
@@ -178,7 +179,7 @@ class RouterState:
                 core.unreported(event.worker_id, event.dp_rank)
 
     def end(self, known: OutcomeKnown) -> None:
-        """Fold in the end of a lease of this router; `apply` of such a record."""
+        """Fold in the outcome of a decision of this router: the same as `apply(known)`, without the look-up by type."""
         lease_id, now_s = known.decision_id, known.now_s
         if self.breakers.is_any:
             if known.is_unstreamed:
@@ -233,6 +234,7 @@ class RouterState:
     def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
         known = self.fleet.worker(event.worker_id)
         is_same = known is not None and known.registration.instance == event.instance
+        # the registration of a known instance, and the leaving of another one, change no life
         if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
             return
         if known is not None:
@@ -246,7 +248,7 @@ class RouterState:
     def decide(self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int) -> Verdict:
         """Return what the policy in force chooses for the request; nothing is promised yet.
 
-        `ask` returns the overlap of exactly those ranks; it is called only if the mode reads overlap.
+        `ask` returns the overlap of the ranks that it is given; it is called only if the mode reads overlap.
 
         Raises:
             NoEligibleWorker: no rank is eligible.
@@ -264,7 +266,7 @@ class RouterState:
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.
 
-        What it reads and the policy of `live` did not is read as it is now, but for the index's answer.
+        Columns that the policy of `live` did not need are read now; the index's answer is that of `live`.
         """
         rule = self.rules.of(policy, live.request)
         source = self.core, live, rule.native, live.seed
@@ -298,7 +300,7 @@ class RouterState:
         return {WorkerRank(*rank): RankLoad(*load) for rank, load in self.core.loads()}
 
     def rate_factors(self) -> dict[WorkerRank, RateFactors]:
-        """Return how fast each measured rank is."""
+        """Return how slow each measured rank is."""
         return {WorkerRank(*rank): RateFactors(*factors) for rank, factors in self.core.rate_factors()}
 
     def learnt(self) -> tuple[LearntRates, ...]:

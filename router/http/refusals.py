@@ -1,8 +1,9 @@
 """Errors that the router answers itself, in the format of the OpenAI API.
 
-400  what the client sent cannot be              404  no worker serves the model or endpoint, or no such path
-413, 415, 431  refused before it was read        429  the client's own limit; 503  the fleet's
-502  workers failed                              503  no worker eligible now; `Retry-After` says when to come again
+400  the request is invalid                      404  no worker serves the model or endpoint, or no such path
+413, 415, 431  refused before it was read        429  the client has reached its own limit
+500  a fault of the router                       502  workers failed
+503  no worker is registered or eligible now, or the queue is full; `Retry-After` says when to try again
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ class Refusal(NamedTuple):
     retry_after_s: float | None = None
     outcome: RefusalOutcome = "refused"
     allowed: str = ""
-    """The method that the path has; empty: it has the request's."""
+    """Of a 405: the method that the path has."""
 
     @property
     def body(self) -> bytes:
@@ -48,9 +49,9 @@ class Refusal(NamedTuple):
 
 
 class RequestRejected(Exception):
-    """Ends the request with a refusal. `exclusions`: why no rank is eligible for its present phase; None: not for that.
+    """Ends the request with a refusal, unless `exclusions` is set and the plan has another phase to try.
 
-    A request that has another phase goes on with that.
+    `exclusions`: why each rank is excluded from the request's present phase; None: the refusal has another cause.
     """
 
     def __init__(self, refusal: Refusal, exclusions: tuple[Exclusion, ...] | None = None) -> None:
@@ -81,7 +82,7 @@ def beyond_limit(message: str, limit: str, retry_after_s: float) -> Refusal:
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
-    """Return a refusal: no worker serves a model of this name; it lists the models that exist."""
+    """Return a refusal: no worker serves a model of this name, and these are served; 503 if none is."""
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
     return invalid(f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found", status=404)

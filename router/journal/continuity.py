@@ -1,4 +1,4 @@
-"""Puts one router's journal records in order: each once, complete, with `Lost` where some are missing."""
+"""Reads one router's journal messages on: each record once, longer ones joined, with `Lost` where some are missing."""
 
 import math
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Continuity:
         self._expected = max(self._expected, number)
 
     def _joined(self, record: RecordPart) -> Iterator[JournalRecord]:
-        """Yield the longer record after its last part, or `Lost` if one is missing."""
+        """Yield the longer record after its last part; `Lost` for a part that does not follow the one before."""
         if record.index != len(self._parts):
             self._parts.clear()
             yield Lost(now_s=record.now_s, count=1)

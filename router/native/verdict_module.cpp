@@ -45,7 +45,7 @@ Value read(const nb::handle& of, const char* name) {
 
 Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{} : Seconds(nb::cast<double>(value)); }
 
-// Of a `router.decision.view.RouteRequest`.
+// Reads a `kv_protocol.decided.RouteRequest`.
 std::shared_ptr<const Request> request_of(const nb::handle& given) {
     static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), tenant("tenant"),
         lora("lora"), isl_tokens("isl_tokens"), known_tokens("known_tokens"), block_size("block_size"), max_tokens("max_tokens"),
@@ -123,13 +123,13 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-// Of the index's answer as an array, or as a journal has it.
+// Reads the overlap on each tier: of an array, or of the bytes that a journal has.
 std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
     if (PyBytes_Check(overlap.ptr())) {
         const nb::bytes packed = nb::borrow<nb::bytes>(overlap);
         std::vector<std::int32_t> tiers = unpacked_overlap({packed.c_str(), packed.size()}, count);
         if (tiers.size() != kTiers * count) {
-            refuse("overlap", static_cast<i64>(packed.size()), "the overlap of " + std::to_string(count) + " columns");
+            refuse("overlap", static_cast<i64>(packed.size()), "bytes that have the overlap of " + std::to_string(count) + " columns");
         }
         return tiers;
     }
@@ -140,7 +140,11 @@ std::vector<char> flags_of(const nb::handle& given) {
     std::vector<char> flags;
     if (!given.is_none()) {
         for (const nb::handle each : given) {
-            flags.push_back(PyObject_IsTrue(each.ptr()) == 1);
+            const int is_true = PyObject_IsTrue(each.ptr());
+            if (is_true < 0) {
+                throw nb::python_error();
+            }
+            flags.push_back(is_true == 1);
         }
     }
     return flags;
@@ -156,7 +160,7 @@ void init_verdict(Verdict* made, PyCore& core, std::shared_ptr<const Standing> s
     const std::shared_ptr<const Request> asked = request_of(request);
     auto view_epochs = core.epochs_of(epochs);
     if (view_epochs != nullptr && view_epochs->size() != standing->rows.size()) {
-        refuse("epochs", static_cast<i64>(view_epochs->size()), "as many as ranks");
+        refuse("epochs", static_cast<i64>(view_epochs->size()), std::to_string(standing->rows.size()) + ", one of each rank");
     }
     std::vector<std::int32_t> tiers = view_epochs == nullptr ? std::vector<std::int32_t>{} : tiers_of(overlap, standing->rows.size());
     const auto view = core.look(std::move(standing), trusts, *policy, *asked, std::move(tiers), std::move(view_epochs), now_s);
@@ -165,7 +169,7 @@ void init_verdict(Verdict* made, PyCore& core, std::shared_ptr<const Standing> s
     new (made) Verdict(std::move(verdict));
 }
 
-// What another policy chooses in the same place.
+// Decides again for the same request, by another policy.
 void init_again(Verdict* made, PyCore& core, const Verdict& live, std::shared_ptr<const Policy> policy, u64 seed,
                 const nb::handle& excluded, const nb::handle& multiplier) {
     Verdict verdict(core.look_again(*live.view, *policy, *live.request), policy, live.request, seed);
@@ -173,7 +177,7 @@ void init_again(Verdict* made, PyCore& core, const Verdict& live, std::shared_pt
     new (made) Verdict(std::move(verdict));
 }
 
-// What a policy chooses of a `router.decision.view.View` that somebody made.
+// Decides by the columns of a `router.decision.view.View` in place of the core's state.
 void init_of_view(Verdict* made, PyCore& core, const nb::handle& given, std::shared_ptr<const Policy> policy, const nb::handle& request, u64 seed,
                   const nb::handle& excluded, const nb::handle& multiplier) {
     std::vector<RankKey> keys;

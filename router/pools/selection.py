@@ -1,9 +1,9 @@
 """Selects the pool of a request: a cell of a grid, unless a priority rule overrides it. Pure.
 
     step  = (most - least) / resolution                        of an axis
-    index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0: below `least` is 0, `most` the last
+    index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0; `most` is in the last
     x     = the request's, else the process's default, else
-            of milliseconds  (least + most) / 2                an explicit 0 is a target, and no absent one
+            of milliseconds  (least + most) / 2                a 0 that is given counts as given
             of tokens        (least + most) // 2
     pool  = mapping[index of each axis, in their order]
     pool  = the target of the first override with min_priority <= priority <= max_priority, if the request has one

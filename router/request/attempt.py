@@ -27,7 +27,7 @@ from router.http import refusals
 from router.http.exchange import UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal
-from router.http.usage import NO_USAGE, Usage
+from router.http.usage import NO_USAGE
 
 CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)
@@ -40,7 +40,7 @@ _STREAM = b"text/event-stream"
 _DECODE_HEADER = DECODE_HEADER.encode()
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 _BUSY_S = 1.0
-"""How long a busy worker that does not say so gets no requests."""
+"""How long a busy worker without a usable `Retry-After` gets no requests."""
 
 
 class Attempt(ABC):
@@ -68,7 +68,7 @@ class Attempt(ABC):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the client got what it asked for, judged by the status."""
+        """Whether the status is no error; also before the head came."""
         return self.status < CLIENT_FAULT
 
     @property
@@ -87,10 +87,6 @@ class Attempt(ABC):
     def took_handoff(self) -> bool:
         """Of a failed one: whether the worker may have fetched the prefill worker's KV."""
         return False
-
-    def complete(self, usage: Usage, later_tokens: int, *, came_whole: bool = False) -> None:
-        """All of the answer came."""
-        self.usage, self.later_tokens, self.came_whole = usage, later_tokens, came_whole
 
     def fail(self, stage: UpstreamStage, reason: str) -> None:
         """It failed."""

@@ -211,7 +211,7 @@ class Request(Generic[A]):
             except AnswerUnusable as error:
                 attempt.fail("body", str(error))
                 return False
-        attempt.complete(usage_in(body[-_USAGE_BYTES:]), later_tokens=0)
+        attempt.usage, attempt.later_tokens = usage_in(body[-_USAGE_BYTES:]), 0
         if answer.is_final:
             events = b""
             if attempt.is_answered and self.inbound.stream:
@@ -469,7 +469,11 @@ class Request(Generic[A]):
             self._step(future.result() if error is None else None, error)
 
     def resume(self, came: Any = None) -> None:  # noqa: ANN401 - see `_live`
-        """Go on with the life, which waits for this or is about to: with a refusal, or what came of an answer."""
+        """Go on with the life, which waits for this or is about to.
+
+        `came` from admission: a `Refusal`, or None. From a call: None, the worker failed; bytes, a prefill worker's
+        answer; `Progress`, a stream that was cut off; text, the worker to which a gateway sent the request.
+        """
         if self._is_running:  # what was asked is answered at once
             self._early = (came,)
         elif not self.is_over:

@@ -48,7 +48,7 @@ class ServedMetrics:
 
 
 def _fetches(at: tuple[str], fetches: Mapping[Any, int], fetched_bytes: float, seconds: float) -> Iterator[Family]:
-    """Yield the fetches of KV; those of TensorRT-LLM are the failed ones, and those that it measured."""
+    """Yield the fetches of KV. Of TensorRT-LLM's the failed ones count, and of the others those that it measured."""
     yield counter("kv_transfers", "Fetches of KV, by outcome", ("worker", "outcome"), by_name(at, fetches))
     yield counter("kv_transfer_bytes", "Bytes of KV fetched", ("worker",), [(at, fetched_bytes)])
     meaning = "Duration of complete fetches, summed; of a simulated engine in simulated time"
@@ -56,7 +56,7 @@ def _fetches(at: tuple[str], fetches: Mapping[Any, int], fetched_bytes: float, s
 
 
 def transfer_families(worker: str, engine: SimulatedEngine) -> Iterator[Family]:
-    """Yield a simulated engine's contexts held for others, its fetches and their outcomes; seconds are the engine's."""
+    """Yield a simulated engine's contexts held for others, its fetches and their outcomes, in simulated seconds."""
     found, at = engine.transfer_statistics(), (worker,)
     for name, meaning, value in (
         ("kv_contexts_held", "Computed prompts held for decode workers", found.held),

@@ -28,9 +28,9 @@ _PORT_MAX = 65_535
 
 
 class Sglang(EngineServer):
-    """SGLang publishes its KV events, and says where, and its load if it runs with `--load-publish-endpoint`.
+    """SGLang publishes KV events and states their address; with `--load-publish-endpoint` it publishes its load, too.
 
-    It refuses to tell token ids in streams of chats (400).
+    It answers 400 to a streamed chat that asks for token ids.
     """
 
     name: ClassVar = "sglang"

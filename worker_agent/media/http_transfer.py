@@ -69,6 +69,7 @@ class HttpEmbeddingTransfer:
         assert embeddings
         digest = await asyncio.to_thread(_digest, embeddings)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.offers.expire(self._clock.now())
         self.offers.offer(token, embeddings, self._clock.now())
         return HttpDescriptor(
             host=self._section.host,

@@ -93,7 +93,8 @@ class NixlEmbeddingTransfer:
         assert embeddings
         digest = await asyncio.to_thread(_digest, embeddings)
         memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
-        await self._let_go(self.offers.offer(token, memory, self._clock.now()))
+        await self._let_go(self.offers.expire(self._clock.now()))
+        self.offers.offer(token, memory, self._clock.now())
         try:
             await self._register(memory)
             # The agent's metadata changes with its registrations: each descriptor has the current one.

@@ -3,9 +3,9 @@
     offer      kept if it fits; otherwise refused: evicting another offer would fail that one's request
     take       by its token: returned and removed; a second time, or too late, there is nothing
     release    by its token: removed
-    expire     removes the offers that were not fetched in time
+    expire     removes the offers that were not fetched in time, which count until then
 
-`offer`, `release` and `expire` return the removed data: the caller may have to free more than memory. Tokens are looked
+`take`, `release` and `expire` return the removed data: the caller may have to free more than memory. Tokens are looked
 up by their BLAKE3, so that the time of a look-up reveals nothing about them.
 """
 
@@ -19,11 +19,12 @@ OFFERS_MAX = 4096
 
 
 class NoRoom(Exception):
-    """The offer does not fit beside the waiting ones; the message has their bytes and the bound."""
+    """The offer does not fit beside the waiting ones; the message has what they take, and the bounds."""
 
-    def __init__(self, size_bytes: int, held_bytes: int, bytes_max: int) -> None:
+    def __init__(self, size_bytes: int, held_bytes: int, bytes_max: int, offers: int) -> None:
         super().__init__(
-            f"embeddings: found {size_bytes} bytes beside {held_bytes}, allowed {bytes_max} in {OFFERS_MAX}"
+            f"embeddings: found {size_bytes} bytes beside {held_bytes} in {offers} offers, allowed {bytes_max} in"
+            f" {OFFERS_MAX}"
         )
 
 
@@ -51,24 +52,24 @@ class Offers(Generic[Data]):
         """How many offers wait."""
         return len(self._waiting)
 
-    def offer(self, token: str, data: Data, now_s: float) -> list[Data]:
-        """Keep `data` under `token`, which must be new; return as `expire` does. Raise `NoRoom`."""
-        expired = self.expire(now_s)
+    def offer(self, token: str, data: Data, now_s: float) -> None:
+        """Keep `data` under `token`, which must be new. Raise `NoRoom`; call `expire` before."""
         key = _key(token)
         assert key not in self._waiting
         if self.size_bytes + len(data) > self._bytes_max or len(self._waiting) >= OFFERS_MAX:
             self.refused_total += 1
-            raise NoRoom(len(data), self.size_bytes, self._bytes_max)
+            raise NoRoom(len(data), self.size_bytes, self._bytes_max, len(self._waiting))
         self._waiting[key] = _Offer(data, now_s + self._ttl_s)
         self.size_bytes += len(data)
-        return expired
 
     def take(self, token: str, now_s: float) -> Data | None:
-        """Remove and return the unexpired offer of `token`."""
-        self.expire(now_s)
-        data = self._remove(_key(token))
-        self.taken_total += data is not None
-        return data
+        """Remove and return the data of `token`; None if there is none, or its time is over."""
+        key = _key(token)
+        offer = self._waiting.get(key)
+        if offer is None or offer.until_s <= now_s:
+            return None
+        self.taken_total += 1
+        return self._remove(key)
 
     def release(self, token: str) -> Data | None:
         """Remove and return the data waiting under `token`, if any."""

@@ -35,7 +35,7 @@ class Reader:
         self._text, self._at = self._text[self._at :] + text, 0
 
     def record(self, begun: str) -> None:
-        """Keep what is taken from now on, after `begun`, until `recorded` is called."""
+        """Begin to record: `recorded` will return `begun`, and all that is taken after this call."""
         self._recorded, self._recorded_characters = [begun], len(begun)
 
     def recorded(self) -> str:
