@@ -49,13 +49,23 @@ def test_an_offer_waits_no_longer_than_its_time() -> None:
     offers.offer("a", b"123", 0)
     offers.offer("b", b"123", 2)
     assert (offers.take("a", 5), offers.take("b", 5)) == (None, b"123")
+    assert offers.expire(5) == [b"123"]
     assert offers.expired_total == 1
+
+
+def test_who_frees_expired_data_is_given_all_of_it() -> None:
+    offers: Offers[bytes] = Offers(10, 5)
+    offers.offer("a", b"123", 0)
+    offers.take("b", 6)
+    with pytest.raises(NoRoom):
+        offers.offer("c", bytes(8), 6)
+    assert offers.expire(6) == [b"123"]
 
 
 def test_without_room_an_offer_is_refused_and_those_that_wait_stay() -> None:
     offers: Offers[bytes] = Offers(10, 5)
     offers.offer("a", bytes(6), 0)
-    with pytest.raises(NoRoom, match="found 5 bytes beside 6, allowed 10"):
+    with pytest.raises(NoRoom, match="found 5 bytes beside 6 in 1 offers, allowed 10"):
         offers.offer("b", bytes(5), 1)
     offers.offer("c", bytes(4), 1)
     assert (len(offers), offers.refused_total) == (2, 1)
@@ -67,6 +77,7 @@ def test_what_was_released_or_expired_makes_room() -> None:
     offers.release("a")
     offers.release("a")
     offers.offer("b", bytes(10), 1)
+    offers.expire(6)
     offers.offer("c", bytes(10), 6)
     assert (offers.released_total, offers.expired_total, offers.size_bytes) == (1, 1, 10)
 
