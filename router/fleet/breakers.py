@@ -36,7 +36,7 @@ from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerE
 BreakerState = Literal["closed", "open", "half_open"]
 BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 RETRY_AFTER_DEFAULT_S = 1.0
-"""For a busy worker that does not state a time."""
+"""How long a busy worker without a usable `Retry-After` gets no requests."""
 RETRY_AFTER_S_MAX = 30.0
 """Longest `Retry-After` of a busy worker that is respected: beyond it, its word is old."""
 

@@ -44,7 +44,7 @@ from router.queue.waiting import (
     placing_of,
 )
 
-RETRY_AFTER_S_MAX = 60.0
+_RATE_RETRY_S_MAX = 60.0
 RATE_HALF_LIFE_S = 10.0
 _LN_2 = 0.6931471805599453
 _UNBOUNDED = 1 << 62
@@ -223,7 +223,7 @@ class RequestQueue:
     def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> Refusal:
         total = self._tenants[tenant] if reason == "tenant_full" else self._all
         message = _message(reason, total, tokens, self._limits)
-        again_s = self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s))
+        again_s = self._rate.seconds_for(total.tokens, now_s, min(_RATE_RETRY_S_MAX, self._limits.wait_s))
         if reason == "tenant_full":
             return Refusal(429, message, "rate_limit_error", code=reason, retry_after_s=again_s)
         return Refusal(503, message, "server_error", code=reason, retry_after_s=again_s, outcome="failed")

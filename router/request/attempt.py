@@ -22,7 +22,7 @@ from kv_protocol.journal import AttemptOutcome, OutcomeName
 from router.decision.latency import WHOLE, Arrival
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
-from router.fleet.breakers import RETRY_AFTER_S_MAX
+from router.fleet.breakers import RETRY_AFTER_DEFAULT_S, RETRY_AFTER_S_MAX
 from router.http import refusals
 from router.http.exchange import UpstreamStage
 from router.http.heads import Headers
@@ -39,8 +39,6 @@ _GATEWAY = frozenset({502, 504})
 _STREAM = b"text/event-stream"
 _DECODE_HEADER = DECODE_HEADER.encode()
 _SECONDS = re.compile(rb"[0-9]{1,6}")
-_BUSY_S = 1.0
-"""How long a busy worker without a usable `Retry-After` gets no requests."""
 
 
 class Attempt(ABC):
@@ -161,7 +159,7 @@ class RankAttempt(Attempt):
             return True
         if status in _BUSY:
             retry_after = headers.get(b"retry-after", b"")
-            wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
+            wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else RETRY_AFTER_DEFAULT_S
             self.retry_after_s = min(wanted_s, RETRY_AFTER_S_MAX)
         if status in _REFUSES_US:
             self.reason = f"status {status}: the worker refuses data.worker_token"
