@@ -7,11 +7,11 @@ depths            writable int32s: for each query 4 rows, one column a rank
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeGuard, get_args
+from typing import TypeGuard
 
 from typing_extensions import Buffer
 
-from indexer.index.prefix_index import RANK_MAX, Hashes, PrefixOrder
+from indexer.index.prefix_index import RANK_MAX, Hashes
 from kv_protocol.codec import unpack_u64
 from kv_protocol.digest import BUCKET_SET_BYTES, BUCKETS, buckets_in
 from kv_protocol.errors import LimitExceeded
@@ -20,7 +20,6 @@ from kv_protocol.recovery import BlockColumns
 from kv_protocol.splitmix import U64_MASK
 
 DEPTH_ROWS = len(TIERS)
-ORDERS: tuple[PrefixOrder, ...] = get_args(PrefixOrder)
 _U64_BYTES, _INT32_BYTES = 8, 4
 _U64S = ("Q", "L")
 _WIRE_U64S = ("B", "<Q", "<L")
@@ -70,14 +69,6 @@ def checked_limit(limit: int) -> int:
     if limit < 0:
         raise LimitExceeded("limit", limit, "0 or more")
     return min(limit, U64_MASK)
-
-
-def checked_order(order_by: str) -> PrefixOrder:
-    """Return the order; raise `LimitExceeded` if there is none of that name."""
-    for order in ORDERS:
-        if order == order_by:
-            return order
-    raise LimitExceeded("order_by", order_by, ", ".join(ORDERS))
 
 
 # ------------------------------------------------------------------------------------------------- buffers

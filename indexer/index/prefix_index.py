@@ -4,7 +4,7 @@
     queries       overlaps, match                  ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
-                  children, holders, prefixes      views for people
+                  children, holders                views for people
                   outline, chain                   the shape of all of it, and a part of it (`outline.py`)
 
 A sequence hash identifies a block and all before it, so one node is one prefix, for all holders.
@@ -27,7 +27,7 @@ Not thread-safe unless an implementation says so. No method keeps a reference to
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from typing_extensions import Buffer
@@ -46,8 +46,6 @@ Hashes = Sequence[int] | Buffer
 Depths = tuple[int, int, int, int]
 """Overlap blocks on the tiers 0..t, for t = gpu, host, disk, external; never decreasing."""
 
-PrefixOrder = Literal["blocks", "holders", "last_stored"]
-
 
 class IndexFull(Exception):
     """There is no memory for another rank, or for a snapshot."""
@@ -63,23 +61,6 @@ class RefusedEvent(NamedTuple):
     offset: int
     reason: str
     refused_blocks: int = 0
-
-
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """A maximal run of consecutive blocks with the same holders on the same tiers, without a fork.
-
-    It ends with the block `sequence_hash`, and begins behind `parent` (None: a sequence's first block, or one whose
-    parent is not known). `depth_blocks` counts the known blocks of the sequence up to its end. `last_stored_s` is no
-    earlier than the last store of any of its blocks; a part of a longer stretch may have the longer one's time.
-    """
-
-    sequence_hash: int
-    parent: int | None
-    blocks: int
-    depth_blocks: int
-    holders: dict[int, int]
-    children: int
-    last_stored_s: float
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,9 +167,6 @@ class PrefixIndex(Protocol):
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
         """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
-
-    def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
-        """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> Outline:
         """Return the shape of the index, with these requests' heat; those whose block is unknown do not count."""

@@ -30,7 +30,8 @@ namespace {
 constexpr u64 kChainSeed = 1337;
 constexpr int kTokenBytes = 4;
 constexpr int kBlockSizeMax = 4096;
-// Some 5 us of hashing: below, handing over the GIL and asking for it again costs more than it gives to others.
+// Some 10 us of hashing (blocks of 32): below, handing over the GIL and asking for it again costs more than it gives to
+// others.
 constexpr int kGilKeptTokens = 24 * 1024;
 
 // Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
@@ -88,8 +89,8 @@ private:
     Py_ssize_t size_ = 0, at_ = 0;
 };
 
-// A window begins at each `stride`-th token; with EAGLE it has one token of the next block. XXH3 would derive the seed's
-// secret for each window that is longer than 240 bytes: half of the time.
+// A window begins at each `stride`-th token; with EAGLE it has one token of the next block. For a window longer than 240
+// bytes XXH3 would derive the secret from the seed each time, which takes as long as the hashing; so it is derived once.
 void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, std::vector<u64>& hashes) {
     alignas(64) unsigned char secret[XXH_SECRET_DEFAULT_SIZE];
     XXH3_generateSecret_fromSeed(secret, seed);

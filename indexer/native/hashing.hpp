@@ -1,4 +1,5 @@
-// Block hashes of prompts, the same as those of kv_protocol/hashing.py. Built where the system has xxhash's header.
+// Block hashes of prompts, the same as those of kv_protocol/hashing.py. Built where the system has xxhash's header, 0.8.1 or
+// newer.
 #pragma once
 
 #include <nanobind/nanobind.h>

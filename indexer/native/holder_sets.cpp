@@ -162,14 +162,4 @@ u32 HolderSets::tiers_of(u32 set, u32 rank) const {
     return bits;
 }
 
-u32 HolderSets::ranks_in(u32 set) const {
-    const Set& own = sets_[set];
-    u32 count = 0;
-    for (u32 word = 0; word < own.width; ++word) {
-        count += static_cast<u32>(__builtin_popcountll(
-            up_to_plane(words(own), own.width, own.planes, kTiers - 1, word)));
-    }
-    return count;
-}
-
 }  // namespace kv

@@ -42,8 +42,6 @@ public:
     }
     // Bit t: the rank holds on tier t.
     u32 tiers_of(u32 set, u32 rank) const;
-    // Ranks, each counted once.
-    u32 ranks_in(u32 set) const;
 
     u32 planes(u32 set) const { return sets_[set].planes; }
     u32 width(u32 set) const { return sets_[set].width; }

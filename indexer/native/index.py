@@ -3,7 +3,7 @@
 Thread-safe: each call holds a lock; `apply_batch`, `load`, `repair`, `dump`, `snapshot` and
 `restore` release the interpreter.
 
-Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's header.
+Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's header, 0.8.1 or newer.
 """
 
 import secrets
@@ -13,16 +13,14 @@ from typing_extensions import Buffer
 
 from indexer.index import snapshot
 from indexer.index.buffers import (
-    ORDERS,
     checked_buckets,
     checked_capacity,
     checked_limit,
-    checked_order,
     checked_rank,
     checked_rows,
 )
 from indexer.index.outline import OUTLINE_ORDERS, OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.prefix_index import IndexStatistics, PrefixOrder, RefusedEvent, Stretch
+from indexer.index.prefix_index import IndexStatistics, RefusedEvent
 from indexer.native import core
 from indexer.native._core import Outline as NativeNodes
 from indexer.native._core import Tree
@@ -94,11 +92,6 @@ class NativeIndex(Tree):
         except MalformedMessage as error:
             raise MalformedMessage(snapshot.HEAD_BYTES + error.offset, error.reason) from None
 
-    def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
-        """Return the first `limit` stretches in descending order of `order_by`."""
-        found = self._stretches(checked_limit(limit), ORDERS.index(checked_order(order_by)))
-        return [Stretch(**dict(zip(Stretch.__struct_fields__, row, strict=True))) for row in found]
-
     def outline(self, requests: Sequence[PassedRequest] = ()) -> "NativeOutline":
         """Return the shape of the index; other threads may use it meanwhile, between slices of 4,096 runs."""
         return NativeOutline(self._outline(requests))
@@ -156,7 +149,7 @@ def hash_blocks(
         try:
             return core.hash_blocks(tokens, block_size, seed, is_eagle)
         except (TypeError, ValueError):
-            pass  # what is refused here
+            pass  # the checks below say what is wrong
     checked_block_size(block_size)
     checked_u64("seed", seed)
     data = tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le", "surrogatepass")

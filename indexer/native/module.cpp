@@ -64,7 +64,6 @@ NB_MODULE(_core, module) {
         .def("_snapshot", &PyTree::snapshot_body)
         .def("children", &PyTree::children, "sequence_hash"_a.none())
         .def("holders", &PyTree::holders, "sequence_hash"_a.none())
-        .def("_stretches", &PyTree::stretches, "limit"_a, "order"_a)
         .def("_chain", &PyTree::chain, "sequence_hash"_a, "limit"_a)
         .def("_outline", [](PyTree& tree, const std::vector<std::tuple<kv::u64, double, double>>& requests) {
             return kv::PyOutline(tree.outline(requests));

@@ -208,16 +208,6 @@ public:
         return to_dict(found);
     }
 
-    nb::list stretches(u64 limit, u32 order) {
-        const auto stretches = locked()->prefixes(limit, static_cast<PrefixOrder>(order));
-        nb::list found;
-        for (const Stretch& each : stretches) {
-            found.append(nb::make_tuple(each.hash, each.has_parent ? nb::cast(each.parent) : nb::none(), each.blocks,
-                                        each.depth_blocks, to_dict(each.holders), each.children, each.last_stored_s));
-        }
-        return found;
-    }
-
     nb::bytes chain(nb::handle hash, u64 limit) {
         const u64 number = hash_in(hash, "sequence_hash");
         const std::vector<u64> found = locked()->chain(number, limit);

@@ -10,7 +10,6 @@
 
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -48,18 +47,6 @@ struct Counters {
     u64 duplicate_blocks = 0, unknown_removals = 0, parent_conflicts = 0, refused_blocks = 0;
 };
 
-// Blocks in a row with the same holders and no fork, over as many runs as they lie in.
-struct Stretch {
-    u64 hash = 0;
-    bool has_parent = false;
-    u64 parent = 0;
-    u64 blocks = 0, depth_blocks = 0;
-    std::vector<std::pair<u32, u32>> holders;  // rank, bits of tiers
-    u32 children = 0;
-    double last_stored_s = 0;
-};
-enum class PrefixOrder { blocks, holders, last_stored };
-
 class Tree {
 public:
     explicit Tree(const Limits& limits);
@@ -94,7 +81,6 @@ public:
     std::vector<Columns> dump(u32 rank, std::size_t chunk_blocks) const;
     std::vector<u64> children(const u64* hash) const;  // nullptr: of the root
     std::vector<std::pair<u32, u32>> holders(u64 hash) const;
-    std::vector<Stretch> prefixes(std::size_t limit, PrefixOrder order) const;
     // the blocks from `hash` on up to a fork, at most `limit`
     std::vector<u64> chain(u64 hash, std::size_t limit) const;
     std::string snapshot() const;
@@ -168,9 +154,6 @@ private:
 
     // walk.cpp
     u32 next_in_walk(u32 run) const;
-    bool begins_stretch(u32 run) const;
-    u64 depth_at_end(u32 run, std::unordered_map<u32, u64>& known) const;
-    Stretch stretch_of(u32 head) const;
     std::vector<std::pair<u32, u32>> members(u32 set) const;
 
     const Limits limits_;

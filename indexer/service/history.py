@@ -33,10 +33,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStr
 _STALL_S = 10.0
 """Reading fails if no message comes for so long."""
 
-"""The reader of the log says how far it is at least every so many messages."""
-
 NEWEST = "newest"
-
 
 _log = structlog.get_logger("indexer")
 
@@ -92,8 +89,8 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
     start = await past.restore(seq, fold) if 1 <= seq <= stream.last_seq else None
     if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
         raise NotRetained("seq", seq, await past.oldest(), stream.last_seq)
-    covered = start.stream_seq if start else 0
-    stretch = _LogReading(fold, covered, seq)
+    after_seq = start.stream_seq if start else 0
+    stretch = _LogReading(fold, after_seq, seq)
     await stretch.read(log, stream.created)
     time_ns = stretch.time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
     return _moment(start, fold, seq, time_ns)
@@ -198,11 +195,10 @@ class _Past:
 
 
 class _LogReading:
-    """Reads the messages behind `covered` up to `seq` into a fold."""
+    """Reads the messages behind `after_seq` up to `seq` into a fold."""
 
-    def __init__(self, fold: IndexFold, covered: int, seq: int) -> None:
-        self._fold, self._reached, self._seq = fold, covered, seq
-        self._covered = covered
+    def __init__(self, fold: IndexFold, after_seq: int, seq: int) -> None:
+        self._fold, self._reached, self._seq = fold, after_seq, seq
         self._moved = asyncio.Event()
         self._lost = ""
         self.time_ns = 0

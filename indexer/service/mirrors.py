@@ -50,7 +50,9 @@ class Mirrors:
         raise MirrorSilent(f"{rank}: the mirror sent single batches, its complete state was requested")
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
-        """Return the stream's messages behind `seq` up to now; none if it has not all, or its state is smaller.
+        """Return the stream's messages behind `seq` up to now.
+
+        There are none if the mirror does not retain all of them, or if they are larger than its state.
 
         Raises: as `state`.
         """

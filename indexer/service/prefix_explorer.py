@@ -79,7 +79,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     children: int
     heat: float | None
     used_ago_s: float | None
-    stored_ago_s: float | None
+    stored_ago_s: float
     holders: int
     ranks: list[NodeHolder]
     use: NodeUse | None

@@ -118,7 +118,6 @@ class Visitor:
         self._index.register(rank, self._random.choice([0, 1_000]))
 
     def _look(self) -> None:
-        assert len(self._index.prefixes(3, "last_stored")) <= 3
         assert len(self._index.holders(PATHS[0][0])) <= RANKS
         firsts = self._index.children(None)
         assert firsts == sorted(firsts)

@@ -192,13 +192,7 @@ def test_a_buffer_that_cannot_hold_the_depths_is_refused(index: PrefixIndex, out
 @pytest.mark.parametrize("limit", [-1, -(2**70)])
 def test_a_limit_below_nothing_is_refused(index: PrefixIndex, limit: int) -> None:
     with pytest.raises(LimitExceeded, match=f"^limit: found {limit}, allowed "):
-        index.prefixes(limit)
-
-
-@pytest.mark.parametrize("order_by", ["", "hash", "Blocks"])
-def test_an_order_that_there_is_not_is_refused(index: PrefixIndex, order_by: Any) -> None:
-    with pytest.raises(LimitExceeded, match=f"^order_by: found '{order_by}', allowed blocks, holders, last_stored$"):
-        index.prefixes(1, order_by)
+        index.chain(PATH[0], limit)
 
 
 # ------------------------------------------------------------------------------------------------- no buffers

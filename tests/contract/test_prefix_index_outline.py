@@ -7,7 +7,9 @@ import pytest
 from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode, PassedRequest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import unpack_u64
-from tests.contract.indexes import GPU, HOST, chain
+from kv_protocol.recovery import HeldBlock
+from tests.contract.indexes import GPU, HOST, MakeIndex, chain, forest, load, with_ranks
+from tests.contract.whole_tree import MOST, whole_tree
 
 
 def nodes(outline: Outline, node: int | None = None) -> list[OutlineNode]:
@@ -28,6 +30,53 @@ def test_a_chain_is_one_node_whichever_ranks_hold_its_blocks(index: PrefixIndex)
     index.store(1, None, path[:4], HOST, 5.0)
     outline = index.outline()
     assert nodes(outline) == [OutlineNode(path[0], path[-1], 9, 9, 9, 0, 0.0, 0.0, 5.0)]
+
+
+def test_a_chain_is_one_node_however_it_was_told(make_index: MakeIndex) -> None:
+    path = chain(300)
+    for events in ([300], [1] * 300, [64] * 4 + [44], [7] * 42 + [6]):
+        index, at = with_ranks(make_index()), 0
+        for blocks in events:
+            index.store(0, path[at - 1] if at else None, path[at : at + blocks], GPU, 5.0)
+            at += blocks
+        assert nodes(index.outline()) == [OutlineNode(path[0], path[-1], 300, 300, 300, 0, 0.0, 0.0, 5.0)]
+
+
+def test_a_block_without_holders_is_shown_while_blocks_are_behind_it(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(8, 7, 1)], 3.0)
+    [node] = whole_tree(index)
+    assert (node.row.first, node.row.last, node.blocks) == (7, 8, [(7, {}), (8, {0: 1})])
+    index.remove(0, [8], GPU)
+    assert whole_tree(index) == []
+
+
+def test_a_node_bears_the_time_of_its_last_store(index: PrefixIndex) -> None:
+    path = chain(6)
+    index.store(0, None, path[:3], GPU, 10.0)
+    index.store(0, path[2], path[3:], GPU, 20.0)
+    index.store(1, None, [1, 2], GPU, 15.0)
+    found = index.outline().children(None, "recent", 0, 9)
+    assert [(each.last, each.stored_s) for each in found] == [(path[5], 20.0), (2, 15.0)]
+
+
+def test_an_older_time_told_later_does_not_make_a_node_older(index: PrefixIndex) -> None:
+    index.store(0, None, [1, 2], GPU, 10.0)
+    index.store(0, 2, [3], GPU, 5.0)
+    index.store(1, None, [1, 2, 3], GPU, 4.0)
+    assert [each.stored_s for each in nodes(index.outline())] == [10.0]
+
+
+def test_each_block_is_in_one_node_and_is_held_as_was_told(index: PrefixIndex) -> None:
+    paths = forest(index)
+    trunk, left, right, other = paths[0], paths[1][2:], paths[2][3:], paths[3]
+    assert [(each.above, each.blocks) for each in whole_tree(index)] == [
+        (None, [(trunk[0], {0: 2}), (trunk[1], {0: 3})]),
+        (None, [(other[0], {0: 4}), (other[1], {}), (other[2], {0: 4})]),
+        (trunk[1], [(left[0], {0: 2})]),
+        (trunk[1], [(trunk[2], {0: 1}), (trunk[3], {0: 1})]),
+        (left[0], [(left[1], {0: 2}), (left[2], {0: 2})]),
+        (left[0], [(right[0], {0: 1}), (right[1], {0: 1})]),
+    ]
 
 
 def test_a_fork_ends_a_node_and_its_subtree_is_counted(index: PrefixIndex) -> None:
@@ -74,10 +123,9 @@ def test_children_are_paged_in_one_order(index: PrefixIndex, order_by: str) -> N
     def page(offset: int, limit: int) -> Sequence[OutlineNode]:
         return outline.children(None, order_by, offset, limit)  # type: ignore[arg-type]
 
-    most = {"subtree": "subtree_blocks", "heat": "heat", "recent": "stored_s", "blocks": "blocks"}[order_by]
     rows = page(0, 1000)
     assert len(rows) == outline.child_count(None) == 40
-    assert rows == sorted(rows, key=lambda each: (-getattr(each, most), each.first))
+    assert rows == sorted(rows, key=lambda each: (-getattr(each, MOST[order_by]), each.first))
     assert [*page(0, 7), *page(7, 20), *page(27, 13), *page(40, 5)] == rows
 
 

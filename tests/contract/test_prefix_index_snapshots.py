@@ -3,11 +3,10 @@
 import struct
 from random import Random
 
-import msgspec
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from indexer.index.prefix_index import PrefixIndex, Stretch
+from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import HEAD_BYTES, seal, unseal
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
@@ -27,6 +26,7 @@ from tests.contract.indexes import (
     load,
     with_ranks,
 )
+from tests.contract.whole_tree import whole_tree
 from tests.support.amount import examples
 
 READERS = pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_restored_index_knows_all_that_was_known(
     assert known(reader) == known(index)
     assert [reader.overlaps(path) for path in paths] == [index.overlaps(path) for path in paths]
     assert reader.self_check() == []
-    assert reader.prefixes(100) == index.prefixes(100)
+    assert whole_tree(reader, is_timed=True) == whole_tree(index, is_timed=True)
     with pytest.raises(KeyError):
         reader.digest(7, GPU)
     again = make_index()
@@ -292,13 +292,8 @@ def test_any_byte_of_a_sealed_body_may_be_anything(full: PrefixIndex, make_index
         else:
             assert index.self_check() == [], at
             twin.restore(index.snapshot(), 0)
-            assert untimed(twin) == untimed(index), at
+            assert whole_tree(twin) == whole_tree(index), at
             index = make_index()
-
-
-def untimed(index: PrefixIndex) -> list[Stretch]:
-    """Return the stretches without their times, which may be those of longer ones."""
-    return [msgspec.structs.replace(each, last_stored_s=0) for each in index.prefixes(1000)]
 
 
 def refusal_of(index: PrefixIndex, data: bytes) -> MalformedMessage | None:

@@ -9,21 +9,19 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import read_body, unseal
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock
+from tests.contract.whole_tree import whole_tree
 from tests.fuzz.programs import MakeIndex, Outcome, Program, restored
-
-_STRETCHES = 1_000
 
 
 def _known(index: PrefixIndex) -> dict[str, Outcome]:
-    """Return the state on which implementations must agree; not store times, which are upper bounds in stretches."""
+    """Return the state on which implementations must agree; not store times, which are upper bounds."""
     saved = read_body(unseal(index.snapshot()))
     return {
         "ranks": saved.ranks,
         "digests": [index.digest(rank, tier) for rank in saved.ranks for tier in TIERS],
         "dumps": [_dumped(index, rank) for rank in saved.ranks],
         "parked blocks": saved.parked,
-        "stretches": [msgspec.structs.replace(each, last_stored_s=0.0) for each in index.prefixes(_STRETCHES)],
-        "roots": index.children(None),
+        "tree": whole_tree(index),
         "statistics": msgspec.structs.replace(index.statistics(), memory_bytes=0),
         "self-check": index.self_check(),
     }

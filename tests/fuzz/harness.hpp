@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../../indexer/native/outline.hpp"
 #include "../../indexer/native/tree.hpp"
 #include "state.hpp"
 
@@ -85,7 +86,26 @@ inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string
     return restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
 }
 
-// Calls `match` on `hashes`, every walk for people, and every dump; the only demand is that they end.
+// An outline of a tree that rests has all its blocks, and every node can be found by its last block.
+inline void look_at_outline(const kv::Tree& tree, const std::vector<std::uint64_t>& requests) {
+    kv::Outline outline;
+    while (outline.copy(tree)) {
+    }
+    for (const std::uint64_t hash : requests) {
+        const kv::PassedRequest request{hash, 1, 1};
+        outline.warm(tree, &request, 1);
+    }
+    outline.lay_out();
+    expect(outline.blocks() == tree.nodes() && outline.skipped_blocks() == 0, "an outline has all blocks");
+    for (std::uint32_t node = 0; node < outline.size(); ++node) {
+        expect(outline.find(outline.at(node).last) == node, "a node is found by its last block");
+    }
+    for (const auto order : {kv::OutlineOrder::subtree, kv::OutlineOrder::heat, kv::OutlineOrder::recent, kv::OutlineOrder::blocks}) {
+        outline.children(kv::kNone, order, 1, 3);
+    }
+}
+
+// Calls `match` on `hashes`, every walk for people, and every dump; of most the only demand is that they end.
 inline void look(const kv::Tree& tree, const std::vector<std::uint64_t>& hashes) {
     const std::size_t columns = std::max(tree.rank_numbers(), 1u);
     std::vector<std::int32_t> depths(kv::kTiers * columns);
@@ -95,10 +115,9 @@ inline void look(const kv::Tree& tree, const std::vector<std::uint64_t>& hashes)
     for (const std::uint64_t hash : hashes) {
         tree.children(&hash);
         tree.holders(hash);
+        tree.chain(hash, 9);
     }
-    for (const auto order : {kv::PrefixOrder::blocks, kv::PrefixOrder::holders, kv::PrefixOrder::last_stored}) {
-        tree.prefixes(3, order);
-    }
+    look_at_outline(tree, hashes);
     for (std::uint32_t rank = 0; rank < tree.rank_numbers(); ++rank) {
         if (tree.has_rank(rank)) {
             tree.dump(rank, 5);

@@ -18,13 +18,12 @@ from indexer.index.buffers import (
     checked_hashes,
     checked_limit,
     checked_now,
-    checked_order,
     checked_rank,
     checked_rows,
     checked_tier,
 )
 from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, RefusedEvent, Stretch
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, RefusedEvent
 from indexer.index.snapshot import read_body, seal, unseal
 from kv_protocol.codec import decode_frame, pack_u64, split_message
 from kv_protocol.digest import TierDigest, is_in_buckets
@@ -37,7 +36,7 @@ from tests.reference.index.parents_first import parents_first
 from tests.reference.index.snapshot import saved
 from tests.reference.index.snapshot_body import write_body
 from tests.reference.index.tree import ReferenceTree
-from tests.reference.index.walks import children_of, stretches
+from tests.reference.index.walks import children_of
 
 
 class ReferenceIndex(ReferenceTree):
@@ -212,10 +211,6 @@ class ReferenceIndex(ReferenceTree):
         """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
         node = self._nodes.get(checked_hash("sequence_hash", sequence_hash))
         return {} if node is None else node.holder_bits()
-
-    def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
-        """Return the first `limit` stretches in descending order of `order_by`; equal ones by ascending hash."""
-        return stretches(self._nodes, checked_limit(limit), checked_order(order_by))
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
         """Return the shape of the index, with these requests' heat."""

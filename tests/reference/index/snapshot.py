@@ -14,7 +14,7 @@ def saved(forest: Forest, ranks: Iterable[int], parked: ParkedBlocks) -> Snapsho
     """Return the state as a snapshot."""
     return Snapshot(
         sorted(ranks),
-        [_saved_run(forest, stretch.hashes) for stretch in walk(forest)],
+        [_saved_run(forest, hashes) for hashes in walk(forest)],
         [SavedParked(block.rank, block.tier, parent, block.sequence_hash) for block, parent in parked.waiting()],
     )
 

@@ -11,6 +11,7 @@ from indexer.index.prefix_index import Hashes, PrefixIndex
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock
+from tests.contract.whole_tree import whole_tree
 
 FORMS: list[Callable[[list[int]], Hashes]] = [list, tuple, pack_u64, lambda hashes: array("Q", hashes)]
 """How sequence hashes may be handed in."""
@@ -56,15 +57,12 @@ def matches(index: PrefixIndex, queries: list[Hashes], columns: int) -> list[lis
 
 
 def shown(index: PrefixIndex, blocks: list[int], ranks: Sequence[int]) -> list[object]:
-    stretches = [msgspec.structs.replace(each, last_stored_s=0.0) for each in index.prefixes(100_000)]
-    widest = [len(each.holders) for each in index.prefixes(5, "holders")]
-    assert widest == sorted((len(each.holders) for each in stretches), reverse=True)[:5]
     return [
         [dumped(index, rank) for rank in ranks],
         [(index.bucket_digests(rank, tier), index.digest(rank, tier)) for rank in ranks for tier in TIERS],
         [index.children(block) for block in [None, *blocks]],
         [index.holders(block) for block in blocks],
-        stretches,
+        whole_tree(index),
     ]
 
 
