@@ -12,7 +12,7 @@ from kv_runtime.supervise import TaskSet
 
 LANES = 16
 """Simultaneous queries: a fleet of 4096 is queried within a minute, without noticeable load."""
-_BODY_BYTES_MAX = 64 << 20
+BODY_BYTES_MAX = 64 << 20
 """Large enough for `/v1/workers` and `/metrics` of a router with 4096 workers."""
 OK = 200
 
@@ -33,8 +33,8 @@ class Reply(NamedTuple):
 class HttpAsker:
     """Queries over one session."""
 
-    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, timeout_s: float, bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._session, self._bytes_max = session, bytes_max
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
 
@@ -45,19 +45,19 @@ class HttpAsker:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
-                return await _reply(response)
+                return await _reply(response, self._bytes_max)
         except TimeoutError:
             return Reply(f"no answer within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(str(error) or type(error).__name__)
 
 
-async def _reply(response: aiohttp.ClientResponse) -> Reply:
+async def _reply(response: aiohttp.ClientResponse, bytes_max: int) -> Reply:
     parts, size = [], 0
     async for part in response.content.iter_any():
         size += len(part)
-        if size > _BODY_BYTES_MAX:
-            return Reply(f"more than {_BODY_BYTES_MAX} bytes")
+        if size > bytes_max:
+            return Reply(f"more than {bytes_max} bytes")
         parts.append(part)
     return Reply(status=response.status, body=b"".join(parts))
 

@@ -23,29 +23,28 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, StrictBool, ValidationError, model_validator
 
+from kv_protocol.errors import FOUND_CHARACTERS_MAX, shortened
 from kv_runtime.config.loading import ConfigurationError
-from kv_runtime.config.rendering import without_user
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
 from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
-from router.pools.targets import OwnSection, PoolSettings
+from router.pools.targets import Number, OwnSection, PoolSettings, Whole
 
 _AXES: tuple[tuple[str, AxisName], ...] = (
     ("isl", "isl"), ("context_length", "context_length"), ("ttft", "ttft_ms"), ("itl", "itl_ms"),
 )  # fmt: skip
 """How the keys of an axis begin, and its name; in the order of mappings."""
 _ISL_KEYS = ("isl_min", "isl_max", "isl_resolution")
-_FOUND_CHARACTERS_MAX = 80
 
-Count = Annotated[int | None, Field(ge=1, le=256)]
+Count = Annotated[Whole, Field(ge=1, le=256)]
 Names = tuple[Annotated[str, Field(min_length=1)], ...]
-Tokens = Annotated[int, Field(ge=-(10**12), le=10**12)]
-Milliseconds = Annotated[float, Field(ge=-1e12, le=1e12)]
-Cells = Annotated[int, Field(ge=1, le=1024)]
-Priority = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+Tokens = Annotated[Whole, Field(ge=-(10**12), le=10**12)]
+Milliseconds = Annotated[Number, Field(ge=-1e12, le=1e12)]
+Cells = Annotated[Whole, Field(ge=1, le=1024)]
+Priority = Annotated[Whole, Field(ge=-(1 << 62), le=1 << 62)]
 
 
 class OverrideSection(Section):
@@ -53,7 +52,7 @@ class OverrideSection(Section):
 
     min_priority: Priority
     max_priority: Priority
-    target_pool: int = Field(ge=0)
+    target_pool: Whole = Field(ge=0)
 
 
 class _Strategy(Section):
@@ -135,26 +134,32 @@ class AggStrategy(_Ttft, _Itl):
         return self
 
 
-class PoolsFile(Section):
-    """The whole JSON; of each mode the keys of the other have no effect."""
+class _PoolsFile(Section):
+    """The whole JSON. Unknown keys, those of the other mode among them, are kept, to be warned of."""
 
     model_config = ConfigDict(extra="allow")
 
     mode: Literal["disagg", "agg"] = "disagg"
-    enable_priority_retry: bool = False
-    num_prefill_pools: Count = None
-    prefill_pool_dynamo_namespaces: Names = ()
-    prefill_pool_priorities: tuple[int, ...] | None = None
-    prefill_pool_selection_strategy: PrefillStrategy | None = None
-    num_decode_pools: Count = None
-    decode_pool_dynamo_namespaces: Names = ()
-    decode_pool_priorities: tuple[int, ...] | None = None
-    decode_pool_selection_strategy: DecodeStrategy | None = None
-    num_agg_pools: Count = None
-    agg_pool_dynamo_namespaces: Names = ()
-    agg_pool_priorities: tuple[int, ...] | None = None
-    agg_pool_selection_strategy: AggStrategy | None = None
+    enable_priority_retry: StrictBool = False
     pools: OwnSection = OwnSection()
+
+
+class _DisaggFile(_PoolsFile):
+    num_prefill_pools: Count
+    prefill_pool_dynamo_namespaces: Names = ()
+    prefill_pool_priorities: tuple[Whole, ...] | None = None
+    prefill_pool_selection_strategy: PrefillStrategy
+    num_decode_pools: Count
+    decode_pool_dynamo_namespaces: Names = ()
+    decode_pool_priorities: tuple[Whole, ...] | None = None
+    decode_pool_selection_strategy: DecodeStrategy
+
+
+class _AggFile(_PoolsFile):
+    num_agg_pools: Count
+    agg_pool_dynamo_namespaces: Names = ()
+    agg_pool_priorities: tuple[Whole, ...] | None = None
+    agg_pool_selection_strategy: AggStrategy
 
 
 class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,13 +181,14 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
     Raises:
         ConfigurationError: with every problem found.
     """
+    kind: type[_PoolsFile] = _AggFile if isinstance(data, dict) and data.get("mode") == "agg" else _DisaggFile
     try:
-        read = PoolsFile.model_validate(data)
+        read = kind.model_validate(_without_nulls(data))
     except ValidationError as error:
         raise ConfigurationError([_problem(found) for found in error.errors()]) from error
     phases: tuple[PoolPhase, ...] = ("prefill", "decode") if read.mode == "disagg" else ("agg",)
     problems, warnings = list[str](), list[str]()
-    groups = [group for phase in phases if (group := _group(read, phase, problems, warnings)) is not None]
+    groups = [_group(read, phase, problems, warnings) for phase in phases]
     pools = read.pools.settings([name for group in groups for name in group.namespaces], given or {}, problems)
     if problems:
         raise ConfigurationError(problems)
@@ -202,18 +208,23 @@ def _problem(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, whic
     """Return one line: the path, what was found, what is allowed."""
     path, found = ".".join(map(str, error["loc"])) or "the configuration", repr(error["input"])
     is_object = error["type"] == "value_error" and isinstance(error["input"], dict)  # the words say what of it
-    if error["type"] == "missing" or is_object or len(found) > _FOUND_CHARACTERS_MAX:
+    is_hidden = len(found) > FOUND_CHARACTERS_MAX or "@" in found  # perhaps a password
+    if error["type"] in ("missing", "extra_forbidden") or is_object or is_hidden:
         return f"{path}: {allowed(error)}"
-    return f"{path}: found {without_user(found)}, {allowed(error)}"
+    return f"{path}: found {found}, {allowed(error)}"
 
 
-def _group(read: PoolsFile, phase: PoolPhase, problems: list[str], warnings: list[str]) -> PoolGroup | None:
-    """Return the pools of a phase; None without the keys that it needs."""
+def _without_nulls(found: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value without keys that have none: they are as if they were not given."""
+    if isinstance(found, dict):
+        return {key: _without_nulls(each) for key, each in found.items() if each is not None}
+    return [_without_nulls(each) for each in found] if isinstance(found, list) else found
+
+
+def _group(read: _PoolsFile, phase: PoolPhase, problems: list[str], warnings: list[str]) -> PoolGroup:
+    """Return the pools of a phase; add what does not fit to `problems`."""
     key = f"{phase}_pool_selection_strategy"
     count, strategy = getattr(read, f"num_{phase}_pools"), getattr(read, key)
-    if count is None or strategy is None:
-        problems.append(f"{f'num_{phase}_pools' if count is None else key}: missing")
-        return None
     namespaces, priorities = (getattr(read, f"{phase}_pool_{what}") for what in ("dynamo_namespaces", "priorities"))
     if priorities is None:
         priorities = tuple(range(count))
@@ -224,7 +235,9 @@ def _group(read: PoolsFile, phase: PoolPhase, problems: list[str], warnings: lis
     found = list(_misfits(getattr(strategy, mapping), mapping, axes, count))
     for axis in axes:
         if axis.least >= axis.most:
-            found.append(f"{axis.name}: found {axis.least:g} as the least, allowed less than {axis.most:g}, the most")
+            base, unit, _ = axis.name.partition("_ms")
+            words = f"allowed less than {base}_max{unit}, which is {axis.most:g}"
+            found.append(f"{base}_min{unit}: found {axis.least:g}, {words}")
     for at, rule in enumerate(strategy.priority_overrides):
         if rule.min_priority > rule.max_priority or rule.target_pool >= count:
             found.append(f"priority_overrides.{at}: found {rule}, allowed min <= max, pool 0..{count - 1}")
@@ -245,9 +258,9 @@ def _misfits(found: object, path: str, axes: tuple[Axis, ...], count: int) -> It
     """Yield the parts of a mapping that are no list of an axis's length, or no index of a pool."""
     if not axes:
         if type(found) is not int or not 0 <= found < count:
-            yield f"{path}: found {found!r}, allowed a pool's index, 0..{count - 1}"
+            yield f"{path}: found {shortened(repr(found))}, allowed a pool's index, 0..{count - 1}"
     elif not isinstance(found, list) or len(found) != axes[0].resolution:
-        shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
+        shown = f"a list of {len(found)}" if isinstance(found, list) else shortened(repr(found))
         resolution = f"{axes[0].name.removesuffix('_ms')}_resolution"
         yield f"{path}: found {shown}, allowed a list of {axes[0].resolution}, as {resolution} says"
     else:

@@ -20,6 +20,9 @@ from kv_runtime.config.sections import Section
 from router.pools.probes import LiveLimits
 
 _LIMITS = LiveLimits()
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+"""Of JSON: neither text nor true is one."""
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
@@ -55,22 +58,22 @@ Address = Annotated[str, AfterValidator(_address)]
 
 class _AddressSection(Section):
     url: Address
-    control_url: Address = ""
+    control_url: Annotated[str, AfterValidator(lambda found: found and _address(found))] = ""
 
 
 class _LimitsSection(Section):
     """Fields of `LiveLimits`; a bound of 0 is not checked."""
 
-    failures_max: int = Field(_LIMITS.failures_max, ge=1, le=100)
-    successes_min: int = Field(_LIMITS.successes_min, ge=1, le=100)
-    queue_requests_max: int = Field(_LIMITS.queue_requests_max or 0, ge=0, le=1 << 30)
-    queue_release_ratio: float = Field(_LIMITS.queue_release_ratio, ge=0, le=1)
-    ttft_bound_ms: float = Field(0.0, ge=0, le=3.6e6)
-    itl_bound_ms: float = Field(0.0, ge=0, le=3.6e6)
-    attainment_min_ratio: float = Field(_LIMITS.attainment_min_ratio, ge=0, le=1)
-    attainment_release_ratio: float = Field(_LIMITS.attainment_release_ratio, ge=0, le=1)
-    window_requests_min: int = Field(_LIMITS.window_requests_min, ge=1, le=1_000_000)
-    hold_s: float = Field(_LIMITS.hold_s, ge=0.1, le=86_400)
+    failures_max: Whole = Field(_LIMITS.failures_max, ge=1, le=100)
+    successes_min: Whole = Field(_LIMITS.successes_min, ge=1, le=100)
+    queue_requests_max: Whole = Field(_LIMITS.queue_requests_max or 0, ge=0, le=1 << 30)
+    queue_release_ratio: Number = Field(_LIMITS.queue_release_ratio, ge=0, le=1)
+    ttft_bound_ms: Number = Field(0.0, ge=0, le=3.6e6)
+    itl_bound_ms: Number = Field(0.0, ge=0, le=3.6e6)
+    attainment_min_ratio: Number = Field(_LIMITS.attainment_min_ratio, ge=0, le=1)
+    attainment_release_ratio: Number = Field(_LIMITS.attainment_release_ratio, ge=0, le=1)
+    window_requests_min: Whole = Field(_LIMITS.window_requests_min, ge=1, le=1_000_000)
+    hold_s: Number = Field(_LIMITS.hold_s, ge=0.1, le=86_400)
 
     def limits(self, common: LiveLimits, path: str, problems: list[str]) -> LiveLimits:
         """Return the given limits, the others from `common`."""
@@ -104,9 +107,9 @@ class OwnSection(_LimitsSection):
     """The object `pools`."""
 
     namespaces: dict[str, _PoolSection] = Field({})
-    look_period_s: float = Field(1.0, ge=0.01, le=3600)
-    look_timeout_s: float = Field(2.0, ge=0.01, le=60)
-    characters_per_token: float = Field(4.0, ge=0.1, le=100)
+    look_period_s: Number = Field(1.0, ge=0.01, le=3600)
+    look_timeout_s: Number = Field(2.0, ge=0.01, le=60)
+    characters_per_token: Number = Field(4.0, ge=0.1, le=100)
 
     def settings(
         self, names: Sequence[str], given: Mapping[str, PoolSettings], problems: list[str]

@@ -1,6 +1,6 @@
 """Probes every router of every pool periodically; `state.py` folds the results.
 
-A probe is three requests, answered within `look_timeout_s` together, each answer within its size. A missing answer of
+A probe is three requests, answered within `look_timeout_s` together, each answer of 16 MiB at most. A missing answer of
 the control plane does not count against a router: its queue and latencies are unknown then.
 """
 
@@ -21,6 +21,7 @@ from router.pools.state import PoolsLive
 from router.pools.targets import PoolSettings, RouterAddress
 
 _CONNECTIONS_MAX = 64
+_PAGE_BYTES_MAX = 16 << 20
 _UNREADY = 503
 
 _log = structlog.get_logger("pools")
@@ -106,7 +107,7 @@ class PoolWatch:
 
     async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
         """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""
-        reply = await HttpAsker(session, self._config.look_timeout_s).get(url)
+        reply = await HttpAsker(session, self._config.look_timeout_s, _PAGE_BYTES_MAX).get(url)
         if reply.problem or reply.status not in (OK, also):
             raise PageUnreadable(f"{url}: {reply.problem or f'status {reply.status}'}")
         return reply.body

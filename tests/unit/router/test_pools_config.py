@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_protocol.errors import FOUND_CHARACTERS_MAX
 from kv_runtime.config.loading import ConfigurationError
 from router.pools.config import PoolsConfig, read_config
 from router.pools.probes import LiveLimits
@@ -87,11 +88,11 @@ RULE = {"min_priority": 1, "max_priority": 2, "target_pool": 0}
         (DISAGG, f"{P}/isl_resolution", 0, f"{P}.isl_resolution: found 0, allowed 1 or more"),
         (DISAGG, f"{D}/context_length_resolution", ABSENT,
          f"{D}.context_length_resolution: missing"),
-        (DISAGG, f"{P}/isl_min", 32000, f"{P}.isl: found 32000 as the least, allowed less than 32000, the most"),
+        (DISAGG, f"{P}/isl_min", 32000, f"{P}.isl_min: found 32000, allowed less than isl_max, which is 32000"),
         (DISAGG, f"{P}/ttft_min_ms", 3001,
-         f"{P}.ttft_ms: found 3001 as the least, allowed less than 3000, the most"),
+         f"{P}.ttft_min_ms: found 3001, allowed less than ttft_max_ms, which is 3000"),
         (DISAGG, f"{D}/context_length_max", 0,
-         f"{D}.context_length: found 0 as the least, allowed less than 0, the most"),
+         f"{D}.context_length_min: found 0, allowed less than context_length_max, which is 0"),
         (DISAGG, f"{P}/ttft_min_ms", ABSENT, f"{P}.ttft_min_ms: missing"),
         (DISAGG, f"{P}/isl_max", 1.5, f"{P}.isl_max: found 1.5, allowed a whole number"),
         (AGG, f"{A}/itl_max_ms", "x", f"{A}.itl_max_ms: found 'x', allowed a number"),
@@ -110,13 +111,13 @@ RULE = {"min_priority": 1, "max_priority": 2, "target_pool": 0}
         (DISAGG, f"{D}/priority_overrides", [RULE, RULE | {"target_pool": 1}],
          f"{D}.priority_overrides.1: found min_priority=1 max_priority=2 target_pool=1, allowed min <= max, pool 0..0"),
         (AGG, f"{A}/priority_overrides", [RULE | {"more": 1}],
-         f"{A}.priority_overrides.0.more: found 1, allowed no such key"),
+         f"{A}.priority_overrides.0.more: allowed no such key"),
         (AGG, "agg_pool_dynamo_namespaces/1", "a1\n",
          r"agg_pool_dynamo_namespaces: found ['a0', 'a1\n'], allowed text without control characters"),
         (AGG, "pools", {"namespaces": {"a0": {"routers": [{"url": "http://a\r\nx: y"}]}}},
          r"pools.namespaces.a0.routers.0.url: found 'http://a\r\nx: y', allowed http(s)://host:port"),
         (AGG, "pools", {"namespaces": {"a0": {"routers": [{"url": "ftp://u:hunter2@a"}]}}},
-         "pools.namespaces.a0.routers.0.url: found 'ftp://**********@a', allowed http(s)://host:port"),
+         "pools.namespaces.a0.routers.0.url: allowed http(s)://host:port"),
         (AGG, "pools", {"namespaces": {"a9": {"config": "x"}}},
          "pools.namespaces.a9: found 'a9', allowed a pool's namespace: a0, a1"),
         (AGG, "pools", {"namespaces": {"a0": {"routers": []}}},
@@ -131,6 +132,14 @@ RULE = {"min_priority": 1, "max_priority": 2, "target_pool": 0}
          "pools.namespaces.a0: allowed either routers or config"),
         (AGG, "pools", {"namespaces": {"a0": {"config": 3}}},
          "pools.namespaces.a0.config: found 3, allowed text"),
+        (AGG, "pools", {"namespaces": {"a0": {"routers": [{"url": "u:hunter2@a:1"}]}}},
+         "pools.namespaces.a0.routers.0.url: allowed http(s)://host:port"),
+        (AGG, "pools", {"namespaces": {"a0": {"routers": [{"url": "http://a", "token": "hunter2"}]}}},
+         "pools.namespaces.a0.routers.0.token: allowed no such key"),
+        (AGG, f"{A}/agg_pool_mapping/1/0", "x" * 1000,
+         f"{A}.agg_pool_mapping.1.0: found '{'x' * (FOUND_CHARACTERS_MAX - 1)}..., allowed a pool's index, 0..1"),
+        (AGG, f"{A}/ttft_min_ms", True, f"{A}.ttft_min_ms: found True, allowed a number"),
+        (AGG, "num_agg_pools", "2", "num_agg_pools: found '2', allowed a whole number"),
         (AGG, "pools", {"look_period_s": 0}, "pools.look_period_s: found 0, allowed 0.01 or more"),
         (AGG, "pools", {"queue_requests_max": -1},
          "pools.queue_requests_max: found -1, allowed 0 or more"),
@@ -155,7 +164,7 @@ def test_a_problem_brings_no_others_that_are_only_its_echo() -> None:
 def test_all_problems_are_told_together() -> None:
     data = changed(changed(AGG, f"{A}/itl_resolution", 0), "enable_priority_retry", 2)
     assert [each.partition(":")[0] for each in problems(changed(data, "pools", {"foo": 1}))] == [
-        "enable_priority_retry", f"{A}.itl_resolution", "pools.foo",
+        "enable_priority_retry", "pools.foo", f"{A}.itl_resolution",
     ]  # fmt: skip
 
 
@@ -203,6 +212,23 @@ def test_keys_that_are_not_known_have_no_effect_and_are_warned_of() -> None:
     config = read_config(changed(changed(AGG, "note", "x"), f"{A}/colour", 1))
     assert config.groups == read_config(AGG).groups
     assert config.warnings == (f"{A}.colour has no effect", "note has no effect")
+
+
+def test_keys_of_the_other_mode_are_warned_of_whatever_their_values() -> None:
+    config = read_config(AGG | {"num_prefill_pools": 0, P: {"x": 1}})
+    assert (config.groups, config.warnings) == (
+        read_config(AGG).groups,
+        ("num_prefill_pools has no effect", f"{P} has no effect"),
+    )
+
+
+def test_a_key_without_a_value_is_as_not_given() -> None:
+    strategy = AGG[A] | {"priority_overrides": None}
+    routers = [{"url": "http://a", "control_url": ""}, {"url": "http://b", "control_url": None}]
+    pools = {"namespaces": {"a0": {"routers": routers, "config": None}}}
+    config = read_config(AGG | {A: strategy, "enable_priority_retry": None, "pools": pools})
+    assert config.groups == read_config(AGG).groups
+    assert config.pools["a0"].routers == (RouterAddress("http://a"), RouterAddress("http://b"))
 
 
 def test_the_pools_places_and_limits() -> None:
