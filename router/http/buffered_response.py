@@ -17,16 +17,16 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class BufferedResponse:
-    """A `ClientEnd` that keeps at most `bytes_max` bytes of an answer, head included; a longer answer is given up."""
+    """A `ClientEnd` that keeps `ASIDE_BYTES_MAX` of an answer at most, head included; a longer answer is given up."""
 
-    __slots__ = ("_bytes_max", "_exchange", "_size", "_written", "forward", "outward")
+    __slots__ = ("_exchange", "_size", "_written", "forward", "outward")
 
     http_1_1 = writing_paused = False
     """Bodies arrive decoded, not in chunks."""
     connection_line = b""
 
-    def __init__(self, outward: "Upstreams", bytes_max: int) -> None:
-        self.outward, self.forward, self._bytes_max = outward, outward.forward, bytes_max
+    def __init__(self, outward: "Upstreams") -> None:
+        self.outward, self.forward = outward, outward.forward
         self._exchange: Exchange | None = None
         self._written: list[bytes] = []
         self._size = 0
@@ -37,10 +37,6 @@ class BufferedResponse:
         self._written.clear()
         self._size = 0
         exchange.forward(call, watcher)
-
-    def another(self) -> "BufferedResponse":
-        """Return a new buffer for another answer."""
-        return BufferedResponse(self.outward, self._bytes_max)
 
     def give_up(self) -> None:
         """Close the worker's connection, if there is one: the answer is not wanted any more."""
@@ -58,7 +54,7 @@ class BufferedResponse:
     def write(self, data: bytes) -> None:
         """Keep received bytes of the answer."""
         self._size += len(data)
-        if self._size <= self._bytes_max:
+        if self._size <= ASIDE_BYTES_MAX:
             self._written.append(data)
         else:
             self.give_up()

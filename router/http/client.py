@@ -154,7 +154,6 @@ class ClientConnection:
         if state == _BODY:
             assert self._gathered is not None, "there is one while a body is awaited"
             self._feed_body(self._gathered, data)
-            self._go_on()
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
         elif state <= _HEAD and not self.writing_paused:
@@ -200,22 +199,27 @@ class ClientConnection:
             self._transport.resume_reading()
 
     def _take(self, head: RequestHead) -> None:
-        """Serve the request that the buffer begins with, or await the rest of its body."""
-        plane = self._plane
-        method, path, query, headers, body_bytes, keep_alive, self.http_1_1, body, rest = head
+        """Check the head that the buffer begins with; serve its request, or await the rest of its body."""
+        plane, headers = self._plane, head.headers
         sites = plane.sites
         is_plain = headers.get(b"host") in sites.served_hosts and b"origin" not in headers  # most requests
-        lines = sites.lines if is_plain else sites.checked(headers)
+        self.connection_line = sites.lines if is_plain else sites.checked(headers)
         if plane.credentials.accounts is not None:
             self._account = plane.account(head)
-        if body_bytes > plane.limits.body_bytes_max:
-            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
-        if plane.draining or (self.half_closed and not rest):
-            keep_alive = False
-        self._keep_alive, self.connection_line = keep_alive, lines if keep_alive else lines + _CLOSE
-        if body is None:
+        if head.body_bytes > plane.limits.body_bytes_max:
+            raise Malformed(413, f"body: found {head.body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
+        if head.body is None:
             self._await_body(head)
-            return
+        else:
+            self._serve(head, head.body, head.rest)
+
+    def _serve(self, head: RequestHead, body: bytes | bytearray, rest: bytes) -> None:
+        """Serve a request that was checked; `rest` follows it."""
+        plane = self._plane
+        method, path, query, headers, _, keep_alive, self.http_1_1, _, _ = head
+        self._keep_alive = keep_alive and not (plane.draining or (self.half_closed and not rest))
+        if not self._keep_alive:
+            self.connection_line += _CLOSE
         exchange = self._exchange = Exchange(self, method, path, query, headers, body, self._began_s, self._account)
         self.buffer, self._state = rest, _SERVING
         plane.inflight += 1
@@ -233,10 +237,10 @@ class ClientConnection:
                 exchange.answer(500, error_body(message, "server_error"))
 
     def _await_body(self, head: RequestHead) -> None:
-        self._gathered, self._state, self._since_s = GatheredBody(head, self._plane), _BODY, 0.0
-        self.buffer = b""
+        gathered = self._gathered = GatheredBody(head._replace(rest=b""), self._plane)
+        self.buffer, self._state, self._since_s = b"", _BODY, 0.0
         if head.rest:
-            self._feed_body(self._gathered, head.rest)
+            self._feed_body(gathered, head.rest)
         elif b"expect" in head.headers and head.http_1_1:
             self.write(CONTINUE)
 
@@ -244,7 +248,7 @@ class ClientConnection:
         try:
             end = gathered.feed(data)
             if end >= 0:
-                self._take(gathered.head._replace(body=gathered.take(), rest=data[end:]))
+                self._serve(gathered.head, gathered.take(), data[end:])
         except Malformed as error:
             self._refuse(error.status, str(error))
 
@@ -266,9 +270,9 @@ class ClientConnection:
         return self._state in {_HEAD, _BODY}
 
     def end_with_answer(self) -> None:
-        """The connection ends with the present answer, which says so if its head was not sent."""
+        """The connection ends with the answer in progress, which says so if its head was not sent."""
         exchange = self._exchange
-        if self._keep_alive and (self.half_closed or exchange is None or not exchange.has_begun):
+        if exchange is not None and self._keep_alive and (self.half_closed or not exchange.has_begun):
             self._keep_alive = False
             self.connection_line += _CLOSE
 

@@ -9,6 +9,7 @@ trailer that frames a message is refused: another reader may frame the next one 
 Read in C++ (`router/native/body.cpp`). Sources: RFC 9112, section 7.1; RFC 9110, section 6.5.1.
 """
 
+from router.http import heads as _heads  # noqa: F401 - it names the error that `BodyReader` raises
 from router.native import built
 
 LAST_CHUNK = b"0\r\n\r\n"

@@ -83,4 +83,4 @@ built.name_heads(RequestHead, AnswerHead, Malformed)
 request_head: Callable[[bytes], RequestHead | None] = built.request_head
 """Parses the head with which the bytes begin, behind empty lines; None: it is not complete. It raises `Malformed`."""
 AnswerReader = built.AnswerReader
-"""Parses heads of answers to a POST likewise: `answer`. It gets the names of headers that are not passed on."""
+"""Parses heads of answers to a GET or a POST likewise: `answer`. It gets the names of headers that stay here."""

@@ -29,7 +29,7 @@ from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import RequestHead
-from router.http.limits import CONNECTIONS_MAX, HttpLimits
+from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.worker import DIALS_MAX, OURS, Upstreams
@@ -71,7 +71,7 @@ class HttpPlane:
         self.draining_since_s = 0.0
         """Start of the drain, by the loop's clock."""
         self.loop: asyncio.AbstractEventLoop
-        self.capacity = Capacity(CONNECTIONS_MAX, self.limits.worker_connections_max)
+        self.capacity = Capacity(self.limits.connections_max, self.limits.worker_connections_max)
         self._files = files
         self.acceptor = Acceptor(self._take)
         self._adoptions: TaskSet | None = None
@@ -143,7 +143,7 @@ class HttpPlane:
     @property
     def full_reason(self) -> str:
         """The error message for clients beyond the bound."""
-        return f"{self.capacity.clients} connections are open, as many as the open files allow; try again"
+        return f"{self.capacity.clients} connections are open, as many as are served at once; try again"
 
     def opened(self, connection: ClientConnection) -> tuple[set[Watched], str]:
         """Register a client's connection; return its slot in the timeout sweeper, and why it is one too many, or ""."""

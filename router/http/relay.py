@@ -24,7 +24,7 @@ import msgspec
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, take_events
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, chunk, take_events
 from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
 from router.http.stream_replay import failure_in
 
@@ -208,7 +208,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
             if call.replay_buffer is not None:
                 payload = call.replay_buffer.add(payload)
         if self.is_chunked:
-            payload = (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + (LAST_CHUNK if is_last else b"")
+            payload = (chunk(payload) if payload else b"") + (LAST_CHUNK if is_last else b"")
         client = exchange.client
         if client is None:
             return
@@ -244,7 +244,8 @@ class ResponseRelay(msgspec.Struct, eq=False):
         if self.state == _GATHER:
             self._frame(b"", len(rest))
         self._write_payload(rest, is_last=True)
-        self._over(self.reader.tail, reusable=self.reusable and not extra)
+        if self.state != _OVER:  # else it was too long for who gets it, and given up
+            self._over(self.reader.tail, reusable=self.reusable and not extra)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""

@@ -92,24 +92,18 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     hides_ids: bool = False
+    """The worker is an attached engine that was asked for ids on behalf of the router: the client gets none."""
     rewriter: Callable[[bytes], bytes] | None = None
+    """The worker is an attached engine that continues from `before`: makes what the client gets."""
     parts: list[bytes] = []
     size: int = 0
     before: Progress | None = None
-    """How far the stream had come where this worker continued it, if `rewrite` was called."""
+    """How far the stream had come where this worker continued it, if there is a `rewriter`."""
     is_engines: bool = False
     """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
     is_overfull: bool = False
     later_tokens: int = 0
     """Tokens in comments, without those of the first call of `add`."""
-
-    def hide_ids(self) -> None:
-        """The worker is an attached engine that was asked for ids on behalf of the router: the client gets none."""
-        self.hides_ids = True
-
-    def rewrite(self, rewrite: Callable[[bytes], bytes], before: Progress) -> None:
-        """The worker is an attached engine that continues from `before`; `rewrite` makes what the client gets."""
-        self.rewriter, self.before = rewrite, before
 
     def add(self, events: bytes) -> bytes:
         """Keep the next events, or a long one's beginning; return what the client gets of them."""

@@ -92,8 +92,8 @@ class Upstreams:
         self._heads = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
-        self.opened = self.stale = 0
-        """Connections since the start; those that a worker had closed when a call was sent."""
+        self.opened = 0
+        """Connections since the start."""
         self._log = RateLimitedLog(_log, SystemClock())
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
@@ -276,13 +276,12 @@ class WorkerConnection:
         if relay is None:
             return
         is_unanswered = relay.state == HEAD and not relay.has_part
-        if self._used and is_unanswered and not relay.call.is_once:
-            relay.connection = None
-            self._upstreams.stale += 1
-            self._upstreams.dial(self._origin, relay)
-            return
         try:
-            relay.closed(clean=clean)
+            if self._used and is_unanswered and not relay.call.is_once:
+                relay.connection = None
+                self._upstreams.dial(self._origin, relay)
+            else:
+                relay.closed(clean=clean)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(relay)
 

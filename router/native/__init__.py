@@ -1,4 +1,4 @@
-"""The router's fold in C++ (`core.hpp`): it is built with the index's extension (`indexer/native/`).
+"""The router's fold (`core.hpp`) and readers of HTTP (`http.hpp`) in C++, built with the index's (`indexer/native/`).
 
 The router does not run without it: importing this module fails if it is missing, damaged, of another machine, or
 built from sources with another interface.

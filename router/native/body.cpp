@@ -4,7 +4,6 @@
 #include <algorithm>
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kv::http {
 

@@ -1,4 +1,4 @@
-// What the readers of heads and bodies share (`heads.cpp`, `body.cpp`).
+// What the readers of heads, bodies and usage share (`heads.cpp`, `body.cpp`, `usage.cpp`).
 #pragma once
 
 #include <array>

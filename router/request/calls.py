@@ -158,7 +158,7 @@ class Calls:
             sent = (memoryview(body.text),)
         else:
             sent = asking(body.text)
-            replay_buffer.hide_ids()
+            replay_buffer.hides_ids = True
         if registration.accepts_token_ids:
             headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         rest = self._streamed, replay_buffer, False, _EVENT_BYTES_MAX
@@ -190,7 +190,7 @@ class Calls:
             raise CannotResume("the client has ids of half a character")
         before = behind(progress, point)
         sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
-        replay_buffer.rewrite(rewriter(inbound, before, point.held), before)
+        replay_buffer.rewriter, replay_buffer.before = rewriter(inbound, before, point.held), before
         return sent
 
 

@@ -141,8 +141,7 @@ class Request(Generic[A]):
     async def _live(self) -> None:
         destination = self.destination
         try:
-            await destination.read(self)
-            self.is_read = True
+            await self.read()
             if not destination.admits(self):
                 destination.waited(self, await self._until_resumed())
             while not self.is_over:
@@ -191,7 +190,7 @@ class Request(Generic[A]):
         self.replay_buffer = self.destination.replay_buffer(self) if keeps_events else None
         call = self.destination.call(self, attempt)
         if plan.is_aside:
-            aside = self._aside = BufferedResponse(self.exchange.outward, ASIDE_BYTES_MAX)
+            aside = self._aside = BufferedResponse(self.exchange.outward)
             aside.ask(call, self)
         else:
             self.exchange.forward(call, self)
@@ -314,7 +313,7 @@ class Request(Generic[A]):
             aside.give_up()
             call = self.destination.fetching_call(self) if fetches else None
             if call is not None:
-                another = aside.another()
+                another = BufferedResponse(aside.outward)
                 another.ask(call, self)
                 another.give_up()
 

@@ -1,7 +1,7 @@
 """The same bytes read by our side of a connection and by h11, as lists of messages and how it ended."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import h11
@@ -92,8 +92,16 @@ class StoppedLoop:
     def time(self) -> float:
         return 0.0
 
-    def call_soon(self, _: object) -> None:
-        """Do nothing: requests are answered at once, one after the other."""
+    def __init__(self) -> None:
+        self.calls = list[Callable[[], None]]()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def turn(self) -> None:
+        """Make the calls, and those that they ask for."""
+        while self.calls:
+            self.calls.pop(0)()
 
 
 def read_by_us(pieces: Sequence[bytes]) -> Reading:
@@ -106,11 +114,13 @@ def read_by_us(pieces: Sequence[bytes]) -> Reading:
         exchange.answer(200, b"")
 
     plane = HttpPlane(service, HttpLimits())
-    plane.loop = cast("Any", StoppedLoop())
+    loop = StoppedLoop()
+    plane.loop = cast("Any", loop)
     connection, wire = ClientConnection(plane), Wire()
     connection.connection_made(cast("Any", wire))
     for piece in pieces:
         connection.data_received(piece)
+        loop.turn()
     refusal = re.search(rb"\r\n\r\n(\{\"error.*)$", wire.written, re.DOTALL)
     said = msgspec.json.decode(refusal[1])["error"]["message"] if refusal else ""
     return Reading([_comparable(each) for each in messages], said, connection.receiving)

@@ -78,7 +78,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
     sent = resumed_body(msgspec.json.encode(body), inbound, before, max_seq_len=MODEL_LEN)
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
     buffer = StreamReplayBuffer(1 << 20)
-    buffer.rewrite(rewriter(inbound, before, point.held), before)
+    buffer.rewriter, buffer.before = rewriter(inbound, before, point.held), before
     return b"".join(buffer.add(each) for each in events), b"".join(events), before
 
 
@@ -87,7 +87,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
 def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: str) -> None:
     path, body = SHAPES[shape]
     buffer = StreamReplayBuffer(1 << 20)
-    buffer.hide_ids()
+    buffer.hides_ids = True
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
     assert [buffer.add(each) for each in with_ids] == without

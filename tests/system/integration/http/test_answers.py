@@ -7,7 +7,9 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from router.http.exchange import BUFFERED_BYTES_MAX
+from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
+from router.http.exchange import Exchange as ClientExchange
 from tests.system.integration.http.serving import (
     Recorded,
     Timeouts,
@@ -287,7 +289,7 @@ async def test_a_connection_serves_many_requests() -> None:
             assert (await answered(reader)).status == 200
         upstreams = http.plane.upstreams
         assert (len(upstreams.connections), upstreams.idle, dialing(http.plane)) == (1, 1, 0)
-        assert (upstreams.opened, upstreams.stale) == (1, 0)
+        assert upstreams.opened == 1
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -308,7 +310,7 @@ async def test_a_request_over_a_connection_that_the_worker_had_closed_is_sent_ag
         for _ in range(2):
             writer.write(post())
             assert (await answered(reader)).status == 200
-    assert (http.plane.upstreams.stale, http.plane.upstreams.opened, served) == (1, 2, 3)
+    assert (http.plane.upstreams.opened, served) == (2, 3)
     assert [watcher.heard for watcher in http.watchers] == [["head 200", "end"]] * 2
 
 
@@ -408,3 +410,14 @@ async def test_workers_that_are_gone_are_forgotten() -> None:
                 await http.ask(post())
             await until(lambda: not http.plane.upstreams.connections)
         assert not http.plane.upstreams.origins
+
+
+async def test_an_answer_aside_whose_end_is_too_much_is_given_up_and_has_no_other_end() -> None:
+    async with with_worker(answers(200, b"x" * ASIDE_BYTES_MAX)) as (http, _):
+        aside = BufferedResponse(http.plane.upstreams)
+        watcher = Recorded(http, ClientExchange(aside, "POST", "/", "", {}, b"", 0.0), 0)
+        await until(lambda: http.plane.upstreams.dials is not None)
+        aside.ask(OutboundCall(http.worker, "/", b"", b"{}", CallLimits(*http.timeouts)), watcher)
+        await until(lambda: "gone" in watcher.heard)
+        await until(lambda: not http.plane.upstreams.connections)
+        assert watcher.heard == ["head 200", "first byte", "bytes", "gone"]

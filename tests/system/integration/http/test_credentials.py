@@ -77,6 +77,19 @@ async def test_a_replaced_key_counts_for_the_next_request_and_drops_none(tmp_pat
         assert (await answered(reader)).status == 401
 
 
+async def test_a_key_that_is_replaced_while_a_body_comes_counts_for_its_request(tmp_path: Path) -> None:
+    credentials = Credentials(CredentialFiles(accounts=accounts_file(tmp_path, "kv-1")))
+    async with running(credentials=credentials) as http:
+        reader, writer = await http.dial(get("/v1/models", KEY + b"content-length: 10\r\n") + b"12345")
+        await until(lambda: len(http.plane.connections) == 1 and http.client().receiving)
+        accounts_file(tmp_path, "kv-2")
+        await credentials.check()
+        writer.write(b"67890")
+        assert (await answered(reader)).status == 200
+        (exchange,) = http.exchanges
+        assert (exchange.body, exchange.account and exchange.account.name) == (b"1234567890", "team-a")
+
+
 async def test_a_wrong_file_leaves_the_former_accounts(tmp_path: Path) -> None:
     file = accounts_file(tmp_path, "kv-1")
     credentials = Credentials(CredentialFiles(accounts=file))
