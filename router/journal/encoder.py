@@ -3,7 +3,7 @@
 record         what was applied becomes records at once, each in parts if it is longer than a message. What waits is
                bounded: beyond that the oldest gives way, and is counted
 a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing
-losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint
+losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint is taken
 cut            the next message
 """
 
@@ -19,9 +19,9 @@ from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, RecordedStandings
 
 BYTES_MAX = 128 << 20
-"""Of records that wait for the log: more than the longest one has."""
+"""Bytes of records that may wait for the log; the longest record has half of it."""
 _MESSAGES_MIN = 4
-"""Of which what may wait consists at least: the oldest of them gives way."""
+"""A full buffer has at least so many messages: giving up the oldest loses only a part of it."""
 _RECORDS_MAX = 4096
 """Of one message."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
@@ -104,7 +104,7 @@ class JournalEncoder:
         """Records that gave way, of which no message says so yet."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
-        """Losses since the last checkpoint: replay is not exact until the next."""
+        """Losses behind the newest checkpoint that was taken: replay is not exact until the next."""
 
     def __len__(self) -> int:
         batches = (*self._first, self._part, *self._waiting, self._newest)
@@ -118,6 +118,9 @@ class JournalEncoder:
             self._complete()
             self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
             self.is_in_checkpoint = True
+            if self.broken_by:
+                self._on_broken(self.broken_by)
+            self.broken_by.clear()
             return
         try:
             encoded = self._decided(what) if type(what) is Verdict else encode_record(what)
@@ -168,7 +171,7 @@ class JournalEncoder:
                 self._on_full(self._waiting_bytes)
             oldest = self._waiting.popleft()
             if isinstance(oldest, _Checkpoint):
-                self.is_in_checkpoint = self._checkpoint is not None
+                self.is_in_checkpoint = False
             else:
                 self._waiting_bytes -= oldest.size
                 self.pushed_out += oldest.numbers
@@ -210,29 +213,22 @@ class JournalEncoder:
                 self.pushed_out = 0
                 self._first.append(lost)
                 return True
-            if not self._waiting or not isinstance(self._waiting[0], _Checkpoint):
+            if not self._waiting or not isinstance(oldest := self._waiting[0], _Checkpoint):
                 return True
-            self._begin(self._waiting[0].records)
             self._waiting.popleft()
+            self._checkpoint, self._checkpoint_from = oldest.records, self.bytes_total
         elif self._go_on(self._checkpoint, now_s):
             self._first.append(self._part)
             self._part, self._checkpoint, self.is_in_checkpoint = _Batch(), None, False
         return bool(self._first)
-
-    def _begin(self, checkpoint: Iterator[JournalRecord]) -> None:
-        """Encode the checkpoint next: replay is exact from it on."""
-        if self.broken_by:
-            self._on_broken(self.broken_by)
-        self.broken_by.clear()
-        self._checkpoint, self._checkpoint_from = checkpoint, self.bytes_total
 
     def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> bool:
         """Encode the next record of the checkpoint; return whether it is the last."""
         try:
             record = next(checkpoint)
             parts = in_parts(encode_record(record), now_s)
-        except _NOT_ENCODABLE:  # a row that msgpack has no room for
-            self._part.add(self._loss(1, "not_encodable", now_s))
+        except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row that msgpack or a record has no room for
+            self._part.add(self._loss(1, "too_large" if isinstance(error, LimitExceeded) else "not_encodable", now_s))
             return True
         for part in parts:
             if self._part.size + len(part) > RECORD_BYTES_MAX:

@@ -27,8 +27,9 @@ from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
+from router.journal.checkpoint import JournalCheckpoint
 from router.journal.config import JournalSection
-from router.journal.encoder import LOSS_REASONS, LossReason
+from router.journal.encoder import LOSS_REASONS, JournalEncoder, LossReason
 from router.journal.writer import CHECKPOINT_S, JournalWriter, journal_families, router_name
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
@@ -315,3 +316,38 @@ async def test_its_figures_are_shown() -> None:
 def test_a_router_is_named_by_configuration_or_by_its_process() -> None:
     assert router_name(JournalSection(router="eu-1"), "0123456789ab") == "eu-1"
     assert router_name(JournalSection(), "0123456789ab") == "router-01234567"
+
+
+UNENCODABLE = PolicyChanged(now_s=0.0, policy={"mode": 1 << 64})
+
+
+def checkpoint() -> JournalCheckpoint:
+    return JournalCheckpoint(RouterState(StateSettings(text=TEXT)), CheckpointBegan(now_s=0.0, router="r", settings={}))
+
+
+def drained(encoder: JournalEncoder) -> list[JournalRecord]:
+    messages = []
+    while len(encoder) or encoder.is_in_checkpoint:
+        messages.append(decode_journal(encoder.cut().data))
+    return [record for message in messages for record in message.records]
+
+
+def test_a_loss_behind_a_checkpoint_that_waits_wants_another_and_one_before_it_does_not() -> None:
+    encoder = JournalEncoder(1)
+    for what in (UNENCODABLE, checkpoint(), TimePassed(now_s=1.0)):
+        encoder.record(what)
+    drained(encoder)
+    assert not encoder.broken_by
+    for what in (TimePassed(now_s=1.0), checkpoint(), UNENCODABLE):
+        encoder.record(what)
+    assert [type(record) for record in drained(encoder)][-1] is Lost
+    assert encoder.broken_by == {"not_encodable": 1}
+
+
+def test_a_checkpoint_with_a_row_longer_than_any_record_ends_with_a_loss() -> None:
+    encoder, told = JournalEncoder(1), checkpoint()
+    long = CheckpointPart(now_s=0.0, table="fleet", rows=bytes(RECORD_PARTS_MAX * MESSAGE_BYTES_MAX))
+    told.parts = lambda: iter([long])  # type: ignore[method-assign]
+    encoder.record(told)
+    assert [type(record) for record in drained(encoder)] == [CheckpointBegan, Lost]
+    assert (encoder.lost, encoder.is_in_checkpoint) == ({"too_large": 1}, False)
