@@ -32,8 +32,8 @@ class WorkerStreams(NamedTuple):
     instance: str
     block_size: int
     dp_ranks: tuple[int, ...]
-    is_eagle: bool = False
-    publishers: tuple[PublisherAddress, ...] = ()
+    is_eagle: bool
+    publishers: tuple[PublisherAddress, ...]
 
 
 class AttachedEngineSection(Section):
@@ -190,7 +190,7 @@ class AttachedEngineSection(Section):
 
 
 class AttachedEventsSection(EventsSection):
-    """The same of an attached engine, and what a polled engine may have said before it was attached."""
+    """`events` of `attach`: as of `serve`, and what a polled engine may have stated before it was attached."""
 
     attention_window: int = Field(
         0,
@@ -222,12 +222,12 @@ class AttachSettings(Settings):
         except ValidationError as error:
             raise ConfigurationError([f"engine: {allowed(each)}" for each in error.errors()]) from error
 
-    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerStreams:
-        """Return the worker whose streams are published; `model` and `block_size` are as the engine reports them."""
+    def streams(self, instance: str, model: str, block_size: int) -> WorkerStreams:
+        """Return the worker whose streams are published; `block_size` is as the engine reports it, 0 if it does not."""
         engine = self.engine
         return WorkerStreams(
             id=self.worker.id,
-            model=engine.model or model,
+            model=model,
             instance=instance,
             block_size=engine.block_size or block_size or engine.server.block_size,
             dp_ranks=tuple(range(engine.dp_ranks)),

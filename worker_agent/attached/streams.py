@@ -19,9 +19,8 @@ from kv_runtime.tracing.service import EventTracing
 from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.attached.config import AttachedEventsSection, WorkerStreams
 from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
-from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import EventPath, new_epoch, origins_of
+from worker_agent.events.event_path import event_path
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 from worker_agent.port.types import EngineError
@@ -87,6 +86,7 @@ class EventStreams:
         polled: PolledEvents | None = None,
         tracing: EventTracing | None = None,
     ) -> None:
+        """Raise `ConfigurationError` if a source is of a rank that the worker has not."""
         self.rules: TrtllmRules | None = None
         sources = dict[str, Source]()
         if polled is not None:
@@ -98,25 +98,19 @@ class EventStreams:
                 events_lost=rules.events_lost,
                 quarantine=rules.quarantine,
             )
-        published = [*worker.publishers, *(each.at for each in events.sources)]
-        core = Consolidation(
-            worker.dp_ranks,
-            worker.block_size,
-            worker.instance,
-            new_epoch,
-            origins=origins_of(sources, published),
-            is_eagle=worker.is_eagle,
-            ring_bytes_max=events.batch_ring_bytes_max,
-        )
-        self.path = EventPath(
+        self.path = event_path(
             sources,
-            core,
+            [*worker.publishers, *(each.at for each in events.sources)],
             log,
             context,
             clock,
             model=worker.model,
             worker_id=worker.id,
-            published=published,
+            instance=worker.instance,
+            dp_ranks=worker.dp_ranks,
+            block_size=worker.block_size,
+            ring_bytes_max=events.batch_ring_bytes_max,
+            is_eagle=worker.is_eagle,
             tracing=tracing,
             stale="" if sources or worker.publishers else NO_EVENTS,
         )

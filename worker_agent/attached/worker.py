@@ -222,7 +222,7 @@ class AttachedWorker:
         model = settings.engine.model or next(iter(facts.served_names), "")
         if not model:
             raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
-        worker = settings.streams(self._instance, model=model, block_size=facts.block_size)
+        worker = settings.streams(self._instance, model, facts.block_size)
         worker_id = WorkerId(host.log, host.clock, host.gate, worker_id=worker.id, instance=worker.instance)
         if engine is not None:
             await until(stop, worker_id.check())

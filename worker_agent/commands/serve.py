@@ -315,7 +315,7 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         loras=tuple(settings.trtllm.loras),
         taints=settings.worker.taints,
         transfer_domain=settings.worker.transfer_domain,
-        event_source=engine.event_source if worker.events.has_sources else "none",
+        event_source=engine.event_source if worker.events.has_engine_events else "none",
         accepts_token_ids=True,
         version=engine.version,
         endpoint=settings.worker.endpoint_name,

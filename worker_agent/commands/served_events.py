@@ -18,9 +18,8 @@ from kv_runtime.tracing.service import EventTracing
 from worker_agent.api.status import streams_status
 from worker_agent.commands.engine_choice import BuiltEngine, EngineChoice
 from worker_agent.config import AgentSettings
-from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import EventPath, new_epoch, origins_of
+from worker_agent.events.event_path import event_path
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 
@@ -41,30 +40,25 @@ class ServedEvents:
         *,
         tracing: EventTracing | None,
     ) -> None:
+        """Raise `ConfigurationError` if a source is of a rank that the engine has not."""
         self._description, events = built.engine.describe(), settings.events
         block_size = self._description.block_size
         self.rules = TrtllmRules(block_size)
         sources = self._sources(chosen, built)
-        published = [*chosen.publishers, *(each.at for each in events.sources)]
-        self.has_sources = bool(sources or published)
-        """Whether the worker's caches have any event source."""
-        core = Consolidation(
-            self._description.dp_ranks,
-            block_size,
-            instance,
-            new_epoch,
-            origins=origins_of(sources, published),
-            ring_bytes_max=events.batch_ring_bytes_max,
-        )
-        self.path = EventPath(
+        self.has_engine_events = bool(sources or chosen.publishers)
+        """Whether the engine has KV events; `events.sources` alone do not tell of its own blocks."""
+        self.path = event_path(
             sources,
-            core,
+            [*chosen.publishers, *(each.at for each in events.sources)],
             log,
             context,
             clock,
             model=model,
             worker_id=settings.worker.id,
-            published=published,
+            instance=instance,
+            dp_ranks=self._description.dp_ranks,
+            block_size=block_size,
+            ring_bytes_max=events.batch_ring_bytes_max,
             tracing=tracing,
         )
 

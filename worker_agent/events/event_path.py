@@ -15,6 +15,7 @@ from typing import Any
 import zmq.asyncio
 
 from kv_runtime.clock import Clock
+from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
@@ -47,6 +48,50 @@ async def end_unrun(parts: Iterable[Part]) -> None:
     stop = asyncio.Event()
     stop.set()
     await run_parts(parts, stop=stop, drain_s=_END_S)
+
+
+def event_path(
+    sources: Mapping[str, Source],
+    published: Sequence[PublisherAddress],
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: Clock,
+    *,
+    model: str,
+    worker_id: str,
+    instance: str,
+    dp_ranks: tuple[int, ...],
+    block_size: int,
+    ring_bytes_max: int,
+    is_eagle: bool = False,
+    tracing: EventTracing | None = None,
+    stale: str = "",
+) -> "EventPath":
+    """Return the path of a worker's events, whose streams have new epochs.
+
+    Raises:
+        ConfigurationError: a publisher is of a rank that the worker has not.
+    """
+    strange = [each.origin for each in published if each.origin.dp_rank not in (None, *dp_ranks)]
+    if strange:
+        found, ranks = ", ".join(f"dp_rank {each.dp_rank} of {each.source}" for each in strange), list(dp_ranks)
+        raise ConfigurationError([f"events.sources: found {found}, allowed the worker's ranks: {ranks}"])
+    origins = origins_of(sources, published)
+    core = Consolidation(
+        dp_ranks, block_size, instance, new_epoch, origins=origins, is_eagle=is_eagle, ring_bytes_max=ring_bytes_max
+    )
+    return EventPath(
+        sources,
+        core,
+        log,
+        context,
+        clock,
+        model=model,
+        worker_id=worker_id,
+        published=published,
+        tracing=tracing,
+        stale=stale,
+    )
 
 
 class EventPath:

@@ -21,7 +21,9 @@ from worker_agent.attached.streams import PATH, EventStreams, PolledEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
 
 BLOCK = 32
-WORKER = WorkerStreams(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
+WORKER = WorkerStreams(
+    id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1), is_eagle=False, publishers=()
+)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """The tree of `attach`: what it means, and what it refuses by name."""
 
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+import zmq.asyncio
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.event_log import EventLog
 from kv_runtime.text.byte_model import ByteText
+from tests.support.manual_clock import ManualClock
 from worker_agent.attached.config import AttachedEngineSection, AttachSettings
 from worker_agent.attached.registration import attached_facts, attached_registration
+from worker_agent.attached.streams import EventStreams
 from worker_agent.engines.server import EngineFacts
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 
@@ -20,7 +25,7 @@ def attach_settings(**flags: Any) -> AttachSettings:
 
 def attach(**engine: Any) -> tuple[PublisherAddress, ...]:
     settings = attach_settings(**{f"engine.{name}": value for name, value in engine.items()})
-    return settings.settled(EngineFacts()).streams("i").publishers
+    return settings.settled(EngineFacts()).streams("i", "m", 0).publishers
 
 
 def engine_section(**engine: Any) -> AttachedEngineSection:
@@ -42,6 +47,15 @@ def test_what_another_source_may_not_be_is_named(source: dict[str, Any], problem
     with pytest.raises(ConfigurationError) as refused:
         attach_settings(**{"events.sources": [HOST, {**HOST, **source}]})
     assert problem in str(refused.value)
+
+
+async def test_a_source_of_a_rank_that_the_worker_has_not_is_named_before_a_socket_is_opened() -> None:
+    settings = attach_settings(
+        **{"engine.dp_ranks": 2, "events.sources": [HOST | {"dp_rank": each} for each in (1, 3)]}
+    )
+    worker, log = settings.streams("i", "m", 16), create_autospec(EventLog, instance=True)
+    with pytest.raises(ConfigurationError, match=r"events\.sources: found dp_rank 3 of host, allowed .*: \[0, 1\]"):
+        EventStreams(worker, settings.events, log, zmq.asyncio.Context.instance(), ManualClock())
 
 
 def test_an_attached_worker_has_the_labels_of_its_agent() -> None:

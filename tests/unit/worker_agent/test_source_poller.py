@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.events import Tier
-from kv_runtime.supervise import Restarts, run_parts
+from kv_runtime.supervise import Restarts
+from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import (
@@ -81,15 +82,12 @@ class Delivered:
 @asynccontextmanager
 async def running_poller(source: Source) -> AsyncIterator[tuple[SourcePoller, Delivered]]:
     """The poller runs with both of its parts."""
-    stop = asyncio.Event()
     poller = SourcePoller(
         source, poll_s=0.01, wall_ns=lambda: 1_500_000_000, restarts=Restarts(failures_max=100, pause_s=0.0)
     )
     delivered = Delivered(poller)
-    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        group.create_task(run_parts(poller.parts(delivered, 0), stop=stop, drain_s=5.0))
+    async with asyncio.timeout(WAIT_S), at_work(*poller.parts(delivered, 0)):
         yield poller, delivered
-        stop.set()
 
 
 async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> None:
