@@ -1,7 +1,7 @@
 """Logs and metrics of a process.
 
-Logs are past-tense facts with fields. Metrics are a projection of frozen statistics at scrape time (`Projection`); a
-process has one registry, its own.
+Logs are past-tense facts with fields. Metrics are made at scrape time of what the parts of a process count
+(`Projection`); a process has one registry, its own.
 """
 
 import asyncio

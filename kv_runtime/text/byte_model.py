@@ -33,9 +33,9 @@ ROLE_MARKS = {
     "tool": "<|tool|>",
 }
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), "<|end|>", "<|tools|>", "<|calls|>")
+# Marks, and bytes of text, are characters here: a character's code point is the token's id.
 _MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
-_END, _TOOLS, _CALLS = (chr(BYTE_IDS + len(MARKS) - back) for back in (3, 2, 1))
-"""Marks and bytes of text are characters here: a character's code point is the token's id."""
+_END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
 
 
 def _pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:

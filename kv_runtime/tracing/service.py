@@ -34,8 +34,8 @@ class TracingSection(Section):
         0.0,
         ge=0,
         le=1,
-        description="share of messages of KV events whose way from the engine to the index is traced, 0 none; the same"
-        " in agents and routers shows whole ways; more costs CPU",
+        description="share of KV event messages that are traced from the engine to the index, 0 none; set it alike in"
+        " agents and routers, or traces are incomplete; more costs CPU",
     )
 
 

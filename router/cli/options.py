@@ -80,7 +80,9 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--router", "url", default="", help="the router's control plane, http://host:port")
     @click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
-    @click.option("--nats-url", help="of journals, the event log: nats://host:port; its token is nats.credentials")
+    @click.option(
+        "--nats-url", help="the event log that has the journals: nats://host:port; its token is nats.credentials"
+    )
     @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
     @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
     @wraps(command)
@@ -214,20 +216,17 @@ class ControlPages:
 def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
     """Return what `work` finds on a running router's pages; raise `NothingRead`, also where a signal comes first."""
     address, token = plane_of(settings, url)
-    found: list[_T | NothingRead] = []
+    found: list[_T | None] = []
 
-    async def asking() -> None:
+    async def asking() -> _T:
         async with aiohttp.ClientSession() as session:
-            try:
-                found.append(await work(ControlPages(HttpAsker(session, _TIMEOUT_S), address, token)))
-            except NothingRead as error:
-                found.append(error)
+            return await work(ControlPages(HttpAsker(session, _TIMEOUT_S), address, token))
 
     async def main(stop: asyncio.Event) -> None:
-        await until(stop, asking())
+        found.append(await until(stop, asking()))
 
     run_process(main)
-    answer = found[0] if found else NothingRead("stopped")
-    if isinstance(answer, NothingRead):
-        raise answer
+    answer = found[0] if found else None
+    if answer is None:
+        raise NothingRead("stopped")
     return answer

@@ -1,6 +1,6 @@
 """`router top`: a running fleet on one screen, over a router's control plane.
 
-exit code   0 the screen was printed     1 no answer     2 a wrong flag
+exit code   0 the screen was printed     1 no answer, or stopped     2 a wrong flag
 """
 
 import asyncio
@@ -50,25 +50,22 @@ def top(*, file: Path | None, url: str, token: str | None, interval_s: float) ->
     except ConfigurationError as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(_WRONG)
-    lines, problem = list[str](), ""
+    lines = list[str]()
 
-    async def looked() -> None:
-        nonlocal problem
+    async def looked() -> list[str]:
         clock = SystemClock()
         async with aiohttp.ClientSession() as session:
             reader = FleetReader(HttpAsker(session, _TIMEOUT_S), clock, address, secret)
-            try:
-                await reader.read()
-                await clock.sleep(interval_s)
-                lines.extend(screen(await reader.read()))
-            except NotAnswered as error:
-                problem = f"router: {address}: {error}"
+            await reader.read()
+            await clock.sleep(interval_s)
+            return screen(await reader.read())
 
     async def main(stop: asyncio.Event) -> None:
-        await until(stop, looked())
+        lines.extend(await until(stop, looked()) or ())
 
-    run_process(main)
-    if problem:
-        print_lines(problem, err=True)
-        sys.exit(1)
+    try:
+        run_process(main)
+    except NotAnswered as error:
+        print_lines(f"router: {address}: {error}", err=True)
     print_lines(*lines)
+    sys.exit(0 if lines else 1)

@@ -232,7 +232,7 @@ class Handover:
         fault = await self._warming.compute(wish, verdict, left_s)
         if fault:
             return "failed", worker, fault
-        run.warmed.update(memoryview(recent.prompt.beginning(prefix.blocks).sequence_hashes).cast("Q")[-1:])
+        run.warmed.update(memoryview(wish.route.sequence_hashes).cast("Q")[-1:])
         return "warmed", worker, ""
 
     # ------------------------------------------------------------------------------------------- figures

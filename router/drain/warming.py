@@ -24,7 +24,7 @@ from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan
 from router.decision.verdict import Verdict
-from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
+from router.http.buffered_response import BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
@@ -73,7 +73,7 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """Send the prompt to the winner and await its answer; return why it was not computed, empty if it was."""
-        client = BufferedResponse(self._upstreams, ASIDE_BYTES_MAX)
+        client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
         Request(exchange, cache).begin()

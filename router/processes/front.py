@@ -190,14 +190,11 @@ class Front:
         needs_all: bool = False,
         more_s: float = 0.0,
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return a handler that makes one answer of those of the processes; with `needs_all` a refusal is passed on."""
+        """Return a handler that makes one answer of those of the processes, as `_together` does."""
 
         async def handle(request: web.Request) -> web.Response:
             answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=more_s)
-            if needs_all and (refusal := _first(answers, lambda answer: not answer.is_ok)):
-                return _passed_on(refusal)
-            bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
-            return json_response(together(bodies)) if bodies else _no_process_answers()
+            return _together(answers, together, decode, needs_all=needs_all)
 
         return handle
 
@@ -220,9 +217,9 @@ class Front:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
             if not answers or _first(answers, lambda answer: not answer.is_ok):
-                return _pooled(answers)
+                return _together(answers, pooled_page)
             self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
-        return self._confirmed(answers, _pooled(answers))
+        return self._confirmed(answers, _together(answers, pooled_page))
 
     def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
         """Return the response to a change, or which processes may have missed it."""
@@ -381,12 +378,18 @@ def _not_confirmed(names: list[str]) -> web.Response:
     return error_response(503, message, "server_error", code="not_confirmed")
 
 
-def _pooled(answers: dict[str, Answer]) -> web.Response:
-    """Return one answer of those of the processes to a request for their shadows."""
-    if refusal := _first(answers, lambda answer: not answer.is_ok):
+def _together(
+    answers: dict[str, Answer],
+    made: Callable[[list[Any]], object],
+    decode: Callable[[bytes], Any] = _decode,
+    *,
+    needs_all: bool = True,
+) -> web.Response:
+    """Return one answer of those of the processes; with `needs_all` a refusal is passed on."""
+    if needs_all and (refusal := _first(answers, lambda answer: not answer.is_ok)):
         return _passed_on(refusal)
-    pages = [_decode(answer.body) for answer in answers.values()]
-    return json_response(pooled_page(pages)) if pages else _no_process_answers()
+    bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
+    return json_response(made(bodies)) if bodies else _no_process_answers()
 
 
 def _budget_us(answers: dict[str, Answer]) -> object:

@@ -203,7 +203,7 @@ class Shadows:
         """Return the answer of `/v1/shadows`."""
         budget = self._budget
         return {
-            "live": fields_of(self._live if self._policies else self._state.policy),
+            "live": fields_of(self._state.policy),
             "budget_us": self._section.budget_us,
             "requests": budget.requests,
             "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),

@@ -22,12 +22,12 @@ export function hasToken() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
-async function answer(path, signal, accept, body) {
+async function answer(path, signal, accept) {
   const token = sessionStorage.getItem(KEY);
   const headers = { accept, ...(token ? { authorization: `Bearer ${token}` } : {}) };
   let response;
   try {
-    response = await fetch(path, { method: body === undefined ? "GET" : "POST", body, headers, signal, cache: "no-store", credentials: "omit", redirect: "error" });
+    response = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit", redirect: "error" });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new NotAnswered("The control plane does not answer.");
@@ -45,9 +45,9 @@ async function refusal(response) {
   }
 }
 
-/** Return the JSON of a path; with a value, of a POST of it. */
-export async function get(path, signal, value) {
-  const response = await answer(path, signal, "application/json", value === undefined ? undefined : JSON.stringify(value));
+/** Return the JSON of a path. */
+export async function get(path, signal) {
+  const response = await answer(path, signal, "application/json");
   try {
     return await response.json();
   } catch (error) {

@@ -170,7 +170,7 @@ export class PrefixesView {
         ["With all behind", `${count(node.subtree_blocks)} blocks`],
         ["Heat", node.heat === null ? UNKNOWN : `${node.heat.toFixed(2)} requests`],
         ["Used", node.used_ago_s === null ? UNKNOWN : `${age(node.used_ago_s)} ago`],
-        ["Stored", node.stored_ago_s === null ? UNKNOWN : `${age(node.stored_ago_s)} ago`],
+        ["Stored", `${age(node.stored_ago_s)} ago`],
       ]),
       node.children > 0 && h("p", null, link(["prefixes", node.last], `Show only the ${count(node.children)} behind it`)),
       h("h3", null, `${count(node.holders)} ${node.holders === 1 ? "holder" : "holders"}${isPartial ? `, the deepest ${node.ranks.length} of them` : ""}`),
