@@ -193,10 +193,6 @@ class ChildProcess:
         await self._reading
         return await self._child.wait()
 
-    def forget_output(self) -> None:
-        """Drop the lines it printed so far."""
-        self._lines.clear()
-
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it by a signal; kill it when it takes too long or when this call is cancelled."""
         if self._child is None or self._reading is None:

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bench.placement.grid import Place, PlacementResult, PlacementRuns, medians
 from bench.placement.policies import PLACEMENTS
-from bench.placement.regret import COMPARED, beside_the_best_of_others, clear_losses, failed_checks, held_out, summed
+from bench.placement.regret import (
+    CLEAR_LOSS,
+    COMPARED,
+    beside_the_best_of_others,
+    clear_losses,
+    failed_checks,
+    held_out,
+    summed,
+)
 from bench.tables import FigureTable
 
 _TITLES = {
@@ -13,9 +21,6 @@ _TITLES = {
     "requests_per_s": "requests/s",
     "goodput_rps": "goodput",
 }
-
-
-_OURS = "kv"
 
 
 def tables(runs: PlacementRuns, held_out_seed: int | None) -> list[FigureTable]:
@@ -43,7 +48,7 @@ def by_queue(runs: PlacementRuns) -> dict[str, PlacementRuns]:
 
 def _of_queue(queue: str, runs: PlacementRuns, parts: Mapping[str, Sequence[Place]]) -> Iterator[FigureTable]:
     result, at = medians(runs), next(iter(runs.values()))
-    ours = next((name for name in at if name.partition("-")[0] == _OURS), None)
+    ours = next((name for name in at if PLACEMENTS[name].policy == PLACEMENTS["kv"].policy), None)
     for name, places in parts.items():
         yield _by_figure(f"{queue}, {name}", result, places)
     yield _by_regime(queue, result)
@@ -64,7 +69,7 @@ def _beside_the_best_of_others(name: str, runs: PlacementRuns, places: Sequence[
 def _clear_losses(ours: str, name: str, runs: PlacementRuns, places: Sequence[Place]) -> FigureTable:
     found = clear_losses({place: runs[place] for place in places}, ours)
     rows = [(str(each.place), _TITLES[each.figure], each.winner, _percent(each.regret)) for each in found]
-    title = f"figures in which another policy is more than 5 % better than {ours} in all runs, {name}"
+    title = f"figures in which another policy is more than {CLEAR_LOSS:.0%} better than {ours} in all runs, {name}"
     return FigureTable(title, ("place", "figure", "policy", "median"), rows)
 
 

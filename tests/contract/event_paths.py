@@ -15,7 +15,8 @@ from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, Restarts, run_parts
+from kv_runtime.supervise import Part, Restarts
+from tests.support.parts import at_work
 from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import BLOCK_SIZE
@@ -158,12 +159,9 @@ async def published(log: EventLog) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def _running(path: EventPath, more: list[Part]) -> AsyncIterator[None]:
-    stop = asyncio.Event()
     await path.consolidator.start()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts([*path.parts(0), *more], stop=stop, drain_s=5.0))
+    async with at_work(*path.parts(0), *more):
         yield
-        stop.set()
 
 
 WAYS: dict[str, StartEngine] = {"polled": polled, "published": published}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
 from tests.contract.workers import PROMPT_BLOCKS, WAIT_S, Ground, Worker, post
+from tests.support.processes import running
 from tests.system.integration.agent_http import Answered
 
 
@@ -68,11 +69,7 @@ async def routing(ground: Ground, text: str) -> AsyncIterator[Router]:
     command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
     place = ("--nats-url", ground.nats_url, "--text", text, "--set", "telemetry.log_level=warning")
     process = ChildProcess("router", [*command, *place])
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            data_url = (await process.line_with("router on")).split()[2]
-            yield Router(ground, data_url, (await process.line_with("control plane")).split()[2])
-        finally:
-            await process.end()
+    async with running(process):
+        data_url = (await process.line_with("router on")).split()[2]
+        yield Router(ground, data_url, (await process.line_with("control plane")).split()[2])
     assert "Traceback" not in process.output

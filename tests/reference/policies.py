@@ -25,7 +25,7 @@ targets are met is then still said of the rank that the mode chose.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -33,7 +33,6 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index, unit_interval
-from router.decision.eligibility import RankColumns, multipliers
 from router.decision.errors import WorkerNotNamed
 from router.decision.policy import Policy
 from tests.reference.cost import terms_in_blocks
@@ -104,9 +103,14 @@ def drawn_by_temperature(costs: list[float], temperature: float, seed: int) -> i
 # ------------------------------------------------------------------------------------------------- modes
 
 
+def _preference(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:
+    """Return the factor of the cost of a worker with these taints, by the sum of the weights of those preferred."""
+    return math.exp(-math.tanh(math.fsum(weight for taint, weight in preferred if taint in taints)))
+
+
 def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]:
     """Return the cost terms: in ms if the policy reads learnt rates, else in blocks (mode kv of a journal, too)."""
-    factors = multipliers(cast("RankColumns", view), request)
+    factors = [_preference(each.taints, request.preferred_taints) for each in view.registrations]
     if policy.affinity == "soft" and view.bound in view.ranks:
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount
     if view.output_tokens is None:

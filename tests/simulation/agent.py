@@ -35,7 +35,6 @@ from worker_agent.port.types import EngineOutput, EngineRequest
 TURN_S = 0.25
 CHUNKS = 4
 """In how many parts what a full GPU holds is told."""
-LEAVING_S = 1.0
 
 Connect = Callable[[Callable[[], None]], Connection]
 """Make a connection that calls its argument whenever it was found."""

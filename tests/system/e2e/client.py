@@ -69,6 +69,7 @@ class Client:
         """Return once the log has all that the router has recorded so far."""
         shown = await self.scrape()
         wanted = shown.total("journal_records_total") + shown.total("journal_unpublished_records")
+        assert wanted, "the router shows no journal"
         while (await self.scrape()).total("journal_records_total") < wanted:
             await SystemClock().sleep(_LOOK_S)
 

@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.processes import FleetProcesses, FleetShape
 from tests.system.e2e.client import MODEL, Client
 from tests.system.e2e.conftest import BLOCK_SIZE, FAST_WORKER, QUIET_ROUTER
 from tests.system.e2e.envoy_gateway import Gateway, running
+from tests.system.faults.scraped import scrape
 
 PICKER = (*QUIET_ROUTER, "picker.enabled=true", "picker.port=0")
 PROMPT = list(range(100, 100 + 20 * BLOCK_SIZE))
@@ -47,10 +47,9 @@ async def complete(client: Client, prompt: list[int], **more: Any) -> Any:
 
 async def counts(client: Client, prefix: str, url: str = "") -> dict[str, float]:
     """Return samples of the router, or of a worker's URL, whose names have this prefix, by the rest and the labels."""
-    async with client.session.get(f"{url or client.control_url}/metrics") as response:
-        families = list(text_string_to_metric_families(await response.text()))
-    samples = [sample for family in families for sample in family.samples if sample.name.startswith(prefix)]
-    return {" ".join([each.name.removeprefix(prefix), *each.labels.values()]).strip(): each.value for each in samples}
+    samples = (await scrape(client.session, url or client.control_url)).samples
+    named = [(name.removeprefix(prefix), labels, value) for name, labels, value in samples if name.startswith(prefix)]
+    return {" ".join([rest, *labels.values()]).strip(): value for rest, labels, value in named}
 
 
 async def served_by_workers(fleet: FleetProcesses, client: Client) -> dict[str, float]:
@@ -59,7 +58,7 @@ async def served_by_workers(fleet: FleetProcesses, client: Client) -> dict[str, 
 
 
 async def active_requests(client: Client) -> float:
-    return sum((await counts(client, "kvrouter_ledger_active_requests")).values())
+    return (await client.scrape()).total("ledger_active_requests")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from tests.system.e2e.client import Client
 from tests.system.e2e.conftest import BLOCK_SIZE
+from tests.system.faults.scraped import scrape
 
 REQUESTS = 200
 SEED = 20_241
@@ -32,28 +33,21 @@ async def test_x_overlap_blocks_equals_cached_blocks_for_200_requests_in_a_row(c
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_caches_were_small_enough_that_blocks_were_removed(client: Client) -> None:
-    async with client.session.get(f"{client.control_url}/metrics") as response:
-        metrics = await response.text()
+    samples = (await client.scrape()).samples
     held = [
-        line for line in metrics.splitlines() if line.startswith("kvrouter_index_blocks{") and 'medium="gpu"' in line
+        value for name, labels, value in samples if name == "kvrouter_index_blocks" and labels.get("medium") == "gpu"
     ]
-    assert all(0 < float(line.rpartition(" ")[2]) <= 400 for line in held)
-    removed = 0.0
-    for worker_id in ("w0", "w1"):
-        async with client.session.get(f"{await client.base_url(worker_id)}/metrics") as response:
-            for line in (await response.text()).splitlines():
-                if line.startswith("kvrouter_mirror_blocks_changed_total{") and 'kind="removed"' in line:
-                    removed += float(line.rpartition(" ")[2])
-    assert removed > 0
+    assert held
+    assert all(0 < blocks <= 400 for blocks in held)
+    workers = [await scrape(client.session, await client.base_url(worker_id)) for worker_id in ("w0", "w1")]
+    assert sum(each.total("mirror_blocks_changed_total", kind="removed") for each in workers) > 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_router_counted_predicted_and_actual_tokens_alike(client: Client) -> None:
-    async with client.session.get(f"{client.control_url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    shown = await client.scrape()
     predicted, actual = (
-        {worker: values[f'kvrouter_{name}_cached_tokens_total{{worker="{worker}"}}'] for worker in ("w0", "w1")}
+        {worker: shown.total(f"{name}_cached_tokens_total", worker=worker) for worker in ("w0", "w1")}
         for name in ("predicted", "actual")
     )
     assert predicted == actual

@@ -137,9 +137,11 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
-    preferred = msgspec.structs.replace(REQUEST, preferred_taints=(("near", 0.5),))
-    found, factor = cost_terms(preferred, [row(), row("w1/0", taints=("near",))], PLAIN), math.exp(-math.tanh(0.5))
-    assert [(each.constraint_multiplier, each.cost) for each in found] == [(1.0, 20.0), (factor, 20.0 * factor)]
+    preferred = msgspec.structs.replace(REQUEST, preferred_taints=(("near", 0.5), ("old", -0.5), ("best", 1e9)))
+    carried = [(), ("near",), ("near", "old"), ("best",)]
+    found = cost_terms(preferred, [row(f"w{at}/0", taints=taints) for at, taints in enumerate(carried)], PLAIN)
+    factors = [1.0, math.exp(-math.tanh(0.5)), 1.0, math.exp(-1.0)]
+    assert [(each.constraint_multiplier, each.cost) for each in found] == [(each, 20.0 * each) for each in factors]
 
 
 # ---------------------------------------------------------------- the spill gate

@@ -80,9 +80,13 @@ def test_of_several_reasons_the_first_of_the_table_is_given() -> None:
     for cure in (
         {"unfit": ""}, {"role": "aggregated"}, {"loras": ("x",)}, {"taints": ("a",)}, {"max_seq_len": 0}, {},
     ):  # fmt: skip
-        found.append(reason(request, **standing).split()[0].rstrip(":"))
+        why = reason(request, **standing)
+        found.append((why.split()[0].rstrip(":"), reason_kind(why)))
         standing |= cure
-    assert found == ["draining", "role", "lora", "taint", "max_seq_len", "pinned"]
+    assert found == [
+        ("draining", "other"), ("role", "other"), ("lora", "lora"), ("taint", "taint"), ("max_seq_len", "max_seq_len"),
+        ("pinned", "pinned"),
+    ]  # fmt: skip
 
 
 def test_each_rank_has_its_own_reason_in_the_order_of_the_view() -> None:

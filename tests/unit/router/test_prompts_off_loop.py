@@ -9,12 +9,12 @@ import pytest
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai.requests import CHAT, COMPLETIONS, decode_inbound
-from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
 from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
 from router.request.bodies import ReadBody
+from tests.support.parts import at_work
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]
@@ -59,22 +59,17 @@ async def test_a_thread_survives_whatever_its_work_raises() -> None:
     def panics() -> None:
         raise _Panic("at this text")
 
-    pool, stop = EncodingPool(1, 1 << 20), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(pool.parts(0), stop=stop, drain_s=5.0))
+    pool = EncodingPool(1, 1 << 20)
+    async with at_work(*pool.parts(0)):
         with pytest.raises(RuntimeError, match="_Panic: at this text"):
             await pool.submit(panics, 1)
         assert await pool.submit(lambda: "lives", 1) == "lives"
-        stop.set()
 
 
 async def _made_by_a_thread(read: ReadBody) -> EncodedPrompt:
-    prompts, stop = ModelPrompts(ByteText()), asyncio.Event()
+    prompts = ModelPrompts(ByteText())
     made = prompts.prompt(*read, _BLOCKS)
     assert isinstance(made, asyncio.Future)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_parts(prompts.pool.parts(0), stop=stop, drain_s=5.0))
+    async with at_work(*prompts.pool.parts(0)):
         await asyncio.wait([made])
-        stop.set()
     return made.result()
