@@ -20,6 +20,6 @@ class PickerSection(Section):
         0,
         ge=0,
         le=FALLBACKS_MAX,
-        description="further endpoints that the gateway is told, to which it may retry; more than 0 only for a gateway"
-        " that takes a list",
+        description="further endpoints named to the gateway, for its retries; above 0 only for a gateway that takes a"
+        " list",
     )

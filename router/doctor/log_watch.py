@@ -31,7 +31,7 @@ class LogWatch:
         self.refused = ""
         """Why the newest refused fleet event was."""
         self.fills: dict[str, tuple[int, int]] = {}
-        """As of `fills`, once it was read."""
+        """By stream, the bytes that it takes and may take; empty until `read_fills`."""
 
     async def start(self) -> None:
         """Subscribe to heartbeats and loads."""

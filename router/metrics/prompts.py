@@ -30,7 +30,8 @@ def prompt_families(prompts: ModelPrompts) -> Iterator[Family]:
         (counter, "prompts_cancelled", "Prompts dropped because their client left before they were encoded",
          pool.cancelled),
         (counter, "prompts_refused", "Prompts refused because too much text waited to be encoded", pool.refused),
-        (gauge, "prompts_waiting_bytes", "Bodies whose prompts are encoded, or wait for a thread", pool.waiting_bytes),
+        (gauge, "prompts_waiting_bytes",
+         "Bytes of request bodies, without images, whose prompts threads encode or are to encode", pool.waiting_bytes),
         (gauge, "encoder_cache_bytes", "Memory of segments of chats that are kept with their ids", kept.bytes),
         (gauge, "encoder_cache_segments", "Segments that are kept", kept.entries),
     ):  # fmt: skip

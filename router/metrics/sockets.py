@@ -20,7 +20,7 @@ def http_families(plane: HttpPlane) -> Iterator[Family]:
     for kind, name, meaning, label, counts in (
         (gauge, "http_connections", "Open connections: clients, workers, workers_idle", "side", open_now),
         (gauge, "http_connections_max",
-         "Largest number of connections, as the setting and the limit of open files allow", "side", most),
+         "Connections that may be open at once: 16,384, or fewer where the limit of open files is lower", "side", most),
         (counter, "http_accept_failures", "Connections that could not be accepted, by error", "error",
          dict.fromkeys(ACCEPT_ERRORS, 0) | plane.acceptor.failures),
         (counter, "http_refused",
@@ -33,7 +33,7 @@ def http_families(plane: HttpPlane) -> Iterator[Family]:
         yield kind(name, meaning, (label,), by_name((), counts))
     for name, meaning, count in (
         ("http_clients_gone", "Clients that left before the end of their answer", plane.gone),
-        ("http_handshakes_failed", "Connections of clients whose TLS handshake failed", plane.handshakes_failed),
+        ("http_handshakes_failed", "TLS handshakes with clients that failed", plane.handshakes_failed),
         ("http_client_connections", "Connections that clients opened", plane.accepted),
         ("http_worker_connections", "Connections that the router opened to workers", upstreams.opened),
     ):
