@@ -4,8 +4,8 @@
     apply(event, router)    an event from another router is handed to the caller, which applies it to its state
 
 One `Replication` per model decides (`replication.py`); this module is its network. Events wait `FLUSH_S` for further
-ones; answers do not wait. Without peers there is one turn per beat, and a lease that begins and ends between two is
-never looked at. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the
+ones; answers do not wait. Without peers there is one turn per beat, and a lease that ends before the next is never
+looked at. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the
 others what they missed.
 """
 
@@ -20,7 +20,7 @@ import structlog
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import LedgerApplied, OutcomeKnown
-from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, LedgerEvent, Reconciled, Routed, Unreported
+from kv_protocol.ledger import ENDINGS, Expired, FirstToken, LeaseEvent, LedgerEvent, Reconciled, Routed, Unreported
 from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
@@ -70,6 +70,8 @@ class Replicas:
         self._of_lease: dict[str, Replication] = {}
         self._begun: dict[str, Verdict] = {}
         """Own leases that no replication knows yet, by id."""
+        self._prefilled: set[str] = set()
+        """Those of them whose first token came; some may be over."""
         self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
@@ -83,28 +85,33 @@ class Replicas:
 
     def record(self, what: Applied) -> None:
         """Send an applied record if it is an event of an own lease; implements `Recorder`."""
-        if type(what) is Verdict:
-            self._begun[what.request.decision_id] = what
+        kind = type(what)
+        if kind is Verdict:
+            self._begun[what.decision_id] = what
             if self._has_peers:
                 self._news.set()
-        elif type(what) is OutcomeKnown:
+        elif kind is OutcomeKnown:
             if self._begun.pop(what.decision_id, None) is None:
                 self._gone_on(what.ending)
-        elif type(what) is LedgerApplied and not what.router:
+        elif kind is LedgerApplied and not what.router:
             self.tell(what.event)
 
     def tell(self, event: LedgerEvent) -> None:
         """Send an event that was applied here; reports of engines are not sent."""
         if isinstance(event, Routed):
             self._begin(event)
+        elif type(event) is FirstToken and event.lease_id in self._begun:
+            self._prefilled.add(event.lease_id)
         elif not isinstance(event, Reconciled | Unreported):
             self._gone_on(event)
 
     def _begin_all(self) -> None:
         """Tell the replications of the leases that have begun."""
-        begun, self._begun = self._begun, {}
-        for verdict in begun.values():
+        begun, self._begun, prefilled, self._prefilled = self._begun, {}, self._prefilled, set()
+        for lease_id, verdict in begun.items():
             self._begin(verdict.promise)
+            if lease_id in prefilled:
+                self._gone_on(FirstToken(lease_id=lease_id))
 
     def _begin(self, routed: Routed) -> None:
         replication = self._of_worker(routed.worker_id)
@@ -113,9 +120,8 @@ class Replicas:
             self._on_lease_event(replication, routed)
 
     def _gone_on(self, event: LeaseEvent) -> None:
-        verdict = self._begun.pop(event.lease_id, None)
-        if verdict is not None:
-            self._begin(verdict.promise)
+        if event.lease_id in self._begun:
+            self._begin_all()
         is_over = isinstance(event, ENDINGS)
         replication = self._of_lease.pop(event.lease_id, None) if is_over else self._of_lease.get(event.lease_id)
         if replication is None:

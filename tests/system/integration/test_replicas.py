@@ -5,18 +5,21 @@ from contextlib import asynccontextmanager
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
+from router.decision.recorders import Applied
 from router.decision.state import RankLoad
+from router.decision.verdict import Verdict
 from router.replicas.service import Replicas, replica_families
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import connected
 from tests.unit.properties.replica_network import apply
-from tests.unit.router.samples import state
+from tests.unit.router.samples import ask, joined, registered, route
 
 MODEL = "m"
 W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
@@ -28,7 +31,7 @@ class Router:
 
     def __init__(self, name: str, log: EventLog) -> None:
         self.name, self.log = name, log
-        self.state = state()
+        self.state = joined(registered("w0"))
         self.replicas = Replicas(
             log,
             SystemClock(),
@@ -41,6 +44,13 @@ class Router:
         for event in events:
             apply(self.state, event, SystemClock().now())
             self.replicas.tell(event)
+
+    def decides(self, decision_id: str) -> Verdict:
+        return self.state.decide(route(10, decision_id=decision_id), ask, 0.0, 0)
+
+    def records(self, what: Applied) -> None:
+        self.state.take(what) if isinstance(what, Verdict) else self.state.apply(what)
+        self.replicas.record(what)
 
     def sums(self) -> tuple[dict[WorkerRank, RankLoad], int]:
         loads = {rank: load for rank, load in self.state.loads().items() if load != RankLoad()}
@@ -85,6 +95,17 @@ async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> 
         await agreed(one, other, 0)
         assert one.state.core.is_ledger_empty
         assert other.state.core.is_ledger_empty
+
+
+async def test_a_lease_whose_prefill_was_over_before_it_was_told_is_told_so(broker: Broker) -> None:
+    async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
+        for lease_id in ("a", "b", "c"):
+            one.records(one.decides(lease_id))
+        for lease_id in ("a", "b"):
+            one.records(LedgerApplied(now_s=0.0, event=FirstToken(lease_id=lease_id)))
+        one.records(OutcomeKnown(now_s=0.0, decision_id="b", outcome="ok"))
+        await agreed(one, other, 2)
+        assert other.state.load_of(W0).prefill_tokens_queued == 10
 
 
 async def test_a_router_that_comes_later_learns_of_all_that_runs(broker: Broker) -> None:
