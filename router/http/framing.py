@@ -19,12 +19,19 @@ BodyReader = built.BodyReader
     feed(data, payload)   appends the payload in `data` to `payload`; returns where in `data` the body ends, -1 if it
                           does not. Raises `Malformed`
     left                  missing bytes of the body, or of the present chunk
-    remember(payload)     appends to the tail
-    tail                  the end of what was remembered, `TAIL_BYTES` at most
+"""
+AnswerBody = built.AnswerBody
+"""An answer's body, read likewise; its payload waits to be taken. `AnswerBody(body_bytes, mark)`.
+
+    feed(data)        reads the payload in `data`; returns and raises as `BodyReader.feed`
+    has_begun         whether a byte of the payload came
+    size, pending     what waits
+    take_events()     takes the complete events that it begins with: up to its last empty line
+    take(size)        takes this many bytes, or all that wait
+    marks             how often what was taken last has the mark; without one, its events
+    tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES
-take_events = built.take_events
-"""Removes the complete events that a `bytearray` begins with, and returns them: up to its last empty line."""
 
 
 def chunk(payload: bytes) -> bytes:

@@ -24,7 +24,7 @@ import msgspec
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, BodyReader, chunk, take_events
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, BodyReader
 from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
 from router.http.stream_replay import failure_in
 
@@ -60,12 +60,10 @@ class ResponseRelay(msgspec.Struct, eq=False):
     part: bytes = b""
     """Of the head, before the rest came; `has_part`: whether a byte came, if only of an interim answer."""
     has_part: bool = False
-    buffer: bytearray = bytearray()
-    """Received bytes of the body's payload that were not passed on yet."""
     lines: bytes = b""
     """Head of the client's answer, where its body follows as it comes, without the connection's lines."""
-    reader: BodyReader = BodyReader(0)
-    """Of the body, once its head came. Its tail is the end of what was passed on."""
+    body: AnswerBody = AnswerBody(0, b"")
+    """Once its head came. What was taken of it was passed on."""
     reusable: bool = False
     """Whether the worker's connection is kept when the answer is complete."""
     until_close: bool = False
@@ -74,8 +72,8 @@ class ResponseRelay(msgspec.Struct, eq=False):
     is_deserted: bool = False
     """Whether the client has left, and the worker's connection is closed once its answer has begun."""
     silent: bool = True
-    has_token: bool = False
-    """Whether an event with the call's `token_mark` came."""
+    is_told: bool = False
+    """Whether the watcher knows that the answer has begun: of its first byte, or of the first `call.token_mark`."""
     later_events: int = 0
 
     # ------------------------------------------------------------ what the worker sends
@@ -118,7 +116,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
     def _begin(self, head: AnswerHead, lines: bytes, body: bytes) -> None:
         """A body follows as it comes."""
         exchange, body_bytes = self.exchange, head.body_bytes
-        self.reader, self.lines, self.received = BodyReader(body_bytes), lines, True
+        self.body, self.lines, self.received = AnswerBody(body_bytes, self.call.token_mark), lines, True
         self.until_close = body_bytes == UNTIL_CLOSE
         if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
             self.state = _EVENTS
@@ -148,67 +146,64 @@ class ResponseRelay(msgspec.Struct, eq=False):
         if self.state == _DESERTED:
             self._detach(reusable=False)
             return
-        buffer, call = self.buffer, self.call
-        before = len(buffer)
+        body, replay_buffer = self.body, self.call.replay_buffer
         try:
-            end = self.reader.feed(data, buffer)
+            end = body.feed(data)
         except Malformed as error:
             self.fail("body", str(error))
             return
-        is_more = len(buffer) > before
-        if call.replay_buffer is not None and call.replay_buffer.is_engines and self._reported_failure():
+        if replay_buffer is not None and replay_buffer.is_engines and self._reported_failure():
             return
         if end < 0 and (payload := self._ripe()):
             self._write_payload(payload)
-        if is_more and self.state != _OVER:
-            self._tell()
+        if self.silent and body.has_begun and self.state != _OVER:
+            self._tell_first()
         if end >= 0:
             self._end(extra=end < len(data))
 
     def _reported_failure(self) -> bool:
         """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
-        buffer = self.buffer
-        at, reason = failure_in(buffer) if self.state == _EVENTS else (-1, "")
+        body = self.body
+        at, reason = failure_in(body.pending) if self.state == _EVENTS else (-1, "")
         if at < 0:
             return False
         if at:
             self.exchange.is_mid_event = False
-            self._tell()
-            self._write_payload(bytes(buffer[:at]))
-        buffer.clear()
+            self._tell_first()
+            self._write_payload(body.take(at))
         self.fail("first_byte" if self.silent else "body", reason)
         return True
 
     def _ripe(self) -> bytes:
-        """Take what may be passed on out of the buffer."""
-        buffer = self.buffer
-        if self.state == _EVENTS and (events := take_events(buffer)):
+        """Take what may be passed on."""
+        body = self.body
+        if self.state == _EVENTS and (events := body.take_events()):
             self.exchange.is_mid_event = False
             return events
         if self.state != _PASS_THROUGH:
-            if len(buffer) <= self.call.buffered_bytes_max:
+            if body.size <= self.call.buffered_bytes_max:
                 return b""
             self.exchange.is_mid_event = True
             if self.state == _GATHER:
                 self.state = _PASS_THROUGH
                 self._frame(b"", CHUNKED)
-        payload = bytes(buffer)
-        buffer.clear()
-        return payload
+        return body.take(body.size)
 
     def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
-        """Send the next part of the body, of which the client may get another form; it may be empty."""
+        """Send what was taken of the body, of which the client may get another form; it may be empty."""
         exchange, call = self.exchange, self.call
-        self.reader.remember(payload)
-        if self.state == _EVENTS:
+        if self.state == _EVENTS and payload:
             if call.token_mark:
-                self._count_tokens(payload.count(call.token_mark))
+                self._count_tokens(self.body.marks)
             elif exchange.has_begun:
-                self.later_events += payload.count(b"\n\n") or payload.count(b"\n\r\n")
+                self.later_events += self.body.marks
             if call.replay_buffer is not None:
                 payload = call.replay_buffer.add(payload)
         if self.is_chunked:
-            payload = (chunk(payload) if payload else b"") + (LAST_CHUNK if is_last else b"")
+            if payload:
+                payload = b"%x\r\n%b\r\n" % (len(payload), payload)
+            if is_last:
+                payload += LAST_CHUNK
         client = exchange.client
         if client is None:
             return
@@ -217,18 +212,19 @@ class ResponseRelay(msgspec.Struct, eq=False):
             payload = b"%b%b\r\n%b" % (self.lines, client.connection_line, payload)
         client.write(payload)
 
-    def _tell(self) -> None:
+    def _tell_first(self) -> None:
+        """The body has begun."""
         is_first, self.silent = self.silent, False
-        if not (self.exchange.is_stream and self.call.token_mark):  # else `_count_tokens` tells
-            (self.watcher.on_first_byte if is_first else self.watcher.on_bytes)()
+        if is_first and not (self.exchange.is_stream and self.call.token_mark):  # else `_count_tokens` tells
+            self.is_told = True
+            self.watcher.on_first_byte()
 
     def _count_tokens(self, count: int) -> None:
         """Count events with tokens: the first ones are the answer's first bytes to the watcher."""
-        if count and self.has_token:
+        if self.is_told:
             self.later_events += count
-            self.watcher.on_bytes()
         elif count:
-            self.has_token = True
+            self.is_told = True
             self.watcher.on_first_byte()
 
     # ------------------------------------------------------------ how it ends
@@ -240,16 +236,16 @@ class ResponseRelay(msgspec.Struct, eq=False):
             return
         if self.state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
             return
-        rest = bytes(self.buffer)
+        rest = self.body.take(self.body.size)
         if self.state == _GATHER:
             self._frame(b"", len(rest))
         self._write_payload(rest, is_last=True)
         if self.state != _OVER:  # else it was too long for who gets it, and given up
-            self._over(self.reader.tail, reusable=self.reusable and not extra)
+            self._over(self.body.tail, reusable=self.reusable and not extra)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
-        if _END_MARK.search((self.reader.tail + self.buffer)[-TAIL_BYTES:]):
+        if _END_MARK.search((self.body.tail + self.body.pending)[-TAIL_BYTES:]):
             return False
         if payload := self._ripe():
             self._write_payload(payload)
@@ -315,7 +311,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
         exchange = self.exchange
         if self.state == _EVENTS and self._is_complete():
             self._write_payload(b"", is_last=True)
-            self._over(self.reader.tail, reusable=False)
+            self._over(self.body.tail, reusable=False)
             return
         self._detach(reusable=False)
         if self.is_deserted:
@@ -331,9 +327,9 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def _is_complete(self) -> bool:
         """Return whether the client has all of the stream but its framing."""
-        if not self.exchange.has_begun or self.buffer or self.call.token_mark:
+        if not self.exchange.has_begun or self.body.size or self.call.token_mark:
             return False
-        return self.reader.tail.rstrip().endswith(DONE)
+        return self.body.tail.rstrip().endswith(DONE)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
@@ -369,7 +365,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def _cut_short(self, message: str, code: str) -> None:
         """End the client's part of an answer that is not complete."""
-        self.exchange.end_with_error(message, code, passed_on=self.reader.tail if self.call.token_mark else None)
+        self.exchange.end_with_error(message, code, passed_on=self.body.tail if self.call.token_mark else None)
 
     def _detach(self, *, reusable: bool) -> None:
         self.state = _OVER
@@ -399,6 +395,8 @@ class ResponseRelay(msgspec.Struct, eq=False):
         call = self.call
         if self.received:
             self.received, self.received_s = False, now_s
+            if self.is_told:
+                self.watcher.on_bytes()
         quiet_s, reason = now_s - (self.received_s or self.since_s), ""
         if now_s - self.since_s > call.limits.total_s:
             reason = f"TimeoutError: not whole within {call.limits.total_s:g} s"

@@ -34,12 +34,15 @@ void append(const nb::bytearray& payload, Text piece) {
     std::copy(piece.begin(), piece.end(), PyByteArray_AS_STRING(payload.ptr()) + before);
 }
 
+void append(std::string& payload, Text piece) { payload.append(piece); }
+
 class BodyReader {
 public:
     explicit BodyReader(std::int64_t body_bytes) : left(std::max<std::int64_t>(body_bytes, 0)), body_bytes_(body_bytes) {}
 
-    std::int64_t feed(const nb::bytes& given, const nb::bytearray& payload) {
-        const Text data = view_of(given);
+    // Appends the payload in `data` to `payload`; returns where in `data` the body ends, -1 if it does not.
+    template <typename Payload>
+    std::int64_t feed(Text data, Payload& payload) {
         if (body_bytes_ == kChunked) {
             return feed_chunks(data, payload);
         }
@@ -49,24 +52,13 @@ public:
         return body_bytes_ == kUntilClose || left != 0 ? -1 : static_cast<std::int64_t>(taken);
     }
 
-    void remember(Text payload) {
-        tail_.append(payload.substr(payload.size() - std::min(payload.size(), kTailBytes)));
-        if (tail_.size() > 4 * kTailBytes) {
-            tail_.erase(0, tail_.size() - kTailBytes);
-        }
-    }
-
-    nb::bytes tail() const {
-        const std::size_t size = std::min(tail_.size(), kTailBytes);
-        return nb::bytes(tail_.data() + tail_.size() - size, size);
-    }
-
     std::int64_t left;
 
 private:
     enum class State { kSize, kData, kEnd, kTrailers };
 
-    std::int64_t feed_chunks(Text data, const nb::bytearray& payload) {
+    template <typename Payload>
+    std::int64_t feed_chunks(Text data, Payload& payload) {
         for (std::size_t at = 0; at < data.size();) {
             if (state_ == State::kData) {
                 const Text piece = data.substr(at, static_cast<std::size_t>(left));
@@ -129,7 +121,7 @@ private:
 
     std::int64_t body_bytes_;
     State state_ = State::kSize;
-    std::string line_, tail_;  // the beginning of a line; the end of what was passed on
+    std::string line_;  // its beginning
     std::size_t trailer_bytes_ = 0;
 };
 
@@ -144,31 +136,74 @@ std::size_t events_end(Text data) {
     return 0;
 }
 
-nb::bytes take_events(const nb::bytearray& buffer) {
-    const Text data(buffer.c_str(), buffer.size());
-    const std::size_t end = events_end(data);
-    nb::bytes events(data.data(), end);
-    if (end != 0) {
-        char* const kept = PyByteArray_AS_STRING(buffer.ptr());
-        std::copy(kept + end, kept + data.size(), kept);
-        if (PyByteArray_Resize(buffer.ptr(), static_cast<Py_ssize_t>(data.size() - end)) != 0) {
-            throw nb::python_error();
-        }
+std::size_t count_of(Text data, Text what) {
+    std::size_t count = 0;
+    for (std::size_t at = data.find(what); at != Text::npos; at = data.find(what, at + what.size())) {
+        ++count;
     }
-    return events;
+    return count;
 }
+
+class AnswerBody {
+public:
+    AnswerBody(std::int64_t body_bytes, const nb::bytes& mark) : reader_(body_bytes), mark_(view_of(mark)) {}
+
+    std::int64_t feed(const nb::bytes& data) {
+        const std::int64_t end = reader_.feed(view_of(data), pending);
+        has_begun = has_begun || !pending.empty();
+        return end;
+    }
+
+    nb::bytes take(std::size_t size) {
+        const Text taken = Text(pending).substr(0, size);
+        marks = count_of(taken, mark_.empty() ? "\n\n" : Text(mark_));
+        if (marks == 0 && mark_.empty()) {
+            marks = count_of(taken, "\n\r\n");
+        }
+        tail_.append(taken.substr(taken.size() - std::min(taken.size(), kTailBytes)));
+        if (tail_.size() > 4 * kTailBytes) {
+            tail_.erase(0, tail_.size() - kTailBytes);
+        }
+        nb::bytes found(taken.data(), taken.size());
+        pending.erase(0, taken.size());
+        return found;
+    }
+
+    nb::bytes take_events() { return take(events_end(pending)); }
+
+    nb::bytes tail() const {
+        const std::size_t size = std::min(tail_.size(), kTailBytes);
+        return nb::bytes(tail_.data() + tail_.size() - size, size);
+    }
+
+    std::string pending;
+    std::size_t marks = 0;
+    bool has_begun = false;
+
+private:
+    BodyReader reader_;
+    std::string mark_, tail_;
+};
 
 }  // namespace
 
 void bind_bodies(nb::module_& module) {
     module.attr("TAIL_BYTES") = kTailBytes;
-    module.def("take_events", &take_events, nb::arg());
     nb::class_<BodyReader>(module, "BodyReader")
         .def(nb::init<std::int64_t>(), nb::arg())
-        .def("feed", &BodyReader::feed, nb::arg(), nb::arg())
-        .def("remember", [](BodyReader& reader, const nb::bytes& payload) { reader.remember(view_of(payload)); }, nb::arg())
-        .def_ro("left", &BodyReader::left)
-        .def_prop_ro("tail", &BodyReader::tail);
+        .def("feed", [](BodyReader& reader, const nb::bytes& data, const nb::bytearray& payload) { return reader.feed(view_of(data), payload); },
+             nb::arg(), nb::arg())
+        .def_ro("left", &BodyReader::left);
+    nb::class_<AnswerBody>(module, "AnswerBody")
+        .def(nb::init<std::int64_t, const nb::bytes&>(), nb::arg(), nb::arg())
+        .def("feed", &AnswerBody::feed, nb::arg())
+        .def("take_events", &AnswerBody::take_events)
+        .def("take", &AnswerBody::take, nb::arg())
+        .def_ro("marks", &AnswerBody::marks)
+        .def_ro("has_begun", &AnswerBody::has_begun)
+        .def_prop_ro("size", [](const AnswerBody& body) { return body.pending.size(); })
+        .def_prop_ro("pending", [](const AnswerBody& body) { return nb::bytes(body.pending.data(), body.pending.size()); })
+        .def_prop_ro("tail", &AnswerBody::tail);
 }
 
 }  // namespace kv::http

@@ -85,15 +85,14 @@ class Replicas:
 
     def record(self, what: Applied) -> None:
         """Send an applied record if it is an event of an own lease; implements `Recorder`."""
-        kind = type(what)
-        if kind is Verdict:
+        if type(what) is Verdict:
             self._begun[what.decision_id] = what
             if self._has_peers:
                 self._news.set()
-        elif kind is OutcomeKnown:
+        elif type(what) is OutcomeKnown:
             if self._begun.pop(what.decision_id, None) is None:
                 self._gone_on(what.ending)
-        elif kind is LedgerApplied and not what.router:
+        elif type(what) is LedgerApplied and not what.router:
             self.tell(what.event)
 
     def tell(self, event: LedgerEvent) -> None:

@@ -391,10 +391,10 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
     more = asyncio.Event()
     monkeypatch.setattr(Recorded, at, fault)
     with capture_logs() as logs:
-        async with with_worker(script) as (http, worker):
+        async with with_worker(script, sweep_s=0.01) as (http, worker):
             http.unwanted = {200} if at == "on_dropped" else set()
             _, writer = await http.dial(post(headers=b"connection: close\r\n"))
-            await until(lambda: bool(worker.received))
+            await until(lambda: bool(logs if at == "on_bytes" else worker.received))
             more.set()
             await until(lambda: not http.plane.connections)
             await until(lambda: http.plane.inflight == 0)

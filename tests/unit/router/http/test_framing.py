@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http.framing import TAIL_BYTES, BodyReader, take_events
+from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
@@ -95,15 +95,45 @@ def test_a_body_until_the_end_has_no_other() -> None:
 @pytest.mark.parametrize("rest", [b"", b"data: b", b"data: b\n", b"data: b\r\n", b"data: b\r"])
 def test_complete_events_are_taken_and_the_beginning_of_another_stays(end: bytes, rest: bytes) -> None:
     events = (b"data: a" + end) * 3
-    buffer = bytearray(events + rest)
-    assert [take_events(buffer), bytes(buffer), take_events(buffer), bytes(buffer)] == [events, rest, b"", rest]
+    body = AnswerBody(UNTIL_CLOSE, b"")
+    assert body.feed(events + rest) == -1
+    assert [body.take_events(), body.pending, body.take_events(), body.pending] == [events, rest, b"", rest]
+    assert body.tail == events
+
+
+@pytest.mark.parametrize(
+    ("mark", "data", "marks"),
+    [
+        (b"", b"", 0),
+        (b"", b"a\n\nb\n\n", 2),
+        (b"", b"a\n\r\nb\n\r\n", 2),
+        (b"", b"a\n\nb\n\r\nc\n\r\n", 1),
+        (b'.delta"', b'event: x\n\ndata: "x.delta"\n\ndata: ".delta""y.delta"\n\n', 3),
+    ],
+)
+def test_what_is_taken_is_counted_by_its_mark_or_its_events(mark: bytes, data: bytes, marks: int) -> None:
+    body = AnswerBody(UNTIL_CLOSE, mark)
+    body.feed(data)
+    assert (body.take_events(), body.marks) == (data, marks)
+    assert (body.take(1), body.marks) == (b"", 0)
+
+
+def test_a_body_has_begun_with_its_first_byte_and_is_taken_in_parts() -> None:
+    body = AnswerBody(CHUNKED, b"")
+    assert (body.feed(b"5\r\n"), body.has_begun) == (-1, False)
+    assert (body.feed(b"hello\r\n0\r\n\r\nnext"), body.has_begun, body.size) == (12, True, 5)
+    assert [body.take(2), body.take(body.size), body.size, body.tail] == [b"he", b"llo", 0, b"hello"]
 
 
 @pytest.mark.parametrize("sizes", [[3], [1, 5000, 3], [4000, 97, 3], [50] * 1000, [70_000]])
-def test_the_tail_is_the_end_of_what_was_passed_on(sizes: list[int]) -> None:
-    reader, payload = BodyReader(CHUNKED), b""
+def test_the_tail_is_the_end_of_what_was_taken(sizes: list[int]) -> None:
+    body, payload = AnswerBody(UNTIL_CLOSE, b""), b""
     for at, size in enumerate(sizes):
         events = bytes([97 + at % 26]) * size + b"\n\n"
         payload += events
-        reader.remember(events)
-        assert reader.tail == payload[-TAIL_BYTES:]
+        body.feed(events + b"data")
+        assert body.tail == payload[: -len(events)][-TAIL_BYTES:]
+        assert body.take(len(events)) == events
+        body.take(4)
+        payload += b"data"
+        assert body.tail == payload[-TAIL_BYTES:]
