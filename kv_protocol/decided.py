@@ -37,11 +37,10 @@ TERM_DEFAULTS: tuple[float, ...] = CostTerms.__struct_defaults__
 TIERS = 4
 WIDE = 0x80
 """The flag of an overlap whose numbers are u32."""
-_TERMS_MAX = 14
 _MASK_BITS, _MORE = 7, 0x80
+_MASK_BYTES_MAX = -(-len(TERMS) // _MASK_BITS)
 _TIMED = sum(1 << at for at, name in enumerate(TERMS) if name.endswith("_ms"))
 _HASH_BYTES = 8
-assert len(TERMS) <= _TERMS_MAX
 
 Depths = tuple[int, int, int, int]
 RequestPhase = Literal["whole", "prefill", "decode", "alone"]
@@ -230,14 +229,18 @@ def best_columns(best: bytes) -> tuple[int, ...]:
 
 def packed_mask(mask: int) -> bytes:
     """Return the mask of terms as it stands before them."""
-    return bytes((mask,)) if mask < _MORE else bytes((mask & (_MORE - 1) | _MORE, mask >> _MASK_BITS))
+    rest = mask >> _MASK_BITS
+    return bytes((mask,)) if not rest else bytes((mask & (_MORE - 1) | _MORE,)) + packed_mask(rest)
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the terms that are there, and its size in bytes."""
-    if not terms[0] & _MORE:
-        return terms[0], 1
-    return terms[0] & (_MORE - 1) | (terms[1] << _MASK_BITS if len(terms) > 1 else 1 << _TERMS_MAX), 2
+    """Return the mask of the terms that are there, and its size in bytes; one without an end has a term too many."""
+    mask = 0
+    for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
+        mask |= (byte & (_MORE - 1)) << at * _MASK_BITS
+        if byte < _MORE:
+            return mask, at + 1
+    return 1 << len(TERMS), _MASK_BYTES_MAX
 
 
 def best_terms(decided: Decided) -> list[CostTerms]:

@@ -29,6 +29,36 @@ std::vector<char> spilled(const RankNumbers& ranks, const Question& question, co
     return found;
 }
 
+// Sets `out` to the blocks credited to each rank for what it holds.
+void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out) {
+    const std::size_t count = ranks.count;
+    if (weights.overlap_credit == 0.0 || count == 0) {
+        return;
+    }
+    const std::int32_t *const gpu = ranks.tiers.data(), *const cpu = gpu + count, *const below = cpu + count;
+    const i64 least = *std::min_element(ranks.queued.begin(), ranks.queued.end());
+    const bool has_lower_tiers = !std::equal(gpu, gpu + count, below);
+    const double own_tokens = std::max(1.0, static_cast<double>(question.own_blocks * question.block_size));
+    for (std::size_t at = 0; at < count; ++at) {
+        const i64 predicted = ranks.predicted[at], device = std::max<i64>(gpu[at], predicted);
+        double credit = static_cast<double>(device) * weights.overlap_credit;
+        if (weights.overlap_credit_decay != 0.0) {
+            const double excess = static_cast<double>(ranks.queued[at] - least) / own_tokens;
+            credit *= 1.0 / (weights.overlap_credit_decay * excess + 1.0);
+        }
+        if (has_lower_tiers) {
+            const i64 host = std::max<i64>(cpu[at], predicted), disk = std::max<i64>(below[at], predicted);
+            credit += static_cast<double>(host - device) * weights.host_weight;
+            credit += static_cast<double>(disk - host) * weights.disk_weight;
+        }
+        if (question.foresees_evictions) {
+            const double worth = weights.overlap_credit - (cpu[at] > gpu[at] ? weights.host_weight : 0.0);
+            credit = std::max(0.0, credit - static_cast<double>(ranks.lost(at, question.own_blocks)) * worth);
+        }
+        out[at] = ranks.trust.empty() ? credit : credit * ranks.trust[at];
+    }
+}
+
 }  // namespace
 
 RankNumbers::RankNumbers(const RankNumbers& all, const std::vector<u32>& places)
@@ -45,13 +75,18 @@ RankNumbers::RankNumbers(const RankNumbers& all, const std::vector<u32>& places)
     }
 }
 
+double* Costs::add(std::size_t field) {
+    places_[field] = static_cast<int>(numbers_.size() / count);
+    numbers_.reserve(kFields * count);  // columns stay where they are
+    numbers_.resize(numbers_.size() + count);
+    return numbers_.data() + numbers_.size() - count;
+}
+
 void Costs::multiply(const std::vector<double>& multiplier) {
     if (multiplier.empty()) {
         return;
     }
-    const int column = static_cast<int>(numbers_.size() / count);
-    numbers_.insert(numbers_.end(), multiplier.begin(), multiplier.end());
-    places_[kMultiplier] = column;
+    std::copy(multiplier.begin(), multiplier.end(), add(kMultiplier));
     double* const cost = numbers_.data() + static_cast<std::size_t>(places_[kCost]) * count;
     for (std::size_t at = 0; at < count; ++at) {
         cost[at] *= multiplier[at];
@@ -60,13 +95,11 @@ void Costs::multiply(const std::vector<double>& multiplier) {
 
 Costs Costs::in_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights,
                        const std::vector<double>& multiplier) {
-    Costs made(ranks.count, false, 6);
-    double* const credit = made.place(kCredit, 0);
-    double* const prefill = made.place(kPrefill, 1);
-    double* const decode = made.place(kDecode, 2);
-    double* const cost = made.place(kCost, 3);
-    double* const request = weights.request_weight != 0.0 ? made.place(kRequest, 4) : nullptr;
-    double* const history = weights.history_weight != 0.0 ? made.place(kHistory, 5) : nullptr;
+    Costs made(ranks.count, false);
+    double *const credit = made.add(kCredit), *const prefill = made.add(kPrefill), *const decode = made.add(kDecode);
+    double* const cost = made.add(kCost);
+    double* const request = weights.request_weight != 0.0 ? made.add(kRequest) : nullptr;
+    double* const history = weights.history_weight != 0.0 ? made.add(kHistory) : nullptr;
     credit_blocks(ranks, question, weights, credit);
     made.spilled = kv::spilled(ranks, question, weights);
     for (std::size_t at = 0; at < ranks.count; ++at) {
@@ -92,27 +125,48 @@ Costs Costs::in_blocks(const RankNumbers& ranks, const Question& question, const
 
 Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Weights& weights,
                    const std::vector<double>& multiplier) {
-    Costs made(ranks.count, true, kTimeTerms + (question.foresees_evictions ? 1 : 0));
-    for (int addend = 0; addend < 6; ++addend) {
-        made.places_[static_cast<std::size_t>(kWaitMs + addend)] = addend;
-    }
-    made.places_[kCost] = 6;
-    made.places_[kCredit] = 7;
-    credit_blocks(ranks, question, weights, made.numbers_.data() + 7 * ranks.count);
-    if (question.foresees_evictions) {
-        double* const lost = made.place(kLost, 8);
-        for (std::size_t at = 0; at < ranks.count; ++at) {
+    constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
+    constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
+    Costs made(ranks.count, true);
+    double *const wait = made.add(kWaitMs), *const prefill = made.add(kPrefillMs), *const lateness = made.add(kLatenessMs);
+    double *const stall = made.add(kStallMs), *const decode = made.add(kDecodeMs), *const slowdown = made.add(kSlowdownMs);
+    double *const cost = made.add(kCost), *const credit = made.add(kCredit);
+    double* const lost = question.foresees_evictions ? made.add(kLost) : nullptr;
+    credit_blocks(ranks, question, weights, credit);
+    const double tokens = static_cast<double>(question.tokens), block_size = static_cast<double>(question.block_size);
+    const double own_blocks = static_cast<double>(question.own_blocks), lateness_ms = 1e3 * weights.lateness_s;
+    const double own_ms = kSequence + own_blocks * block_size * kKvToken;
+    for (std::size_t at = 0; at < ranks.count; ++at) {
+        if (lost != nullptr) {
             lost[at] = static_cast<double>(ranks.lost(at, question.own_blocks));
         }
+        if (question.is_prefilled) {
+            const double left = tokens - credit[at] * block_size;
+            const double uncached = left > 0.0 ? left : 0.0;
+            const double pairs = uncached * (tokens - uncached * 0.5);
+            wait[at] = static_cast<double>(ranks.queued[at]) * kToken * ranks.prefill[at];
+            prefill[at] = (uncached * kToken + pairs * kPair) * ranks.prefill[at];
+            const double until_first = wait[at] + prefill[at];
+            lateness[at] = until_first * until_first / lateness_ms;
+        }
+        if (question.is_decoded) {
+            const double active = static_cast<double>(ranks.requests[at]);
+            const double blocks = static_cast<double>(ranks.blocks[at] - ranks.shared[at]);
+            const double kv_tokens = (blocks + own_blocks) * block_size;
+            const double step = kStep + (active + 1.0) * kSequence + kv_tokens * kKvToken;
+            stall[at] = prefill[at] * active;
+            decode[at] = step * question.output_tokens * ranks.decode[at];
+            slowdown[at] = active * own_ms * question.output_tokens * ranks.decode[at];
+        }
+        cost[at] = (wait[at] + prefill[at] + lateness[at]) * weights.ttft_weight + stall[at] + decode[at] + slowdown[at];
     }
-    time_terms(ranks, question, weights, made.numbers_.data());
     made.multiply(multiplier);
     return made;
 }
 
 Costs Costs::given(const std::vector<double>& costs) {
-    Costs made(costs.size(), false, 1);
-    std::copy(costs.begin(), costs.end(), made.place(kCost, 0));
+    Costs made(costs.size(), false);
+    std::copy(costs.begin(), costs.end(), made.add(kCost));
     return made;
 }
 

@@ -62,7 +62,10 @@ struct Question {
 // The terms of every candidate, in the order of the fields of `CostTerms`.
 class Costs {
 public:
-    enum Field { kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost, kWaitMs, kLost = 13, kFields };
+    enum Field {
+        kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost,
+        kWaitMs, kPrefillMs, kLatenessMs, kStallMs, kDecodeMs, kSlowdownMs, kLost, kFields
+    };
 
     Costs() { places_.fill(-1); }
 
@@ -86,24 +89,13 @@ public:
     static Costs given(const std::vector<double>& costs);
 
 private:
-    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates), numbers_(columns * candidates) {
-        places_.fill(-1);
-    }
-    double* place(std::size_t field, int column) {
-        places_[field] = column;
-        return numbers_.data() + static_cast<std::size_t>(column) * count;
-    }
+    Costs(std::size_t candidates, bool timed) : is_timed(timed), count(candidates) { places_.fill(-1); }
+    // Adds the column of a term: zeroes.
+    double* add(std::size_t field);
     void multiply(const std::vector<double>& multiplier);
 
     std::array<int, kFields> places_{};
     std::vector<double> numbers_;
 };
-
-// Sets `out` to the blocks credited to each rank for what it holds.
-void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out);
-
-constexpr std::size_t kTimeTerms = 8;
-// Sets `out` to wait, prefill, lateness, stall, decode, slowdown, cost and credit, `ranks.count` numbers each. The credit is there.
-void time_terms(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out);
 
 }  // namespace kv

@@ -55,10 +55,11 @@ std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::
             numbers.append(reinterpret_cast<const char*>(column.data()), size);
         }
     }
-    std::string packed(1, static_cast<char>(mask < kMore ? mask : (mask & (kMore - 1)) | kMore));
-    if (mask >= kMore) {
-        packed.push_back(static_cast<char>(mask >> kMaskBits));
+    std::string packed;
+    for (; mask >= kMore; mask >>= kMaskBits) {
+        packed.push_back(static_cast<char>((mask & (kMore - 1)) | kMore));
     }
+    packed.push_back(static_cast<char>(mask));
     return packed + numbers;
 }
 

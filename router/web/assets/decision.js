@@ -7,10 +7,8 @@ import { Poll } from "./poll.js";
 import { Table } from "./table.js";
 
 const AGAIN_MS = 2000;
-const TERMS = {
-  ms: [["wait", "wait_ms", "first-1"], ["prefill", "prefill_ms", "first-2"], ["lateness", "lateness_ms", "first-3"], ["stall", "stall_ms", "rest-1"], ["decode", "decode_ms", "rest-2"], ["slowdown", "slowdown_ms", "rest-3"]],
-  blocks: [["prefill", "prefill_blocks", "first-2"], ["decode", "decode_blocks", "rest-2"], ["requests", "request_blocks", "rest-1"], ["history", "history_blocks", "rest-3"]],
-};
+const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
+const COLOURS = 3;
 const HINTS = {
   wait: "until the rank begins with the prompt", prefill: "to compute what is not cached", lateness: "by which the first token is expected after its target",
   stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
@@ -52,7 +50,7 @@ export class DecisionView {
   }
 
   candidates(decision) {
-    const terms = decision.cost_unit in TERMS ? TERMS[decision.cost_unit] : [];
+    const terms = termsOf(decision);
     const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
     const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
     const table = this.kept("candidates", () => new Table({
@@ -84,6 +82,14 @@ export class DecisionView {
   }
 }
 
+/** The addends of the cost: name, field, and class of its colour, as `ADDENDS` of kv_protocol/decision.py has them. */
+function termsOf(decision) {
+  const unit = `_${decision.cost_unit}`, fields = Object.keys(decision.candidates[decision.winner].terms);
+  const rest = fields.filter((field) => field.endsWith(unit) && !field.startsWith("overlap_") && !UNTIL_FIRST.includes(field));
+  const coloured = (chosen, kind) => chosen.map((field, at) => [field.slice(0, -unit.length), field, `${kind}-${(at % COLOURS) + 1}`]);
+  return [...(unit === "_ms" ? coloured(UNTIL_FIRST, "first") : []), ...coloured(rest, "rest")];
+}
+
 function unitText(decision) {
   return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: blocks; the lowest wins.";
 }
@@ -92,8 +98,8 @@ function columnsOf(decision, terms, largest) {
   const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
   const weighed = [
     { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
-    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, kind), kind]), largest, shares(row, terms)) },
-    ...terms.map(([text, field, kind]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, kind)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${kind.startsWith("first") ? ", times policy.ttft_weight" : ""}` : unit })),
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, kind), kind]), largest, shares(row, terms)) },
+    ...terms.map(([text, field, kind]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, kind)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${kind.startsWith("first") ? ", times policy.ttft_weight" : ""}` : unit })),
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
@@ -106,14 +112,15 @@ function columnsOf(decision, terms, largest) {
 }
 
 function shares(row, terms) {
-  return terms.map(([text, field, kind]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, kind))}`).join(", ");
+  return terms.map(([text, field, kind]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, terms, kind))}`).join(", ");
 }
 
 /** The weight of terms up to the first token, which the cost was made with; 1 for all others. */
-function weightOf(terms, kind) {
+function weightOf(values, terms, kind) {
   if (!kind.startsWith("first")) return 1;
-  const first = terms.wait_ms + terms.prefill_ms + terms.lateness_ms, rest = terms.stall_ms + terms.decode_ms + terms.slowdown_ms;
-  return first > 0 ? (terms.cost / terms.constraint_multiplier - rest) / first : 1;
+  const sum = (of) => terms.reduce((found, [, field, each]) => found + (each.startsWith(of) ? values[field] : 0), 0);
+  const first = sum("first");
+  return first > 0 ? (values.cost / values.constraint_multiplier - sum("rest")) / first : 1;
 }
 
 function outcome({ decision, outcome: found, predicted, misses }) {
