@@ -46,16 +46,19 @@ def _line(candidate: Candidate, unit: CostUnit) -> str:
 
 def _terms(terms: CostTerms, unit: CostUnit) -> str:
     times = f", times {terms.constraint_multiplier:.2f} for its constraints" if terms.constraint_multiplier != 1 else ""
+    parts, credited = _addends(terms, ADDENDS[unit], unit), "after"
     if unit == "ms":
-        until_first, after = _sum(terms, _UNTIL_FIRST, unit), _sum(terms, _AFTER_FIRST, unit)
-        parts = f"{_ttft_weight(terms):.1f} x ({until_first}) + {after} ms{times}, with"
-    else:
-        parts = f"{_sum(terms, ADDENDS[unit], unit)} blocks{times}, after"
-    return f"cost {terms.cost:.1f} = {parts} {terms.overlap_credit_blocks:.1f} blocks credited"
+        first, credited = " + ".join(_addends(terms, _UNTIL_FIRST, unit)), "with"
+        parts = [f"{_ttft_weight(terms):.1f} x ({first})"] if first else []
+        parts += _addends(terms, _AFTER_FIRST, unit)
+    total = f"cost {terms.cost:.1f} = {' + '.join(parts) or 0} {unit}{times}"
+    return f"{total}, {credited} {terms.overlap_credit_blocks:.1f} blocks credited"
 
 
-def _sum(terms: CostTerms, addends: Sequence[str], unit: CostUnit) -> str:
-    return " + ".join(f"{each} {getattr(terms, f'{each}_{unit}'):.1f}" for each in addends)
+def _addends(terms: CostTerms, names: Sequence[str], unit: CostUnit) -> list[str]:
+    """Return the addends that are not zero."""
+    values = [(each, getattr(terms, f"{each}_{unit}")) for each in names]
+    return [f"{each} {value:.1f}" for each, value in values if value]
 
 
 def _ttft_weight(terms: CostTerms) -> float:

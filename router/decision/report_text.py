@@ -107,13 +107,18 @@ def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column
     if terms:
         yield f"cost {unit}", None, lambda each: f"{each.terms.cost:.1f}"
         for term, weight in terms.items():
-            yield f"{term} {unit}", None, partial(_counted, f"{term}_{unit}", weight)
+            field = f"{term}_{unit}"
+            yield f"{term} {unit}", partial(_has, field), partial(_counted, field, weight)
         yield "credit blocks", None, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
         yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
     yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
     yield "expected blocks", None, lambda each: str(each.expected_blocks)
     yield "ttft ms", lambda each: each.predicted_ttft_s is not None, _predicted_ttft
     yield "trust", None, lambda each: each.trust
+
+
+def _has(field: str, candidate: Candidate) -> bool:
+    return bool(getattr(candidate.terms, field))
 
 
 def _counted(field: str, weight: float, candidate: Candidate) -> str:

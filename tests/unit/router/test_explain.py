@@ -30,8 +30,8 @@ def test_it_names_the_winner_its_blocks_every_cost_and_the_margin() -> None:
     )
     assert explained(*rows) == (
         "Request r-1: 81 tokens for m, policy kv. It went to w1/2, which holds 4 of 5 reusable blocks (80%).\n"
-        "  w1/2: cost 11.1 = prefill 1.1 + decode 9.0 + request 0.0 + history 1.0 blocks, after 4.0 blocks credited\n"
-        "  w0/0: cost 13.1 = prefill 5.1 + decode 8.0 + request 0.0 + history 0.0 blocks, after 0.0 blocks credited\n"
+        "  w1/2: cost 11.1 = prefill 1.1 + decode 9.0 + history 1.0 blocks, after 4.0 blocks credited\n"
+        "  w0/0: cost 13.1 = prefill 5.1 + decode 8.0 blocks, after 0.0 blocks credited\n"
         "  w2/0: not eligible, draining\n"
         "The runner-up, w0/0, costs 2.0 blocks more: mostly prefill, +4.0, its credit 0.0 against 4.0."
     )
@@ -44,9 +44,8 @@ def test_a_cost_in_ms_is_told_by_its_terms_and_by_the_one_that_decided() -> None
     text = explain(decide(moment, route(81), Policy.current(), 1).decision())
     assert text == (
         "Request r-1: 81 tokens for m, policy kv. It went to w1/2, which holds 0 of 5 reusable blocks (0%).\n"
-        "  w1/2: cost 62.8 = 4.0 x (wait 0.0 + prefill 1.8 + lateness 0.0) + stall 0.0 + decode 55.4 + slowdown 0.0 ms"
-        ", with 0.0 blocks credited\n"
-        "  w0/0: cost 63.0 = 4.0 x (wait 0.0 + prefill 0.4 + lateness 0.0) + stall 3.5 + decode 56.5 + slowdown 1.4 ms"
+        "  w1/2: cost 62.8 = 4.0 x (prefill 1.8 + lateness 0.0) + decode 55.4 ms, with 0.0 blocks credited\n"
+        "  w0/0: cost 63.0 = 4.0 x (prefill 0.4 + lateness 0.0) + stall 3.5 + decode 56.5 + slowdown 1.4 ms"
         ", with 4.0 blocks credited\n"
         "The runner-up, w0/0, costs 0.2 ms more: mostly stall, +3.5 ms."
     )
@@ -153,7 +152,7 @@ def test_it_says_where_the_overlap_of_a_rank_without_events_comes_from() -> None
     trust: dict[str, Any] = {"trust": "FALLBACK", "trust_reason": "no KV events heard; approximate"}
     text = explained(row("w0/0", overlap_blocks=(4, 4, 4, 4), **trust))
     assert "It went to w0/0, which by what was routed to it holds 4 of 5 reusable blocks (80%).\n" in text
-    assert " history 0.0 blocks, after 4.0 blocks credited; FALLBACK (no KV events heard; approximate)\n" in text
+    assert " blocks, after 4.0 blocks credited; FALLBACK (no KV events heard; approximate)\n" in text
 
 
 def test_it_says_what_is_on_its_way_beyond_what_is_held() -> None:
