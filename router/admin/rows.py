@@ -7,9 +7,8 @@ import msgspec
 
 from kv_protocol.fleet import NO_EVENTS, WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.decision.explain import explain
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
-from router.decision.report_text import sentence
+from router.decision.report_text import explanation, sentence
 from router.decision.routing import DecisionRecord
 from router.fleet.trust import Trust
 from router.live.decision_rows import outcome_of
@@ -23,7 +22,7 @@ def explained(record: DecisionRecord, begun_s: float, trace_link: str) -> dict[s
     return {
         "decision": decision,
         "outcome": outcome_of(record),
-        "explanation": explain(decision),
+        "explanation": explanation(decision),
         "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
         "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},
         "misses": misses(decision, record.outcome, begun_s),

@@ -1,10 +1,14 @@
-"""A decision's report for people: one sentence, all candidates, the outcome, the request's other decisions."""
+"""A decision in words: one sentence, all candidates, the outcome, the request's other decisions.
+
+explanation     of a decision alone, taken or only asked for
+report_lines    of a decision beside its outcome: what `router explain` prints
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from kv_protocol.decision import Candidate, Decision
-from router.decision.explain import deciding_term, term_weights
+from kv_protocol.decision import ADDENDS, Candidate, CostTerms, Decision
+from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from router.decision.report import DecisionReport, Outcome, RequestReport, misses, predicted_cached_tokens
 
 _CAUSES = {
@@ -15,9 +19,18 @@ _CAUSES = {
     "predicted_ttft": "it is predicted to answer first",
     "user": "a mode of the configuration chose it",
 }
+_UNTIL_FIRST = ("wait", "prefill", "lateness")
+_AFTER_FIRST = tuple(term for term in ADDENDS["ms"] if term not in _UNTIL_FIRST)
+_BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a look at what is cached."
 _NO_RETRY = 1
 _Column = tuple[str, Callable[[Candidate], bool] | None, Callable[[Candidate], str]]
 """Its name, whether a candidate has something to show there (None: all have), and a candidate's cell."""
+
+
+def explanation(decision: Decision, *, is_hypothetical: bool = False) -> str:
+    """Return in lines why that rank, and all candidates. `is_hypothetical`: no request went there."""
+    verb = "would go" if is_hypothetical else "went"
+    return "\n".join([_sentence(decision, verb, [_cause(decision), *_alternative(decision)]), *table(decision)])
 
 
 def report_lines(report: RequestReport) -> list[str]:
@@ -33,9 +46,14 @@ def sentence(report: DecisionReport) -> str:
     """Return why that rank, what the next best would have cost, and whether the prediction held."""
     decision = report.decision
     parts = [_cause(decision), *_alternative(decision), _held(decision, report.outcome)]
+    return _sentence(decision, "went", parts)
+
+
+def _sentence(decision: Decision, verb: str, parts: Sequence[str]) -> str:
     phase = "" if decision.phase == "whole" else f" ({decision.phase})"
-    subject = f"Request {decision.request_id}{phase}, {decision.isl_tokens} tokens for {decision.model},"
-    return f"{subject} went to {_name(decision.chosen)} because {'; '.join(parts)}."
+    length = f"{decision.isl_tokens} tokens" if decision.isl_tokens else "a prompt that was not encoded,"
+    subject = f"Request {decision.request_id}{phase}, {length} for {decision.model},"
+    return f"{subject} {verb} to {_name(decision.chosen)} because {'; '.join(parts)}."
 
 
 def _cause(decision: Decision) -> str:
@@ -65,6 +83,34 @@ def _alternative(decision: Decision) -> Iterator[str]:
     yield f"{_name(runner_up)} would have cost {abs(decision.margin):.1f} {unit} {change} in all, {costs}"
 
 
+def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]:
+    """Return the term that makes most of the difference to the runner-up, without its unit, and the difference.
+
+    The difference is in `cost_unit`, as it counts, before the multiplier of constraints.
+    """
+    chosen, other = decision.chosen.terms, runner_up.terms
+    weights = _term_weights(decision)
+    fields = {name: f"{name}_{decision.cost_unit}" for name in weights}
+    more = {name: weights[name] * (getattr(other, field) - getattr(chosen, field)) for name, field in fields.items()}
+    term = max(more, key=lambda name: more[name])
+    return term, more[term]
+
+
+def _term_weights(decision: Decision) -> dict[str, float]:
+    """Return by each addend of the cost how often it counts: their weighted sum, times the multiplier, is the cost."""
+    unit = decision.cost_unit
+    weight = max(_ttft_weight(each.terms) for each in decision.candidates) if unit == "ms" else 1.0
+    return {name: weight if unit == "ms" and name in _UNTIL_FIRST else 1.0 for name in ADDENDS[unit]}
+
+
+def _ttft_weight(terms: CostTerms) -> float:
+    """Return the weight of a request's own first token, which the cost was made with."""
+    first_ms, rest_ms = (
+        sum(getattr(terms, f"{each}_ms") for each in addends) for addends in (_UNTIL_FIRST, _AFTER_FIRST)
+    )
+    return (terms.cost / terms.constraint_multiplier - rest_ms) / first_ms if first_ms > 0 else 1.0
+
+
 def _held(decision: Decision, outcome: Outcome | None) -> str:
     if outcome is None:
         return "its outcome is not known"
@@ -83,8 +129,8 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 
 
 def table(decision: Decision) -> list[str]:
-    """Return a row for each candidate, cheapest first, how costs add up, and a line for each rank that was refused."""
-    terms = term_weights(decision) if decision.chosen.is_weighed else {}
+    """Return a row for each candidate, cheapest first, how costs add up, and what a row has no room for."""
+    terms = _term_weights(decision) if decision.chosen.is_weighed else {}
     cheapest_first = sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
     columns = [
         [name, *map(cell, cheapest_first)]
@@ -95,8 +141,20 @@ def table(decision: Decision) -> list[str]:
     return [
         *lines,
         *([_legend(decision, terms)] if terms else []),
+        *(f"{_name(each)}  {note}" for each in cheapest_first for note in _notes(each)),
         *(f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded),
+        *([] if decision.endpoint in PROMPT_ENDPOINTS else [_BY_LOAD]),
+        *([] if decision.action == "admit" else [f"no rank is predicted to meet its targets: {decision.action}"]),
     ]
+
+
+def _notes(candidate: Candidate) -> Iterator[str]:
+    if lost := candidate.terms.overlap_lost_blocks:
+        yield f"lacks room, and will evict {lost:.0f} blocks before it computes the prompt"
+    if candidate.is_spilled:
+        yield "has no credit, since too much is queued there"
+    if candidate.trust_reason:
+        yield f"{candidate.trust}: {candidate.trust_reason}"
 
 
 def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column]:
@@ -113,7 +171,8 @@ def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column
         yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
     yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
     yield "expected blocks", None, lambda each: str(each.expected_blocks)
-    yield "ttft ms", lambda each: each.predicted_ttft_s is not None, _predicted_ttft
+    yield "ttft ms", lambda each: each.predicted_ttft_s is not None, lambda each: _ms(each.predicted_ttft_s)
+    yield "itl ms", lambda each: each.predicted_itl_s is not None, lambda each: _ms(each.predicted_itl_s)
     yield "trust", None, lambda each: each.trust
 
 
@@ -129,8 +188,8 @@ def _is_multiplied(candidate: Candidate) -> bool:
     return candidate.terms.constraint_multiplier != 1
 
 
-def _predicted_ttft(candidate: Candidate) -> str:
-    return "-" if candidate.predicted_ttft_s is None else f"{1e3 * candidate.predicted_ttft_s:.0f}"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
 
 
 def _legend(decision: Decision, terms: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.requests import RequestInvalid
-from router.decision.explain import explain
+from router.decision.report_text import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
 from router.request.passed import METHODS, is_passed
@@ -75,4 +75,4 @@ def _asked_path(exchange: Exchange) -> str:
 
 def _summary(verdict: Verdict) -> dict[str, object]:
     decision = verdict.decision()
-    return {"decision": decision, "explanation": explain(decision, is_hypothetical=True)}
+    return {"decision": decision, "explanation": explanation(decision, is_hypothetical=True)}

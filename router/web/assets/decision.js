@@ -45,7 +45,6 @@ export class DecisionView {
       found.prompt && promptOf(found.prompt),
       decision.excluded.length > 0 && this.excluded(decision),
       decisions.length > 1 && siblings(decisions, decision),
-      h("details", { key: "words" }, h("summary", null, "The same in words"), h("pre", null, found.explanation)),
     ];
   }
 

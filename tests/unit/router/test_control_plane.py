@@ -250,7 +250,7 @@ async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control
         assert shown["decision"]["decision_id"] == decision_id
         assert [each["decision"]["phase"] for each in shown["decisions"]] == ["prefill", "decode"]
         assert [each["outcome"]["outcome"] for each in shown["decisions"]] == ["ok", "ok"]
-        assert "Its prompt went to w0/0" in shown["decisions"][0]["explanation"]
+        assert "(prefill), 40 tokens for m, went to w0/0" in shown["decisions"][0]["explanation"]
 
 
 async def test_version_is_the_distributions(control: Control) -> None:

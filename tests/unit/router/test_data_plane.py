@@ -746,7 +746,7 @@ async def test_a_route_is_a_decision_of_which_nothing_comes(plane: Plane, body: 
     told = json.loads(answered.body)
     assert answered.status == 200, told
     assert told["decision"]["candidates"][0]["worker_id"] == "w0"
-    assert told["explanation"].startswith("Request id-2: ")
+    assert told["explanation"].startswith("Request id-2, ")
     assert plane.routing.decisions.newest(1) == []
 
 

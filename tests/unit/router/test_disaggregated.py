@@ -199,11 +199,8 @@ async def test_both_decisions_can_be_asked_for_without_a_request() -> None:
     async with fleet("prefill", "decode") as found:
         told = json.loads((await found.plane.post(path="/v1/route")).body)
         assert (told["decision"]["phase"], told["decode"]["decision"]["phase"]) == ("prefill", "decode")
-        assert (
-            told["explanation"]
-            .splitlines()[0]
-            .endswith("Its prompt would go to p0/0, which holds 0 of 3 reusable blocks (0%).")
-        )
+        assert "(prefill), " in told["explanation"]
+        assert " would go to p0/0 because there was no other candidate.\n" in told["explanation"]
 
 
 @pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode"), ("decode", "decode")])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.decision.explain import explain
 from router.decision.policy import Policy
+from router.decision.report_text import explanation
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import Upstream, answers, completion, says, says_and_waits
@@ -59,7 +59,7 @@ async def test_embeddings_go_by_load_alone_and_the_decision_says_so(plane: Plane
     decision = record.decision
     assert (decision.endpoint, decision.policy, decision.phase) == ("embeddings", "least-loaded", "whole")
     assert (decision.isl_tokens, decision.session_rank) == (0, "")
-    assert "An embedding reuses no KV prefix" in explain(decision)
+    assert "An embedding reuses no KV prefix" in explanation(decision)
     outcome = plane.outcome(decision.decision_id)
     assert (outcome.ttft_s, outcome.itl_s, outcome.output_tokens) == (None, None, None)
 

@@ -1,12 +1,19 @@
-"""What `router explain` prints of a decision, on records that are written out here."""
+"""A decision in words: they say what the numbers say."""
 
+import re
+
+import msgspec
+import numpy as np
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
+from router.decision.policy import CostParameters, Policy
 from router.decision.report import DecisionReport, Misses, Outcome, RequestReport, misses
-from router.decision.report_text import report_lines, sentence, table
+from router.decision.report_text import explanation, report_lines, sentence, table
+from router.decision.view import RateColumns
 from router.native.engine import FIRST_S
-from tests.unit.router.samples import candidate, decision
+from tests.support.decide import decide
+from tests.unit.router.samples import Row, candidate, decision, route, row, view
 
 NEAR = CostTerms(cost=62.0, wait_ms=2.0, prefill_ms=10.0, decode_ms=14.0, overlap_credit_blocks=4.0)
 FAR = CostTerms(cost=150.0, prefill_ms=34.0, decode_ms=14.0)
@@ -17,6 +24,8 @@ IN_MS = decision(
     cost_unit="ms",
     excluded=(Exclusion(worker_id="w2", dp_rank=1, reason="draining"),),
 )
+PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))
+"""Prefill and decode count alike, so that the costs are blocks; and history counts."""
 OK = Outcome(outcome="ok", cached_tokens=64, ttft_s=0.041, duration_s=0.5, output_tokens=8)
 
 
@@ -86,13 +95,114 @@ def test_a_single_candidate_needs_no_cause() -> None:
 def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_refused() -> None:
     header, chosen, other, legend, refused = table(IN_MS)
     names = "rank cost ms wait ms prefill ms decode ms credit blocks"
-    assert header.split() == f"{names} gpu blocks expected blocks ttft ms trust".split()
-    assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 14.0 4.0 4 4 30 EXACT"
-    assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 14.0 0.0 0 0 - EXACT"
+    assert header.split() == f"{names} gpu blocks expected blocks ttft ms itl ms trust".split()
+    assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 14.0 4.0 4 4 30.0 10.0 EXACT"
+    assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 14.0 0.0 0 0 - - EXACT"
     assert len(header) == len(chosen) == len(other)
     counted = "wait, prefill, lateness counted 4 times"
     assert legend == f"cost: the sum of the ms of a row ({counted}); the lowest wins"
     assert refused == "w2/1  refused: draining"
+
+
+def explained(*rows: Row, policy: Policy = PLAIN, seed: int = 1, isl_tokens: int = 81) -> list[str]:
+    """Return the lines about a decision for the first row or another."""
+    return explanation(decide(view(*rows), route(isl_tokens), policy, seed).decision()).splitlines()
+
+
+def test_an_explanation_is_why_and_the_table() -> None:
+    assert explanation(IN_MS).splitlines() == [
+        (
+            "Request r-1, 81 tokens for m, went to w1/0 because its prefill counts 96.0 ms less than at w0/0, "
+            "the next best; w0/0 would have cost 88.0 ms more in all, 150.0 against 62.0 ms."
+        ),
+        *table(IN_MS),
+    ]
+    asked = explanation(decision(phase="prefill"), is_hypothetical=True)
+    assert asked.startswith("Request r-1 (prefill), 81 tokens for m, would go to w0/0 because ")
+    assert "went" not in asked
+
+
+@pytest.mark.parametrize(
+    ("winner", "runner_up", "cause"),
+    [
+        # holds a block more and is far less busy: it is the work that decides
+        (row("w0/0", overlap_blocks=(1, 1, 1, 1)), row("w1/0", active_blocks=50), "its decode counts 50.0 blocks"),
+        # equal on the GPU, but the host tier has more: the runner-up is not busier
+        (
+            row("w0/0", overlap_blocks=(1, 5, 5, 5)),
+            row("w1/0", overlap_blocks=(1, 1, 1, 1)),
+            "its prefill counts 3.0 blocks",
+        ),
+        # the same blocks, of which the runner-up's are half believed
+        (
+            row("w0/0", overlap_blocks=(4, 4, 4, 4)),
+            row("w1/0", overlap_blocks=(4, 4, 4, 4), trust="DEGRADED", trust_reason="behind"),
+            "its prefill counts 2.0 blocks",
+        ),
+        # nothing is held anywhere
+        (row("w0/0"), row("w1/0", history_blocks=8.0), "its history counts 4.0 blocks"),
+        (row("w0/0"), row("w1/0", prefill_tokens_queued=64), "its prefill counts 4.0 blocks"),
+    ],
+)
+def test_the_cause_is_the_term_that_makes_most_of_the_difference(winner: Row, runner_up: Row, cause: str) -> None:
+    assert f" went to w0/0 because {cause} less than at w1/0, the next best;" in explained(runner_up, winner)[0]
+
+
+def test_active_requests_are_a_cause_too() -> None:
+    weighed = Policy(parameters=msgspec.structs.replace(PLAIN.parameters, request_weight=3.0))
+    told = explained(row("w0/0"), row("w1/0", active_requests=2), policy=weighed)
+    assert "its request counts 6.0 blocks less" in told[0]
+
+
+def test_candidates_are_listed_cheapest_first() -> None:
+    told = explained(*[row(f"w{at}/0", active_blocks=blocks) for at, blocks in enumerate((30, 10, 20))])
+    assert [re.findall(r"(w\d)/0 +([\d.]+)", line) for line in told[2:5]] == [
+        [("w1", "21.1")],
+        [("w2", "31.1")],
+        [("w0", "41.1")],
+    ]
+
+
+@pytest.mark.parametrize(("trust", "reason"), [("DEGRADED", "behind"), ("FALLBACK", "no KV events heard; approximate")])
+def test_a_rank_that_is_not_fully_trusted_is_named_with_its_reason(trust: str, reason: str) -> None:
+    told = explained(row("w0/0", trust=trust, trust_reason=reason), row("w1/0"))
+    assert told[-1] == f"w0/0  {trust}: {reason}"
+
+
+def test_what_befalls_a_candidate_is_said_behind_the_table() -> None:
+    spilled = Policy(parameters=PLAIN.parameters, spill_tokens=100)
+    told = explained(row("w0/0", prefill_tokens_queued=900), row("w1/0"), policy=spilled)
+    assert told[-1] == "w0/0  has no credit, since too much is queued there"
+    moment = view(row("w0/0", overlap_blocks=(4, 4, 4, 4), total_kv_blocks=8, active_blocks=5))
+    moment = moment._replace(rates=RateColumns(np.ones(1), np.ones(1), 10.0))
+    text = explanation(decide(moment, route(81), Policy.current(), 1).decision())
+    assert text.endswith("\nw0/0  lacks room, and will evict 3 blocks before it computes the prompt")
+
+
+def test_the_factor_of_constraints_is_a_column_and_a_word_of_the_legend() -> None:
+    moment, request = view(row("w0/0", taints=("slow",)), row("w1/0")), route(81, preferred_taints=(("slow", -9.0),))
+    text = explanation(decide(moment, request, Policy(), 1).decision())
+    assert " multiplier " in text
+    assert "2.72" in text
+    assert "of a row, multiplied; the lowest wins" in text
+    assert "multipli" not in "".join(explained(row("w0/0", taints=("slow",)), row("w1/0")))
+
+
+def test_it_says_that_the_targets_are_not_met() -> None:
+    moment = view(row("w0/0", ttft_s=0.25, itl_s=0.0125), row("w1/0", ttft_s=0.5, itl_s=0.01), is_forecast=True)
+    policy = Policy(mode="predicted-ttft", itl_target_s=0.005, unmet="queue")
+    text = explanation(decide(moment, route(81), policy, 1).decision())
+    assert "because it is predicted to answer first" in text
+    assert text.endswith("\nno rank is predicted to meet its targets: queue")
+
+
+def test_a_choice_that_weighed_nothing_says_how_it_was_made_and_has_no_costs() -> None:
+    told = explained(row("w0/0", active_blocks=90), row("w1/0"), policy=Policy(mode="round-robin"))
+    assert told[0].endswith(" went to w0/0 because it was this rank's turn.")
+    assert told[1].split() == ["rank", "gpu", "blocks", "expected", "blocks", "trust"]
+    told = explained(row("w0/0"), row("w1/0"), policy=Policy(mode="random"), seed=7, isl_tokens=0)
+    assert "r-1, a prompt that was not encoded, for m, went to" in told[0]
+    assert told[0].endswith("because seed 7 drew it.")
 
 
 @pytest.mark.parametrize(
