@@ -1,20 +1,22 @@
 """A decision as a journal record: small, and enough to repeat it and to compare the result.
 
     request    as routing read it, with its packed sequence hashes
-    best       the columns (worker ranks, in the order of the view) of eight candidates at most: the winner, then the
-               cheapest of the others, cheapest first
-    terms      every cost term of those, f64, but for terms that are their default for all of them
-    costs      only the cost of the other candidates, f32, in the order of the columns
-    overlap    ranks' overlap with the request on tiers 0..t: the index's, or, for ranks without events, the
-               approximate one
+    best       the columns of at most eight candidates: the winner, then the others, cheapest first. A column is a
+               worker rank, in the order of the view
+    terms      the cost terms of these candidates; a term that is its default for all of them is left out
+    costs      the costs of all other candidates, in the order of the columns; their terms are not recorded
+    overlap    for each tier t, each rank's overlap with the request on tiers 0..t: from the index or, for ranks
+               without events, the approximate one
 
 In little-endian bytes:
 
-    best     a u16 each
-    terms    mask, bytes of 7 bits, lowest first, of which all but the last have bit 7 set (bit i of the mask: term i of
-             `TERMS` is there) | for each term there: an f64 for each of `best`
-    overlap  flags u8 (bit t: tier t adds overlap to tiers below it; bit 7: numbers are u32, else u16)
-             | for each such t: a bit for each column with more overlap, lowest first | how much more, for each
+    best     a u16 for each
+    terms    a mask (bit i: term i of `TERMS` is recorded) in bytes of 7 bits, lowest first; bit 7 is set in all bytes
+             but the last | for each recorded term: an f64 for each of `best`
+    costs    an f32 for each
+    overlap  flags u8 (bit t: tier t adds overlap to the tiers below it; bit 7: numbers are u32, else u16)
+             | for each such t: a bit for each column, lowest first, set if the tier adds overlap there | the added
+             overlap of each of these columns
              empty if no rank has overlap
 """
 
@@ -26,9 +28,8 @@ import msgspec
 from kv_protocol.decision import CostTerms, CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME, Hashing
-from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
-from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8
 RANKS_MAX = 0xFFFF
@@ -44,22 +45,22 @@ _HASH_BYTES = 8
 
 Depths = tuple[int, int, int, int]
 RequestPhase = Literal["whole", "prefill", "decode", "alone"]
-"""The work for a worker: prompt and generation (`whole`); only the prompt; only the generation, with the prompt's KV
-from the prefill worker; or both on a decode worker (`alone`)."""
+"""The work for a worker: prompt and generation (`whole`); only the prompt (`prefill`); only the generation, with the
+prompt's KV from the prefill worker (`decode`); or both on a decode worker (`alone`)."""
 
 
 class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """A request as routing reads it, and as the journal has it.
 
     decision_id         unique, a new one for every attempt; `request_id` is the client's, and may repeat
-    isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
-                        With unseen images, a lower bound; of a prompt that only the worker knows, an estimate
+    isl_tokens          the prompt's length. 0: unknown, because the mode reads no overlap, so it was not encoded
+                        With unseen images, a lower bound; for a prompt that only the worker can encode, an estimate
     sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
     session_id          its requests prefer to stay at one rank; empty: no session
     pinned_*            None, or the only worker or rank allowed
     tried               ranks that failed this phase of the request already
-    phase               the phase that its worker serves
+    phase               the work for its worker
     transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
     prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
                         no KV is transferred (so in records of versions without this field, which checked no pairs)
@@ -99,8 +100,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
             raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
         if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
-        if not 0 <= self.isl_tokens <= U64_MASK:
-            checked_u64("isl_tokens", self.isl_tokens)
+        checked_u64("isl_tokens", self.isl_tokens)
 
     @property
     def hashing(self) -> Hashing:
@@ -124,12 +124,12 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """A decision, and its lease: the request's blocks and `uncached_tokens`, under its id.
+    """A decision, and its lease: the request's blocks and `uncached_tokens`, under its `decision_id`.
 
-    `now_s` is the view's; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
+    `now_s` is the view's time; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
     stream. `kv_seq` is the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the same model. `best`,
     `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router writes
-    it with `router/native/record.cpp`. One that was read may have other columns than its `ranks`: `check`.
+    it with `router/native/record.cpp`. Decoding does not compare the columns with `ranks`: `check` does.
     """
 
     now_s: float
@@ -149,7 +149,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     epoch: int = 0
     action: str = "admit"
     ttft_s: float | None = None
-    """The prediction for the request at the winner; None: there was none."""
+    """The predicted time to the first token at the winner, as `itl_s` is between tokens; None: no prediction."""
     itl_s: float | None = None
     best: bytes = b""
     terms: bytes = b""
@@ -159,6 +159,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     def check(self) -> None:
         """Raise `LimitExceeded` for a number or a column that no router writes."""
         checked_worker_id(self.worker_id)
+        checked_dp_rank(self.dp_rank)
         for field in ("seed", "kv_seq", "turn", "uncached_tokens", "epoch"):
             checked_u64(field, getattr(self, field))
         if not 1 <= self.ranks <= RANKS_MAX:
@@ -178,7 +179,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
 
     @property
     def promise(self) -> Routed:
-        """The lease that it began."""
+        """The lease that the decision began."""
         return promise(self.request, self.rank, self.uncached_tokens, self.epoch)
 
 
@@ -228,13 +229,13 @@ def best_columns(best: bytes) -> tuple[int, ...]:
 
 
 def packed_mask(mask: int) -> bytes:
-    """Return the mask of terms as it stands before them."""
+    """Return the bytes of a mask of terms."""
     rest = mask >> _MASK_BITS
     return bytes((mask,)) if not rest else bytes((mask & (_MORE - 1) | _MORE,)) + packed_mask(rest)
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the terms that are there, and its size in bytes; one without an end has a term too many."""
+    """Return the mask of the recorded terms, and its size in bytes. If its end is missing, it has an unknown term."""
     mask = 0
     for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
         mask |= (byte & (_MORE - 1)) << at * _MASK_BITS
@@ -249,13 +250,13 @@ def best_terms(decided: Decided) -> list[CostTerms]:
     if not count:
         return []
     mask, size = terms_mask(decided.terms)
-    there = [name for at, name in enumerate(TERMS) if mask >> at & 1]
-    values = struct.unpack_from(f"<{count * len(there)}d", decided.terms, size)
-    return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(there)}) for row in range(count)]
+    names = [name for at, name in enumerate(TERMS) if mask >> at & 1]
+    values = struct.unpack_from(f"<{count * len(names)}d", decided.terms, size)
+    return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(names)}) for row in range(count)]
 
 
 def cost_unit(decided: Decided) -> CostUnit:
-    """Return what the costs are in."""
+    """Return the unit of the costs."""
     return "ms" if decided.terms and terms_mask(decided.terms)[0] & _TIMED else "blocks"
 
 
@@ -265,7 +266,7 @@ def other_costs(decided: Decided) -> tuple[float, ...]:
 
 
 def overlap_depths(decided: Decided) -> list[Depths]:
-    """Return the overlap of every column on tiers 0..t."""
+    """Return for each column its overlap on tiers 0..t, for each tier t."""
     return list(zip(*overlap_tiers(decided), strict=True))
 
 

@@ -22,66 +22,57 @@ _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
 _read_chats = msgspec.json.Decoder(ReadChat)
 _Kind = TypeVar("_Kind", bound=Inbound)
 _passed = msgspec.json.Decoder(PassedInbound)
-_REFUSED = ("model", "nvext", "kv_prompt_ids", "kv_continue")
-"""A value of these keys that is not of its type is refused here, and not by the worker."""
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CHECKED_HERE = ("model", "nvext", "kv_prompt_ids", "kv_continue")
+"""The router refuses a value of the wrong type for these keys; for other keys the worker decides."""
 _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
+"""The end of msgspec's message about a value: its place, of which `key` is the body's key."""
 
 
 def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
-    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, if there is none.
 
-    `path` is that of an endpoint; for any other path (`/v1/route`) the body decides: a chat has `messages`, a response
-    `input`, a completion neither. All of the body has to be UTF-8, also the values that the router does not read.
+    A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
+    response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
     """
-    try:
-        decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
-    except UNDECODABLE as error:
-        raise explained(error, body, Inbound) from error
-    return _decoded(decoder, body)
+    return _decoded(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
 
 
 def decode_with_messages(path: str, body: bytes | bytearray) -> Inbound:
-    """Return what `decode_inbound` does; of a chat whose values all have their types, a `ReadChat`."""
+    """Return what `decode_inbound` does; for a chat without a value of the wrong type, return a `ReadChat`."""
     if path == CHAT:
         if not body.isascii():
             check_utf8(body)
         try:
             return _read_chats.decode(body)
         except UNDECODABLE:
-            pass  # what is wrong is found below, or left to the worker
+            pass  # `decode_inbound` refuses the body, or leaves the wrong values to the worker
     return decode_inbound(path, body)
 
 
 def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:
-    """Return the request to another `path` in `body`; raise `RequestInvalid` as `decode_inbound` does."""
+    """Return the request in `body` to a `path` that is passed on; raise `RequestInvalid` as `decode_inbound` does."""
     read = _decoded(_passed, body)
     return replace(read, model=read.model or "", endpoint=path, path=path)
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray) -> _Kind:
-    """Return the request without the values that are not of their type: the worker refuses them, or takes them."""
+    """Return the request without its values of the wrong type: the worker refuses them, or takes them."""
     if not body.isascii():
         check_utf8(body)
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        return _without_unfit(decoder, body, error)
-    except UNDECODABLE as error:
-        raise explained(error, body, Inbound) from error
-
-
-def _without_unfit(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray, error: Exception) -> _Kind:
-    kind, fields = decoder.type, None
+    fields, rest = None, body
     while True:
-        found = _KEY.search(str(error))
-        if found is None or found["key"] in _REFUSED:
-            raise explained(error, body, kind) from error
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if fields is None else fields
-        del fields[found["key"]]
         try:
-            return decoder.decode(msgspec.json.encode(fields))
-        except msgspec.ValidationError as another:
-            error = another
+            return decoder.decode(rest)
+        except msgspec.ValidationError as error:
+            found = _KEY.search(str(error))
+            if found is None or found["key"] in _CHECKED_HERE:
+                raise explained(error, body, decoder.type) from error
+        except UNDECODABLE as error:
+            raise explained(error, body, Inbound) from error
+        fields = _fields_of(body) if fields is None else fields
+        del fields[found["key"]]
+        rest = msgspec.json.encode(fields)
 
 
 def check_utf8(body: bytes | bytearray) -> None:
@@ -93,6 +84,13 @@ def check_utf8(body: bytes | bytearray) -> None:
         raise RequestInvalid("body", found, f"UTF-8 ({error.reason})") from error
 
 
+def _fields_of(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    try:
+        return _fields.decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body, Inbound) from error
+
+
 def _endpoint_of(body: bytes | bytearray) -> str:
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields = _fields_of(body)
     return CHAT if "messages" in fields else RESPONSES if "input" in fields else COMPLETIONS

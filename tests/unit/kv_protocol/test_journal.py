@@ -244,6 +244,7 @@ def test_depths_beyond_a_u16_are_wide() -> None:
         ({"ranks": 0}, "ranks"),
         ({"seed": -1}, "seed"),
         ({"worker_id": "W"}, "worker_id"),
+        ({"dp_rank": 1 << 63}, "dp_rank"),
         ({"best": b"\x01"}, "best"),
         ({"best": struct.pack("<H", 11)}, "best"),
         ({"best": struct.pack("<9H", *range(9))}, "best"),

@@ -143,10 +143,14 @@ def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing
         decode(path, body % (prompt, b"\xff"))
 
 
+AFTER_WRONG = [b'{"model":"m","n":"x",', b'{"model":"m","n":"x","a":' + b"[" * 100_000]
+"""Bodies that are no JSON behind a value of the wrong type."""
+
+
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000],
-    ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field"],
+    [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000, *AFTER_WRONG],
+    ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field", "cut later", "deep later"],
 )
 @pytest.mark.parametrize("decode", [decode_inbound, decode_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
