@@ -1,13 +1,13 @@
-"""Sends HTTP requests to an engine, each bounded in time and size, and counts their outcomes.
+"""Sends HTTP requests to an engine, bounds each answer in time and size, and counts the outcomes.
 
 outcome       the answer
 -----------   ----------------------------------------------------------------------------
 ok            is complete, with status 200
-unreachable   did not come: no connection, or a broken one
+unreachable   did not come: there was no connection, or it broke
 slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
-unreadable    is complete, and invalid: the caller says so by `EngineClient.unreadable`
+unreadable    is complete, but invalid: the caller tells `EngineClient.unreadable`
 """
 
 from collections import Counter
@@ -69,9 +69,9 @@ class EngineClient:
         answer_s: float = 0.0,
         posted: bytes | None = None,
     ) -> bytes:
-        """Return the answer to GET `path`, or to POST of `posted`; count the outcome.
+        """Return the answer to a GET of `path`, or to a POST if `posted` is its body; count the outcome as of `what`.
 
-        `what` is the name by which it is counted; `answer_s` 0: the client's own.
+        `answer_s` 0: the client's own limit.
 
         Raises:
             EngineUnanswered: no usable answer came.
@@ -85,7 +85,7 @@ class EngineClient:
         return answer
 
     def unreadable(self, what: Question) -> None:
-        """Count the last answer of this name, which was counted as ok, as unreadable."""
+        """Count the last answer to `what` as unreadable; `get` counted it as ok."""
         self.requests_total[what, "ok"] -= 1
         self.requests_total[what, "unreadable"] += 1
 

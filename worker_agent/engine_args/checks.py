@@ -1,32 +1,34 @@
 """Checks across engine arguments: conflicts with each other, or with the installed engine.
 
     found                                                               severity   reason
-    reuse off under event publishing                                    warning    the engine serves without events:
-                                                                                   routing is only load balancing
-    transceiver buffer < longest input, of a prefill worker             error      such an input is never transferred:
-                                                                                   KV blocks run out under load
-    the same of a decode worker                                         warning    its inputs may be bounded by prefill
+    block reuse off, although KV events are published                   warning    without reuse there are no events:
+                                                                                   the router only balances load
+    transceiver buffer < longest input, of a prefill worker             error      the KV of a longer input is never
+                                                                                   transferred, and its blocks stay held
+    the same of a decode worker                                         warning    prefill workers may allow only
+                                                                                   shorter inputs
     transceiver missing or without backend, of a prefill/decode worker  warning    the environment may set it
-    moe tensor x expert x cluster parallel != tensor parallel           error      the engine's mapping refuses it
-    moe size that does not divide tensor parallel                       error      likewise
+    MoE tensor x expert x cluster parallel != tensor parallel           error      the engine's mapping refuses it
+    MoE size that does not divide tensor parallel                       error      likewise
     tensor x pipeline x context parallel > GPUs                         error      the engine's processes do not start
-    attention DP with one rank                                          warning    nothing is parallel
+    attention DP with one rank                                          warning    it has no effect
     more attention-DP ranks than a worker may have                      error      the registration is refused
     attention_dp_config without attention DP                            warning    it is ignored
     an installed engine outside the supported versions                  error      its arguments, handovers and events
-                                                                                   differ; a warning if unknown
+                                                                                   may differ; a warning if unknown
                                                                                    arguments are allowed
 
-The longest input is `max_seq_len` - 1: one token is generated at least. If `max_seq_len` is not given, the model
-defines it, and the checks that depend on it are skipped. The router checks that a prefill and a decode worker fit
+The longest input is `max_seq_len` - 1, because at least one token is generated. If `max_seq_len` is not given, the
+model defines it, and the buffer is not checked. The router checks that a prefill and a decode worker fit
 together (`router/fleet/pairs.py`).
 
-Source: `docs/SOURCES.md` D4.2 (buffer) and 6.3 (reuse); `docs/SOURCES.md` E1.1; NVIDIA/TensorRT-LLM
+Source: `docs/SOURCES.md` D4.2 (buffer), D6.3 (reuse) and E1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
 versions: `kv_protocol/trtllm_versions.py`.
 """
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Literal
 
 from kv_protocol.ids import DP_RANK_MAX
@@ -54,27 +56,27 @@ def findings(tree: Tree, circumstances: Circumstances) -> list[ArgumentFinding]:
 
 
 def world_size(tree: Tree) -> int:
-    """Return how many GPUs the engine takes, on all nodes."""
+    """Return how many GPUs the engine uses, on all nodes."""
     if at(tree, "backend") == "_autodeploy":
-        return max(1, at(tree, "world_size") or 1)
+        return int(at(tree, "world_size") or 1)
     tensor, pipeline, context = (at(tree, *path) or 1 for path in _WORLD)
     return int(tensor * pipeline * context)
 
 
 def attention_dp_size(tree: Tree) -> int:
-    """Return how many KV caches the engine has: each tensor-parallel rank has its own under attention DP."""
+    """Return how many KV caches the engine has: with attention DP one for each tensor-parallel rank, else one."""
     return int(at(tree, "tensor_parallel_size") or 1) if at(tree, "enable_attention_dp") else 1
 
 
 def longest_input(tree: Tree) -> int | None:
-    """Return the tokens of the longest prompt that the engine takes; None: the model defines it."""
+    """Return the length in tokens of the longest prompt that the engine accepts; None: the model defines it."""
     max_seq_len = at(tree, "max_seq_len")
     return None if max_seq_len is None else max_seq_len - 1
 
 
 def _reuse(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     if circumstances.publishes_kv_events and at(tree, *_REUSE) is False:
-        expected = "true where KV events are published (without reuse the engine has none: routing is load balancing)"
+        expected = "true where KV events are published (without reuse there are none: the router only balances load)"
         yield _finding("warning", tree, _REUSE, "false", expected)
 
 
@@ -91,18 +93,15 @@ def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentF
 
 
 def _parallelism(tree: Tree, _circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    """The engine computes a size that is not given from the others, rounding down."""
+    """Check MoE sizes. The engine computes a missing tensor or expert size from the others, and rounds it down."""
     tensor = at(tree, *_WORLD[0]) or 1
     if at(tree, "backend") == "_autodeploy" or (at(tree, *_WORLD[2]) or 1) > 1:
-        return  # it shards by `world_size`; ranks of context parallelism count differently by its kind
+        return  # `_autodeploy` shards by `world_size`; with context parallelism the rule depends on its kind
     given = {path: size for path in _MOE if (size := at(tree, *path)) not in (None, -1)}
-    product = 1
-    for size in given.values():
-        product *= size
-    is_whole = {_MOE[0], _MOE[1]} <= given.keys()
-    if given and (product != tensor if is_whole else tensor % product):
+    product, are_complete = prod(given.values()), {_MOE[0], _MOE[1]} <= given.keys()
+    if given and (product != tensor if are_complete else tensor % product):
         words = " x ".join(f"{path[0]} {size}" for path, size in given.items())
-        expected = f"{'' if is_whole else 'a divisor of '}tensor_parallel_size, {tensor}"
+        expected = f"{'' if are_complete else 'a divisor of '}tensor_parallel_size, {tensor}"
         yield _finding("error", tree, next(iter(given)), f"{words} = {product}", expected)
 
 

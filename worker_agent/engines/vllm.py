@@ -28,9 +28,9 @@ _SLEEP_STATE = "vllm:engine_sleep_state"
 
 
 class Vllm(EngineServer):
-    """vLLM publishes its KV events, and tells the token ids of streams, so that another worker can go on with them.
+    """vLLM publishes its KV events. Its streams carry token ids, so that another worker can continue them.
 
-    A vLLM before 0.10.2 ignores the wish for ids, and tells none (`docs/ENGINES.md`).
+    A vLLM before 0.10.2 ignores the request for ids, and sends none (`docs/ENGINES.md`).
     """
 
     name: ClassVar = "vllm"
@@ -54,12 +54,12 @@ class Vllm(EngineServer):
     stream_words: ClassVar = "vllm"
 
     async def facts(self, answers: Answers) -> EngineFacts:
-        """Return block size, KV blocks and ranks, from the metrics, the version, and where events are published."""
+        """Return block size, KV blocks and ranks from the metrics; the version; the addresses of events."""
         facts = (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
         return facts.with_more(await answers.info("/kv_event_sources", facts_of_event_sources))
 
     def is_asleep(self, samples: Iterable[Sample]) -> bool:
-        """Return whether none of its ranks is awake."""
+        """Return whether its metrics say of each rank that it is not awake."""
         states = [each for each in samples if each.name == _SLEEP_STATE]
         awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
         return bool(awake) and not any(awake)
@@ -74,10 +74,10 @@ _sources = msgspec.json.Decoder(dict[int, _Source])
 
 
 def facts_of_event_sources(body: bytes) -> EngineFacts:
-    """Return the addresses in the answer of vLLM 0.33, by rank: with port 0 the engine binds any, one a rank.
+    """Return the addresses of events that vLLM 0.33 states, in the order of ranks; any port, if 0 was configured.
 
     Raises:
-        MalformedMessage: it is another body.
+        MalformedMessage: the body has another form.
     """
     sources = [source for _, source in sorted(decoded(_sources, body, "/kv_event_sources").items())]
     return EngineFacts(
@@ -87,7 +87,7 @@ def facts_of_event_sources(body: bytes) -> EngineFacts:
 
 
 def facts_of_metrics(body: bytes) -> EngineFacts:
-    """Return the facts in `cache_config_info`, which has a sample a rank; sizes are those of the first."""
+    """Return the facts in `cache_config_info`, which has a sample for each rank; sizes are those of the first rank."""
     labels_of = {each.labels.get("engine", ""): each.labels for each in samples_in(body, [_CACHE_CONFIG])}
     first = min(labels_of.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
     return EngineFacts(

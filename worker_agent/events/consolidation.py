@@ -1,9 +1,9 @@
-"""All ranks of one worker: publishers' payloads in, numbered canonical streams out, with digests and recovery.
+"""Turns publishers' payloads into one numbered canonical stream for each rank of a worker, with digests and recovery.
 
 A publisher reports for one source (the engine, a host tier's owner, ...) and for one rank, or for all ranks.
 
     readable event                     applied to its rank's mirror for its source; the changes go to the rank's outbox
-    event of another kind of block     counted and dropped; the source is stale at that rank
+    event that the mirror refuses      counted and dropped; the source is stale at that rank (`RankMirror.unfit`)
     unreadable event                   counted; the source is stale at that rank; the rest of its batch is applied
     unreadable batch                   counted; the source is stale at every rank of its publisher
     batch of a rank that is not its    counted and dropped; if the publisher has one rank, the source is stale there
@@ -11,10 +11,10 @@ A publisher reports for one source (the engine, a host tier's owner, ...) and fo
     payloads lost for good             the source's blocks at the publisher's ranks are removed, until reported again
     clear                              the source's blocks at that rank are removed
 
-A loss or clear keeps the blocks of other sources. The removals go out as events of the same epoch: readers need only
-the stream, and an epoch lasts as long as this object. Undercounting is safe: a missing block only costs a computation.
-A source stops being stale at a rank once it is known to hold nothing there, except after a clear in a batch that also
-had an unreadable event. `recoveries.py` answers readers that lost their place or doubt their state.
+A loss or clear keeps the blocks of other sources. The removals are events of the same epoch, so readers need only the
+stream; an epoch lasts as long as this object. A block that is missing here only costs its computation. A loss or clear
+ends a source's staleness, unless the batch of the clear also had an unreadable event. `recoveries.py` answers readers
+that lost their place or doubt their state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,14 +34,14 @@ from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_
 from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
 _STALE_CHARACTERS_MAX = 1000
-"""Bound of a heartbeat's reason, which may quote values that an engine sent."""
+"""Bound of the reason in a heartbeat: it may quote values that an engine sent."""
 
 
 class Origin(NamedTuple):
-    """The source of a publisher and its rank; `dp_rank` None: its batches name the rank.
+    """The source of a publisher and its rank; `dp_rank` None: each batch names its rank.
 
-    Of a worker with one rank they may name any one: an engine of a group with external load balancing names its place
-    in the group. Source: vLLM `vllm/v1/engine/core.py` (`data_parallel_rank` of `KVEventBatch`).
+    If the worker has one rank, the batches may name any rank, but all the same one: with external load balancing an
+    engine names its place in the group. Source: vLLM `vllm/v1/engine/core.py` (`data_parallel_rank` of `KVEventBatch`).
     """
 
     source: str = ENGINE
@@ -52,11 +52,11 @@ class Origin(NamedTuple):
 
 
 SOLE = Origin()
-"""The only publisher of a worker: the engine's, for all ranks."""
+"""The engine's publisher for all ranks: the default, if a worker has no other."""
 
 
 class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's stream and mirror; counts by source."""
+    """Figures of one rank's stream and mirror; `counts` by source."""
 
     epoch: int
     last_seq: int
@@ -80,7 +80,7 @@ class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks and all publishers."""
+    """Figures of all ranks and all publishers."""
 
     ranks: dict[int, RankStatistics]
     origins: dict[Origin, OriginStatistics]
@@ -94,10 +94,10 @@ class _PublisherState:
         self.refused_batches = self.foreign_rank_batches = self.losses = 0
         self.refused: tuple[str, ...] = ()
         self.named_rank: int | None = None
-        """The rank that its batches name, on a worker with one rank."""
+        """On a worker with one rank: the rank that its batches name."""
 
     def refuse(self, *reasons: str) -> None:
-        """Record why batches or events were unreadable; the newest reasons are kept for operators, cut short."""
+        """Record why batches or events were unreadable. The newest reasons are kept, cut short, for operators."""
         cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-NEWEST_MAX:]]
         self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
 
@@ -110,7 +110,7 @@ class _PublisherState:
 
 
 class Consolidation:
-    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64, not 0, for each stream."""
+    """The ranks' mirrors and outboxes. `draw_epoch` gives each stream a random u64 other than 0."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Consolidation:
             for dp_rank in dp_ranks
         }
         self._chunk_blocks = chunk_blocks
-        self._readers = {origin: _PublisherState() for origin in origins}
+        self._publishers = {origin: _PublisherState() for origin in origins}
         self._stale: dict[tuple[int, str], str] = {}
 
     @property
@@ -157,12 +157,12 @@ class Consolidation:
 
     def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
         """Apply one engine event payload; return the ranks whose outbox has new batches."""
-        reader = self._readers[origin]
+        publisher = self._publishers[origin]
         try:
-            batch = reader.decoder.decode(sequence, payload)
+            batch = publisher.decoder.decode(sequence, payload)
         except MalformedMessage as error:
-            reader.refused_batches += 1
-            reader.refuse(str(error))
+            publisher.refused_batches += 1
+            publisher.refuse(str(error))
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
         return self._on_decoded(batch, origin)
@@ -170,31 +170,34 @@ class Consolidation:
     def on_batch(self, batch: EngineBatch, origin: Origin = SOLE) -> set[int]:
         """Apply a batch of a source that this process polls; return the ranks whose outbox has new batches."""
         for event in batch.events:
-            self._readers[origin].decoder.counts.add(event)
+            self._publishers[origin].decoder.counts.add(event)
         return self._on_decoded(batch, origin)
 
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
-        reader = self._readers[origin]
+        publisher = self._publishers[origin]
         dp_rank = self._rank_of(batch, origin)
         if dp_rank is None:
-            reader.foreign_rank_batches += 1
+            publisher.foreign_rank_batches += 1
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
-            reader.refuse(*batch.refused)
+            publisher.refuse(*batch.refused)
             self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
 
     def _rank_of(self, batch: EngineBatch, origin: Origin) -> int | None:
-        """Return the rank that a batch is of; None, and perhaps a doubt, for one that is not the publisher's."""
+        """Return the worker's rank that a batch is of; None if it is not the publisher's.
+
+        If the publisher has one rank, a batch of another rank makes its source stale there.
+        """
         found = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
         allowed = self.ranks_of(origin)
         if origin.dp_rank is None and len(allowed) == 1:
-            reader = self._readers[origin]
-            reader.named_rank = found if reader.named_rank is None else reader.named_rank
-            if found == reader.named_rank:
+            publisher = self._publishers[origin]
+            publisher.named_rank = found if publisher.named_rank is None else publisher.named_rank
+            if found == publisher.named_rank:
                 return allowed[0]
-            self._doubt(origin, f"dp_rank: found {found} beside {reader.named_rank}, allowed one rank")
+            self._doubt(origin, f"dp_rank: found {found} beside {publisher.named_rank}, allowed one rank")
         elif found in allowed:
             return found
         elif origin.dp_rank is not None:
@@ -215,12 +218,12 @@ class Consolidation:
     def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
         """Remove the source's blocks at the publisher's ranks, because payloads are lost for good.
 
-        Return the ranks whose outbox has new batches. With `began_anew` the publisher restarted.
+        Return the ranks whose outbox has new batches. `began_anew`: the publisher restarted.
         """
-        reader, changed = self._readers[origin], set[int]()
-        reader.losses += 1
+        publisher, changed = self._publishers[origin], set[int]()
+        publisher.losses += 1
         if began_anew:
-            reader.forget()
+            publisher.forget()
         for dp_rank in self.ranks_of(origin):
             self._stale.pop((dp_rank, origin.source), None)
             changed |= self._enqueue(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
@@ -238,13 +241,13 @@ class Consolidation:
             self._stale[dp_rank, origin.source] = reason
 
     def stale(self, dp_rank: int) -> str:
-        """Return why the rank's set may be wrong, source by source; empty if no reason is known."""
+        """Return why the rank's blocks may be wrong, source by source; empty if no reason is known."""
         return "; ".join(
             f"{source}: {reason}" for (rank, source), reason in sorted(self._stale.items()) if rank == dp_rank
         )
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
-        """Return the rank's heartbeat: its last seq, the digests of its set there, why its sources may be wrong."""
+        """Return the rank's heartbeat. `source_stale` is its reason to be stale, if this object knows none."""
         outbox = self._outboxes[dp_rank]
         outbox.end_message_here()
         return Heartbeat(
@@ -256,7 +259,7 @@ class Consolidation:
         )
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
-        """Return the parts, at least one, of the answer to a recovery request, all as of the rank's last seq now."""
+        """Return the parts (at least one) of the answer to a recovery request, up to the rank's present last seq."""
         outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
         answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
         return self.dump(dp_rank, request.request_id) if answer is None else answer
@@ -271,19 +274,19 @@ class Consolidation:
             ranks={dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors},
             origins={
                 origin: OriginStatistics(
-                    refused_batches_total=reader.refused_batches,
-                    foreign_rank_batches_total=reader.foreign_rank_batches,
-                    losses_total=reader.losses,
-                    refused=reader.refused,
-                    decoded=msgspec.structs.replace(reader.decoder.counts),
+                    refused_batches_total=publisher.refused_batches,
+                    foreign_rank_batches_total=publisher.foreign_rank_batches,
+                    losses_total=publisher.losses,
+                    refused=publisher.refused,
+                    decoded=msgspec.structs.replace(publisher.decoder.counts),
                 )
-                for origin, reader in self._readers.items()
+                for origin, publisher in self._publishers.items()
             },
         )
 
     def _rank_statistics(self, dp_rank: int) -> RankStatistics:
         mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
-        sources = dict.fromkeys(origin.source for origin in self._readers)
+        sources = dict.fromkeys(origin.source for origin in self._publishers)
         return RankStatistics(
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,

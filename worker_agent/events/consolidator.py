@@ -30,7 +30,7 @@ _log = structlog.get_logger("consolidator")
 class Consolidator:
     """Publishes one worker's ranks to the log.
 
-    `source_stale` returns why a rank's own source may be wrong; `tracing` (None: off) traces the way of messages.
+    `source_stale` returns why a rank's events from a polled source may be wrong. `tracing` None: no traces.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Consolidator:
         tracing: EventTracing | None = None,
     ) -> None:
         self.worker_id, self.core, self.readers = worker_id, core, tuple(readers)
-        """The id, the pure state, and the subscribers, for their counts."""
+        """The worker's id, the mirrors and outboxes, and the subscribers."""
         self._model, self._event_log, self._clock = model, log, clock
         self._source_stale = source_stale
         self._logged_stale: dict[int, str] = {}
-        ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
+        self._ranks = [WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks]
         self.streams = {
-            at: RankStreamSender(model, rank, core.outbox(at), log, clock, tracing=tracing)
-            for at, rank in ranks.items()
+            rank.dp_rank: RankStreamSender(model, rank, core.outbox(rank.dp_rank), log, clock, tracing=tracing)
+            for rank in self._ranks
         }
-        self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
+        self.answers = {rank.dp_rank: RankAnswers(model, rank, core, log, clock) for rank in self._ranks}
 
     @property
     def is_log_away(self) -> bool:
@@ -67,7 +67,10 @@ class Consolidator:
         return self.core.stale(dp_rank) or self._unread(dp_rank)
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return the parts, in four stages: live intake stops before the replays it requests, heartbeats last."""
+        """Return the parts in four stages, which stop in this order.
+
+        Live messages; the replays that they request; the ranks' streams; answers to readers, and heartbeats.
+        """
         prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [
             *(part for reader in self.readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
@@ -77,7 +80,7 @@ class Consolidator:
         ]
 
     async def start(self) -> None:
-        """Accept recovery questions, and announce the new epochs in a first heartbeat."""
+        """Accept recovery requests, and announce the new epochs in a first heartbeat."""
         for answers in self.answers.values():
             await answers.listen()
         await self._publish_heartbeats()
@@ -98,7 +101,7 @@ class Consolidator:
         if delivery.lost:
             self._wake(self.core.on_loss(origin, began_anew=delivery.began_anew))
         for at, (sequence, payload) in enumerate(delivery.payloads):
-            if at:  # heartbeats go on while all that waited behind a hole is read
+            if at:  # a replay may deliver thousands of payloads at once: heartbeats must go out between them
                 await self._clock.sleep(0)
             self._wake(self.core.on_payload(sequence, payload, origin))
 
@@ -113,9 +116,8 @@ class Consolidator:
 
     async def _publish_heartbeats(self) -> None:
         """Publish a heartbeat of each rank now."""
-        for dp_rank in self.core.dp_ranks:
-            heartbeat = self.core.heartbeat(dp_rank, self._unread(dp_rank))
-            rank = WorkerRank(self.worker_id, dp_rank)
+        for rank in self._ranks:
+            heartbeat = self.core.heartbeat(rank.dp_rank, self._unread(rank.dp_rank))
             self._log_stale(rank, heartbeat.stale)
             payload = fleet.encode(heartbeat)
             try:
@@ -124,7 +126,7 @@ class Consolidator:
                 _log.debug("heartbeat_lost", reason=str(error))
 
     def _unread(self, dp_rank: int) -> str:
-        """Return why events may not have reached the core."""
+        """Return why events may not have reached the mirror; empty if no reason is known."""
         reasons = [reader.stale() for reader in self.readers if dp_rank in self.core.ranks_of(reader.origin)]
         if self._source_stale is not None:
             reasons.append(self._source_stale(dp_rank))

@@ -1,6 +1,6 @@
 """Engine events in one vocabulary, between dialects and the mirror.
 
-Hashes are the engine's own, u64. The dialects normalize all foreign spellings.
+Hashes are the engine's own, as u64s: the dialects convert all other spellings.
 """
 
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from kv_protocol.events import Tier
 class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
     """An engine holds these blocks on `tier`, in chain order; `parent_block_hash` is the block before the first.
 
-    `token_ids` are theirs, `block_size` each; with `is_eagle` one more follows the last block (a block's content is its
-    own tokens and the next one). Both are empty and 0 if an engine names blocks that it described before:
-    `names_only`. `mm_hashes[i]` are the multimodal hashes (u64) of block i; () for text. `group_idx` is the attention
-    group of this copy: a block is usable once all groups hold a copy.
+    `token_ids` are the blocks' tokens, `block_size` for each block. With `is_eagle` one more token follows: a block's
+    content is then its own tokens and the next one. `token_ids` is empty if the engine only names blocks that it
+    described before (`names_only`). `mm_hashes[i]` are the multimodal hashes (u64) of block i; () for text. `group_idx`
+    is the attention group of this copy: a block is usable once all groups hold a copy.
     """
 
     block_hashes: tuple[int, ...]
@@ -37,8 +37,7 @@ class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
         blocks = len(self.block_hashes)
         needed = self.block_size * blocks + (self.is_eagle and blocks > 0)
         if self.block_size < 1 or len(self.token_ids) != needed:
-            allowed = f"{self.block_size} a block x {blocks} blocks"
-            raise LimitExceeded("token_ids", len(self.token_ids), allowed)
+            raise LimitExceeded("token_ids", len(self.token_ids), f"{needed}: {blocks} blocks of {self.block_size}")
 
     @property
     def names_only(self) -> bool:
@@ -62,7 +61,7 @@ EngineEvent = EngineStored | EngineRemoved | EngineCleared
 
 
 def numbers_of(event: EngineEvent) -> int:
-    """Return how many hashes and tokens the event has: the measure of its size."""
+    """Return how many hashes and tokens the event has, which measures its size."""
     if isinstance(event, EngineCleared):
         return 0
     return len(event.block_hashes) + (len(event.token_ids) if isinstance(event, EngineStored) else 0)

@@ -1,38 +1,40 @@
-"""The reading position in one publisher's stream: in order, without holes, each message once, by epoch.
+"""The reading position in one publisher's stream: each message once, in order; it finds losses and restarts.
 
 With a replay endpoint (a living publisher's ring has at least the newest message, so a replay returns that one)
 
-    frame at the expected sequence        deliver it, and the buffered frames behind it
+    frame at the expected sequence        deliver it, and the buffered frames that follow it
     frame above it                        buffer it (bounded), request a replay
     frame below it                        duplicate: ignore
-    connection lost, or a live frame      doubt: the publisher may have restarted. Buffer frames until a replay that is
-      that goes back                        requested after this ends; if nothing was delivered yet, drop the buffer
+    connection lost, or a live frame      doubt: the publisher may have restarted. Buffer frames; only a replay that is
+      that goes back                        requested from now on can end the doubt. If nothing was delivered yet, there
+                                            is no doubt: drop the buffer
     frame 2^32 or more ahead              refuse
     replayed frame differs from ours      restart; the frame is of the new epoch, unless the replay was requested before
                                             the doubt: then it may be of a third epoch, and is dropped
     replay ended below the newest         restart
-      sequence seen before it
-    replay ended, its hole is still open  loss: deliver the buffered frames behind the last such hole, report the loss;
+      sequence seen at its request
+    replay ended, its hole is still open  loss: deliver the buffered frames after the last such hole, report the loss;
                                             if a frame was delivered meanwhile, request again: a publisher whose queue
                                             is full drops frames of a replay, too
     replay ended, a newer hole is open    request again: messages published after the request are not lost
     replayed frame equals ours, or replay
       ended, and none of these            the doubt is over: deliver the buffered frames
-    three replays in a row without an     given up, in doubt: as a restart; with a hole: as a loss, reading goes on
-      end and without a new frame, or       behind the last hole
-      none in time, or a full buffer
-    silence                               request a replay, in case the last messages were lost
+    three replays in a row without an     give up: in doubt, take it as a restart; else as a loss, and continue after
+      end and without a new frame, or       the last hole
+      unsettled for `REPLAY_S`, or a full
+      buffer
+    silence for `idle_s`                  request a replay, in case the last messages were lost
 
 Without one (ZeroMQ neither repeats nor reorders messages of one connection)
 
     frame above the expected one          loss: deliver it, report the loss
     frame below it                        restart: deliver it, report the restart
-    new connection                        as a restart: there is no way to find out
+    new connection                        taken as a restart: there is no way to find out
 
 Restart: everything delivered is of an earlier epoch. Report it as lost, expect 0, request a replay from there.
 Every replay is requested from the newest delivered message, to compare it. One request is in flight at a time: it ends
 with `on_replay_end`, or with `on_no_answer`, after which no frame of it may be passed in.
-A reader that forgets everything at a loss needs no message before its last hole.
+A loss makes the reader forget all that it read, so it needs no message before the last hole.
 Source: `docs/SOURCES.md` E3.1, E3.6; E7 (rows 16, 17, 27).
 """
 
@@ -42,16 +44,16 @@ BUFFERED_MAX = 10_000
 BUFFERED_BYTES_MAX = 64 << 20
 """Bytes of payloads buffered for one publisher; some minutes of a busy engine."""
 REPLAY_S = 60.0
-"""From the first request until nothing waits any more; a ring of 10,000 messages is read in a third of it."""
+"""How long replays may take until nothing waits for one; a ring of 10,000 messages is read in a third of it."""
 AHEAD_MAX = 1 << 32
-"""Three years of 50 messages a second; a sequence further ahead is not one."""
+"""Nearly three years of 50 messages a second; a number further ahead is not a sequence of this stream."""
 UNANSWERED_MAX = 3
 
 
 class Delivery(NamedTuple):
-    """The result of one input: payloads to apply in order, and whether earlier ones are lost for good before them.
+    """The result of one input: (sequence, payload) pairs to apply in order.
 
-    `began_anew`: they are lost because the publisher restarted.
+    `lost`: messages before them are lost for good. `began_anew`: because the publisher restarted.
     """
 
     payloads: tuple[tuple[int, bytes], ...] = ()
@@ -60,10 +62,10 @@ class Delivery(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A requested replay: the newest sequence seen by then, which the replay must reach; and whether in doubt.
+    """A requested replay: `reach` is the newest sequence seen by then, which the replay must reach.
 
-    `expected`: the next sequence to deliver then. `began_anew`: the replay showed a restart, and continues; earlier
-    messages of the new epoch need another request.
+    `expected`: the next sequence to deliver then. `in_doubt`: it was requested in the present doubt, and can end it.
+    `began_anew`: it showed a restart, and continues; earlier messages of the new epoch need another request.
     """
 
     reach: int
@@ -73,7 +75,7 @@ class _Question(NamedTuple):
 
 
 class SourceCursor:
-    """The position, and frames buffered beyond a hole. `next_replay` is the sequence to replay from, when due."""
+    """The position, and frames buffered after a hole. Without messages for `idle_s` a replay is due."""
 
     def __init__(self, *, has_replay: bool = True, idle_s: float = 1.0) -> None:
         self._has_replay = has_replay
@@ -91,6 +93,7 @@ class SourceCursor:
         self.expected = 0
         """The next sequence to deliver."""
         self._newest: bytes | None = None
+        """The payload of the newest delivered message."""
         self._live_newest = -1
         self._buffered: dict[int, bytes] = {}
         self._buffered_bytes = 0
@@ -103,11 +106,11 @@ class SourceCursor:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the last replays were given up; until one ends."""
+        """Whether replays were given up, and none has ended since."""
         return self._unanswered >= UNANSWERED_MAX
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether replays that were requested `REPLAY_S` ago have not settled what waits for them."""
+        """Return whether it is still unsettled `REPLAY_S` after the first request for a replay."""
         return self._asked_since_s is not None and now_s - self._asked_since_s >= REPLAY_S
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
@@ -161,7 +164,7 @@ class SourceCursor:
         return Delivery(self._accept(sequence, payload).payloads, lost=True, began_anew=True)
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        """End a replay; messages that it should have brought and did not are lost."""
+        """End a replay; messages that it should have brought but did not are lost."""
         self._unanswered = 0
         delivery = self._ended(now_s)
         self._note_settled()
@@ -199,14 +202,14 @@ class SourceCursor:
             self._asked_since_s = None
 
     def _give_up(self) -> Delivery:
-        """Wait for no replay any more."""
+        """Stop waiting for replays."""
         if self._in_doubt:
             self._begin_anew()
             return Delivery(lost=True, began_anew=True)
         return self._lose(max(self._buffered)) if self._buffered else Delivery()
 
     def next_replay(self, now_s: float) -> int | None:
-        """Return the sequence to replay from, once, when a replay is due."""
+        """Return the sequence to request a replay from; None if none is due, or one is in flight."""
         if not self._has_replay or self._question is not None:
             return None
         is_idle = now_s - self._received_at_s >= self._idle_s
@@ -250,7 +253,7 @@ class SourceCursor:
         self._received_at_s = float("-inf")
 
     def _lose(self, last: int) -> Delivery:
-        """Continue behind the last hole before `last`, which is buffered."""
+        """Continue after the last hole before `last`, which is buffered."""
         self.lost_total += 1
         while last - 1 in self._buffered:
             last -= 1

@@ -1,8 +1,9 @@
-"""Parses addresses of media strictly: an address that two parsers could read differently is refused.
+"""Parses URLs of media strictly: a URL that two parsers could read differently is refused.
 
-    data:<type>;base64,<base64>           bytes, bounded before they are decoded
-    file:///<path>, /<path>               a path: no host, no `..`, decoded once (`file:` only), no control characters
-    http(s)://<host>[:<port>]/<path>      a target: scheme and port are allowed ones, no credentials, ASCII alone
+    data:<type>;base64,<base64>           bytes; their number is bounded before they are decoded
+    file:///<path>, /<path>               an absolute path without `..` and control characters; the host of `file:` is
+                                          empty or `localhost`, and its percent-encoding is decoded once
+    http(s)://<host>[:<port>]/<path>      a target of ASCII characters with an allowed scheme and port, no credentials
 
 A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. If its last label is a number
 or begins with 0x, it is an old spelling of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`) and is refused.
@@ -22,16 +23,17 @@ from worker_agent.media.addresses import Address, Network, address_refusal
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 URL_CHARACTERS_MAX = 8192
-"""Most characters of a fetched URL, or of a path; a `data:` URL is bounded by its data."""
+"""Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
 _DEFAULT_PORT = {"http": 80, "https": 443}
-_PORT_MAX = 65535
 _SAFE = re.compile(r"[\x21-\x7e]+")
-_BROWSER_SLASH = "\\"
+_BACKSLASH = "\\"
+"""Browsers read it as a slash, so it is refused."""
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.IGNORECASE)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{1,5}))?")
-_DIGITS = 1 << 20
+_SLICE_CHARACTERS = 1 << 20
+"""Base64 characters decoded at once: a multiple of 4."""
 _DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORECASE)
 _DATA_HEAD_CHARACTERS_MAX = 128
 
@@ -45,7 +47,7 @@ class FetchRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked URL: what a request line and a connection are made of; `host` in lower case, without brackets."""
+    """A checked URL, in the parts that a connection and a request need; `host` in lower case, without brackets."""
 
     scheme: str
     host: str
@@ -53,7 +55,7 @@ class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """With the query; begins with a slash."""
     literal: Address | None
-    """The address, if the host is one."""
+    """The address, if the host is an IP address."""
 
     @property
     def authority(self) -> str:
@@ -62,7 +64,7 @@ class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """The complete URL; not to be shown."""
+        """The complete URL; its query may have secrets, so it must not be shown."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def __repr__(self) -> str:
@@ -94,7 +96,7 @@ def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
     if authority is None:
         raise _refused("url_form", field, url, "a host, and a port of decimal digits")
     port = int(authority["port"]) if authority["port"] else _DEFAULT_PORT[scheme]
-    if port not in rules.ports or port > _PORT_MAX:
+    if port not in rules.ports:
         raise _refused("url_port", field, url, _one_of("the port", tuple(map(str, rules.ports))))
     literal = _literal(authority["host"], field, url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -105,22 +107,22 @@ def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
 def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchRules) -> HttpTarget:
     """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
-        raise MediaRefused("redirect_form", field, "a Location that is no URL", "one of printable ASCII")
+        raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL of printable ASCII")
     try:
         target = http_target(urljoin(base.url, location), field, rules)
     except ValueError as error:
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL (RFC 3986)") from error
     if base.scheme == "https" and target.scheme != "https":
-        raise _refused("redirect_form", field, target.url, "https, as the URL that redirects")
+        raise _refused("redirect_form", field, target.url, "https: the URL that redirects has it")
     return target
 
 
 def checked_addresses(
     addresses: Sequence[Address], target: HttpTarget, field: str, rules: FetchRules
 ) -> tuple[Address, ...]:
-    """Return the addresses, at least one, if all of them are allowed; raise `MediaRefused`.
+    """Return the addresses of the target's host if there are any and all are allowed; else raise `MediaRefused`.
 
-    One that is not allowed refuses the name: otherwise the name's owner could choose the address.
+    One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
     for address in addresses:
         if reason := address_refusal(address, rules.networks):
@@ -132,7 +134,7 @@ def checked_addresses(
 
 
 def file_path(url: str, field: str) -> str:
-    """Return the absolute path that `url` (`file:` or a path) names; raise `MediaRefused`. Links are not looked at."""
+    """Return the absolute path that `url` (`file:` or a path) names; raise `MediaRefused`. Links are not resolved."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("path_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
     path = url
@@ -144,7 +146,7 @@ def file_path(url: str, field: str) -> str:
             path = slash + unquote(rest, errors="strict")
         except UnicodeDecodeError as error:
             raise _refused("path_form", field, url, "a path in UTF-8") from error
-    if not path.startswith("/") or path.startswith("//") or not path.isprintable() or _BROWSER_SLASH in path:
+    if not path.startswith("/") or path.startswith("//") or not path.isprintable() or _BACKSLASH in path:
         raise _refused("path_form", field, url, "an absolute path of printable characters")
     if ".." in path.split("/"):
         raise _refused("path_form", field, url, "a path without `..`")
@@ -154,16 +156,15 @@ def file_path(url: str, field: str) -> str:
 def decoded_data(url: str, field: str, bytes_max: int, cut: memoryview | None = None) -> tuple[str, bytes]:
     """Return the media type, in lower case, and the bytes of a `data:` URL; raise `MediaRefused`.
 
-    `cut` is its base64, where that was cut out of the URL.
+    `cut` is the base64 if it was taken out of the URL before.
     """
     comma = url.find(",", 0, _DATA_HEAD_CHARACTERS_MAX)
     head = _DATA.fullmatch(url, 0, comma) if comma > 0 else None
     if head is None:
         raise _refused("data_form", field, url, "data:<type>/<subtype>;base64,<data>")
     encoded = url[comma + 1 :] if cut is None else cut
-    digits = len(encoded)
-    if digits > 4 * -(-bytes_max // 3):
-        raise MediaRefused("too_large", field, f"{digits} base64 characters", f"at most {bytes_max} bytes")
+    if len(encoded) > 4 * -(-bytes_max // 3):
+        raise MediaRefused("too_large", field, f"{len(encoded)} base64 characters", f"at most {bytes_max} bytes")
     try:
         data = _decoded(encoded)
     except ValueError as error:
@@ -174,10 +175,10 @@ def decoded_data(url: str, field: str, bytes_max: int, cut: memoryview | None = 
 
 
 def _decoded(encoded: str | memoryview) -> bytes:
-    """Return the bytes of base64, decoded in slices: threads hold up the event loop for a slice at most."""
-    slices = [encoded[at : at + _DIGITS] for at in range(0, len(encoded), _DIGITS)]
+    """Return the bytes of base64. Decoding keeps the GIL, so it is done in slices that hold up the event loop less."""
+    slices = [encoded[at : at + _SLICE_CHARACTERS] for at in range(0, len(encoded), _SLICE_CHARACTERS)]
     parts = [binascii.a2b_base64(each, strict_mode=True) for each in slices]
-    if any(len(part) < _DIGITS // 4 * 3 for part in parts[:-1]):
+    if any(len(part) < _SLICE_CHARACTERS // 4 * 3 for part in parts[:-1]):
         raise ValueError("padding before the end")
     return b"".join(parts)
 
@@ -198,7 +199,7 @@ def _literal(host: str, field: str, url: str) -> Address | None:
 
 
 def _is_plain(url: str) -> bool:
-    return _SAFE.fullmatch(url) is not None and _BROWSER_SLASH not in url
+    return _SAFE.fullmatch(url) is not None and _BACKSLASH not in url
 
 
 def _one_of(what: str, allowed: tuple[str, ...]) -> str:

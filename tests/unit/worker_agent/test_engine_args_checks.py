@@ -22,7 +22,7 @@ def test_reuse_off_under_event_publishing_is_load_balancing() -> None:
     assert warned(off, publishes_kv_events=True) == [
         (
             "engine.yaml: kv_cache_config.enable_block_reuse: expected true where KV events are published (without "
-            "reuse the engine has none: routing is load balancing), found false"
+            "reuse there are none: the router only balances load), found false"
         )
     ]
     assert warned(off) == []

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_runtime.clock import SystemClock
@@ -10,7 +11,8 @@ from tests.support.engine_description import described
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.timing import H200_8B
-from worker_agent.port.types import EngineRequest, EngineStopped
+from worker_agent.port.sampling import Sampling
+from worker_agent.port.types import EngineRequest, EngineStopped, RequestRefused
 
 ENGINE = described()
 CONTEXT_S = H200_8B.context_floor_s
@@ -104,6 +106,16 @@ async def test_requests_are_batched() -> None:
         streams = [group.create_task(arrivals_s(engine, clock, request(name))) for name in "abc"]
     first, *others = [stream.result() for stream in streams]
     assert others == [first, first]
+
+
+async def test_a_choice_does_not_take_the_id_of_a_request_whose_stream_is_open() -> None:
+    several = msgspec.structs.replace(request("a"), sampling=Sampling(choices=2))
+    async with running(LeapingClock()) as engine:
+        async with aclosing(engine.generate(request("a#1", max_tokens=1))) as ended:
+            await anext(ended)
+            with pytest.raises(RequestRefused, match=r"^request_id: "):
+                await anext(engine.generate(several))
+        assert [output.choice async for output in engine.generate(several)] == [0, 1] * 4
 
 
 async def test_an_engine_that_is_not_driven_stops_at_once() -> None:

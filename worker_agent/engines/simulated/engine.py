@@ -1,18 +1,18 @@
 """The simulated engine, live: the pure simulator stepped in wall time, `speed` engine seconds per wall second.
 
-An iteration's outputs, events and statistics become visible when its time has passed. Each deadline is the one before
-plus the iteration, so a late wake-up shortens the next wait; only a delay of more than an iteration is not caught up.
+An iteration's outputs, events and statistics become visible at its deadline: the deadline before plus its duration. So
+a late wake-up shortens the next wait. A delay of more than one iteration is not caught up.
 
     aggregated   both phases of a generation
-    prefill      one token and a handoff; a stop waits for the transfers, which their timeout bounds
-    decode       fetches the handoff's KV, then generates; or both phases, for `is_context_and_generation`
-    encode       only `encode`
+    prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or its time is up
+    decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`
+    encode       images only, by `encode` and `embeddings`
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,11 +47,10 @@ class _ChoiceQueue(NamedTuple):
 
 
 class SimulatedEngine:
-    """An `Engine` made of a simulator and a clock. It owns the simulator, which belongs to the event loop.
+    """An `Engine` made of a simulator and a clock. It owns the simulator, and steps it on the event loop only.
 
     The event buffer is the simulator's; the newest `statistics_max` rows of statistics are kept. A stream's queue holds
-    at most its request's `max_tokens` for each choice. A prefill and a decode engine need a `carrier`, which the engine
-    owns.
+    at most its request's `max_tokens` for each choice. Prefill and decode engines need a `carrier`, which they own.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class SimulatedEngine:
             await self._hang_up()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new requests and return when none runs; after `grace_s`, at the iteration's end, cut what does."""
+        """Refuse new requests; return when none runs. After `grace_s`, end those that run at the iteration's end."""
         self._accepting = False
         self._stop_at_s = self._clock.now() + grace_s
         self._work.set()
@@ -123,8 +122,8 @@ class SimulatedEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield one token of a choice at a time; see `Engine`."""
-        self._check(request)
         names = [request.request_id, *(f"{request.request_id}#{n}" for n in range(1, request.sampling.choices))]
+        self._check(request, names)
         outputs: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
         begun: list[str] = []
         try:
@@ -157,7 +156,11 @@ class SimulatedEngine:
             EngineStopped: the engine takes no requests.
         """
         del text
-        handoff = self._encoded(media)
+        if self._simulator.role != "encode":
+            raise RequestRefused("role", self._simulator.role, "encode")
+        if not self._accepting:
+            raise EngineStopped("encode: the engine takes no requests")
+        handoff = encoded(media)
         await self._clock.sleep(len(media) * IMAGE_S / self.speed)
         return handoff
 
@@ -165,13 +168,6 @@ class SimulatedEngine:
         """Return a `.safetensors` file for each image; otherwise as `encode`."""
         await self.encode(text, media)
         return embedding_files(media)
-
-    def _encoded(self, media: Sequence[Media]) -> Handoff:
-        if self._simulator.role != "encode":
-            raise RequestRefused("role", self._simulator.role, "encode")
-        if not self._accepting:
-            raise EngineStopped("encode: the engine takes no requests")
-        return encoded(media)
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all visible events since the last call; see `Engine`."""
@@ -188,17 +184,17 @@ class SimulatedEngine:
             self._statistics.clear()
         return [msgspec.to_builtins(row) for row in statistics]
 
-    def _check(self, request: EngineRequest) -> None:
+    def _check(self, request: EngineRequest, names: Sequence[str]) -> None:
         if not self._accepting:
             raise EngineStopped(f"{request.request_id}: the engine takes no requests")
-        if request.request_id in self._streams:
+        if any(name in self._streams for name in names):
             raise RequestRefused("request_id", request.request_id, "an id that is not in use")
         if (
             self._simulator.role in ("prefill", "decode")
             and not request.is_context_and_generation
             and self._carrier is None
         ):
-            raise RequestRefused("role", self._simulator.role, "requests of its own: it has nothing to carry KV")
+            raise RequestRefused("role", self._simulator.role, "roles that need no KV transfer: it has no carrier")
         endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
         if self._carrier is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
             self._carrier.check(endpoint)
@@ -241,7 +237,7 @@ class SimulatedEngine:
         step = self._simulator.step(now_s * self.speed)
         for fetch in step.fetches:
             assert self._transfers is not None
-            tasks.spawn(self._until_end(self._transfers.fetch(fetch)), name="kv fetch")
+            tasks.spawn(until(self._ended, self._transfers.fetch(fetch)), name="kv fetch")
         streams = [self._streams[request_id] for request_id, _ in step.outputs]  # ids may be reused later
         duration_s = step.duration_s / self.speed
         began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s
@@ -251,9 +247,6 @@ class SimulatedEngine:
         for stream, (_, output) in zip(streams, step.outputs, strict=True):
             numbered = msgspec.structs.replace(output, choice=stream.choice) if stream.choice else output
             stream.outputs.put_nowait(numbered)
-
-    async def _until_end(self, fetch: Coroutine[Any, Any, None]) -> None:
-        await until(self._ended, fetch)
 
     def _publish(self, step: Step) -> None:
         with self._changed:
@@ -283,10 +276,10 @@ _TOKENS, _WIDTH, _ELEMENT_BYTES = 256, 4096, 2
 
 
 def encoded(media: Sequence[Media]) -> Handoff:
-    """Return a handle and the hash of each of the images, in their order; raise `RequestRefused`.
+    """Return a handle and the hash of each image, in order; raise `RequestRefused` unless there are only images.
 
-    A handle is shaped as a shared tensor's, but its `storage_handle` is the image's digest, and nothing can be read
-    through it. The hash is the digest's words. Source of the shapes: NVIDIA/TensorRT-LLM,
+    A handle has the fields of a shared tensor's handle, but its `storage_handle` is the image's digest: it cannot be
+    opened. The hash is the digest as eight ints (`digest_words`). Source of the shapes: NVIDIA/TensorRT-LLM,
     `tensorrt_llm/disaggregated_params.py`.
     """
     if not media or len(of_kind(media, "image")) < len(media):
@@ -299,7 +292,7 @@ def encoded(media: Sequence[Media]) -> Handoff:
 
 
 def embedding_files(media: Sequence[Media]) -> tuple[bytes, ...]:
-    """Return a `.safetensors` file for each of the images, in their order; raise `RequestRefused`."""
+    """Return a `.safetensors` file for each image, in order; raise `RequestRefused` as `encoded` does."""
     digests = [bytes.fromhex(each["storage_handle"]) for each in encoded(media).multimodal_embedding_handles or ()]
     return tuple(written_tensor(EMBEDDINGS, "F16", (2, len(digest) // 2), digest * 2) for digest in digests)
 

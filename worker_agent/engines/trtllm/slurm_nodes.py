@@ -1,15 +1,14 @@
 """Expands Slurm's short form of host lists, `SLURM_STEP_NODELIST`.
 
     list    = group {"," group}                      a,b             a b
-    group   = (text | "[" numbers "]") {...}         n[1-3,7]        n1 n2 n3 n7
+    group   = (text | "[" numbers "]"), repeated     n[1-3,7]        n1 n2 n3 n7
     numbers = number | first "-" last {"," ...}      n[08-11]        n08 n09 n10 n11     as wide as `first` is written
-    several brackets: the last one runs fastest      r[1-2]n[1-2]    r1n1 r1n2 r2n1 r2n2
+    several brackets: the last varies fastest        r[1-2]n[1-2]    r1n1 r1n2 r2n1 r2n2
 
-The order is that of the list, which is the order in which Slurm numbers a step's nodes; a host that stands twice is
-there twice. A text has letters, digits, `.`, `_` and `-`.
-Why no library expands it: ADR 24.
+The hosts have the order of the list, in which Slurm numbers a step's nodes; a host that is twice in the list is twice
+in the result. A text has letters, digits, `.`, `_` and `-`. Why no library expands it: ADR 24.
 
-Source: Slurm's `sbatch`, `scontrol show hostnames`; the grammar as RFC 29 of the Flux framework writes it down
+Source: Slurm's `sbatch`, `scontrol show hostnames`; the grammar of RFC 29 of the Flux framework
 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_29.html).
 """
 
@@ -17,8 +16,9 @@ import re
 from itertools import product
 
 from kv_protocol.errors import LimitExceeded
+from kv_protocol.ids import DP_RANK_MAX
 
-HOSTS_MAX = 4096
+HOSTS_MAX = DP_RANK_MAX + 1
 """As many as a worker may have ranks."""
 _CHARACTERS_MAX = 65_536
 _DIGITS_MAX = 9
@@ -32,7 +32,7 @@ def expanded(nodelist: str) -> tuple[str, ...]:
     """Return the hosts of a list in their order; () for an empty one.
 
     Raises:
-        LimitExceeded: it is not such a list, or has more than `HOSTS_MAX` hosts.
+        LimitExceeded: it has another form, or more than `HOSTS_MAX` hosts.
     """
     if not nodelist:
         return ()
@@ -45,7 +45,7 @@ def expanded(nodelist: str) -> tuple[str, ...]:
 
 
 def _groups(nodelist: str) -> list[str]:
-    """Return what stands between the commas that are not within brackets."""
+    """Split the list at the commas outside brackets."""
     groups, at = [], 0
     while True:
         found = _GROUP.match(nodelist, at)
@@ -64,8 +64,7 @@ def _hosts(group: str, nodelist: str, hosts_max: int) -> list[str]:
     parts: list[list[str]] = []
     count = 1
     for part in _PART.finditer(group):
-        numbers = part[1]
-        spelled = _numbers(numbers, nodelist, hosts_max) if numbers else [part[2]]
+        spelled = _numbers(part[1], nodelist, hosts_max) if part[1] else [part[2]]
         count *= len(spelled)
         if count > hosts_max:
             raise _too_many(nodelist)

@@ -1,16 +1,17 @@
 """Keys of a block's content beside its tokens: multimodal items and the cache salt.
 
-    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               the number n of an item
-    mm_keys          {"hash": name}                                 the name of an item
-    either           [name, offset]                                 the name of an item, of any spelling
-    extra_keys       64 hex digits                                  the name of an item
-                     "dynamo-cache-salt:" + salt, first block       the salt, unless `cache_salt` says one
-                     the event's `lora_name`                        ignored: it is known
+    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               n is the number of an item
+    mm_keys and      {"hash": name}                                 the name of an item
+    extra_keys       [name, offset]                                 the name of an item
+                     64 hex digits                                  the name of an item
+                     "dynamo-cache-salt:" + salt                    the salt, if it is in `extra_keys` of the first
+                                                                      block, and `cache_salt` is empty; else ignored
+                     the event's `lora_name`                        ignored: the field has it
                      anything else                                  unexplained: counted and ignored
 
-Each field is a list with an entry a block: nil for text. Missing entries mean text, surplus ones are ignored. Where
-several fields name items, those of the first count. A string without the tag is not read as a salt, although some
-engines send theirs so: it cannot be told from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
+Each field is a list with an entry for each block, nil for a block of text. Missing entries mean text, surplus ones are
+ignored. If several fields have items, only those of the first in this order count. Some engines send the salt without
+the tag: it is not read, because it looks like any other key. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ MmHashes = tuple[tuple[int, ...], ...]
 
 
 class BlockKeys(NamedTuple):
-    """The keys of a store's blocks: `mm_hashes` are one tuple a block, or () where all are text."""
+    """The keys of a store's blocks: `mm_hashes` has a tuple for each block, or is () if all are text."""
 
     mm_hashes: MmHashes
     cache_salt: str | None
@@ -36,7 +37,7 @@ class BlockKeys(NamedTuple):
 def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
     """Return the keys of the first `blocks` blocks."""
     salt = wire.cache_salt or None
-    mm_hashes = _of_infos(wire.block_mm_infos or (), blocks)
+    mm_hashes = _of_infos((wire.block_mm_infos or ())[:blocks], blocks)
     unexplained = 0
     for keys_of_blocks in (wire.mm_keys, wire.extra_keys):
         if keys_of_blocks and any(keys_of_blocks):
@@ -47,7 +48,7 @@ def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
 
 
 def _aligned(of_blocks: Sequence[tuple[int, ...]], blocks: int) -> MmHashes:
-    return (*of_blocks[:blocks], *[()] * (blocks - len(of_blocks))) if any(of_blocks[:blocks]) else ()
+    return (*of_blocks, *[()] * (blocks - len(of_blocks))) if any(of_blocks) else ()
 
 
 def _of_infos(infos: Sequence[WireMmInfo | None], blocks: int) -> MmHashes:

@@ -6,13 +6,13 @@
     layer_group_id      KV cache manager V2: the attention group; absent or null: 0
     hash_algo           V2; `v1_block_key`, `v2_sha256_64`, `v2_sha256`
     hash                u64, spelled as u64 or i64; 64 hex digits (`v2_sha256`): its first 16 as a number, which is what
-                        the engine calls `v2_sha256_64`; null: a block that cannot be named. A `stored` that names a
-                        block twice, or its own parent, is refused
+                        the engine calls `v2_sha256_64`; null: a block that cannot be named. A `stored` is refused if a
+                        hash is twice in it, or if its parent is one of its own blocks
     token_id            u32; V2 has a 64-hex digest for the first token of a multimodal item: its pad value is taken
                         (`docs/SOURCES.md` E6, rule 6), the identity itself is in the block's `mm_keys`
-    mm_keys             `uuid` names the item where there is one (V2, whose `hash` is derived from UUID and content);
-                        else `hash` does, a digest or the caller's UUID
-    cache_salt          of blocks and of `data`; empty and null are none; one distinct value an event
+    mm_keys             an item's name is its `uuid` if it has one (V2, whose `hash` is derived from UUID and content),
+                        else its `hash`: a digest, or the caller's UUID
+    cache_salt          in blocks or in `data`; empty or null: none; an event has at most one distinct salt
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
@@ -33,15 +33,16 @@ from kv_protocol.events import Tier
 from kv_protocol.hashing import image_pad, to_u64
 from kv_protocol.ids import DP_RANK_MAX, TokenId
 from kv_protocol.mm_keys import is_digest, mm_hash
+from kv_protocol.splitmix import U64_MASK
 from worker_agent.events.quarantine import EventTooLarge
 
 UNBOUNDED = 1 << 63
-"""The window of a pool that has none: wider than any."""
+"""Stands for the window of a pool without one: wider than every window."""
 EVENT_ID_MAX = (1 << 63) - 1
 EVENT_NUMBERS_MAX = 1 << 22
-"""Tokens and hashes of one event, a multimodal item for eight."""
+"""Most tokens and hashes of one event; a multimodal item counts as `_ITEM_NUMBERS`."""
 TEXT_BYTES_MAX = 1 << 16
-"""Most bytes of an adapter's name, or of a salt."""
+"""The longest adapter name or salt, in UTF-8 bytes."""
 _ITEM_NUMBERS = 8
 _GROUP_IDX_MAX = 1023
 _HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64", "v2_sha256")
@@ -64,14 +65,14 @@ class TrtllmHead(msgspec.Struct, frozen=True):
 
 
 class TrtllmBlock(msgspec.Struct, frozen=True):
-    """One stored block, full or partial; without a name where its hash is null."""
+    """One stored block, full or partial; `block_hash` is None if it cannot be named."""
 
     block_hash: int | None
     token_ids: tuple[int, ...]
     tier: Tier
     mm_hashes: tuple[int, ...]
     named_items: int = 0
-    """How many of its multimodal items have a name from the caller instead of a digest."""
+    """How many of its multimodal items have the caller's name instead of a digest."""
 
 
 class TrtllmStored(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +85,13 @@ class TrtllmStored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrtllmRemoved(msgspec.Struct, frozen=True):
-    """Removed blocks; nulls are blocks without a name."""
+    """Removed blocks; None: a block that cannot be named."""
 
     block_hashes: tuple[int | None, ...]
 
 
 class TrtllmUpdated(msgspec.Struct, frozen=True):
-    """A block moved to `tier` (None: it did not), or its priority changed."""
+    """A block moved to `tier` (None: it did not move), its priority changed, or both."""
 
     block_hash: int | None
     tier: Tier | None
@@ -167,8 +168,8 @@ def read_event(engine_event: object) -> TrtllmEvent:
     """Return the parsed event.
 
     Raises:
-        LimitExceeded: it is well-formed, and cannot be published; the message names what to change.
-        EventTooLarge: it is well-formed, and too large to be published.
+        EventTooLarge: it is well-formed, but too large to be published.
+        LimitExceeded: it is well-formed, but cannot be published for another reason, which the message has.
         msgspec.ValidationError, ValueError: it is not well-formed.
     """
     body = msgspec.convert(engine_event, _Body)
@@ -229,7 +230,7 @@ def _hash(found: int | str | None) -> int | None:
         return None
     if isinstance(found, str) and is_digest(found):
         return int(found[:_HASH_DIGITS], 16)
-    if isinstance(found, str) or not -UNBOUNDED <= found < 2 * UNBOUNDED:
+    if isinstance(found, str) or not -(1 << 63) <= found <= U64_MASK:
         raise LimitExceeded("block_hash", found, "u64, or 64 hex digits")
     return to_u64(found)
 
@@ -237,7 +238,7 @@ def _hash(found: int | str | None) -> int | None:
 def _token_ids(found: list[int | str]) -> tuple[int, ...]:
     if str in map(type, found):
         return tuple(token_id if isinstance(token_id, int) else _pad(token_id) for token_id in found)
-    return cast("tuple[int, ...]", tuple(found))  # nearly always: no loop over tokens
+    return cast("tuple[int, ...]", tuple(found))  # the usual case: no Python loop over tokens
 
 
 def _pad(digest: str) -> int:
