@@ -1,7 +1,9 @@
-"""Checks arguments of the index before anything changes: buffers of hashes and depths, numbers.
+"""Checks arguments of the index before anything changes: numbers, buffers of hashes and of depths.
 
-sequence hashes   numbers | a buffer of u64s | bytes, little-endian
-depths            writable int32s: for each query 4 rows, one column a rank
+sequence hashes   a sequence of numbers, or a contiguous buffer: u64s, or bytes (little-endian)
+depths            a writable buffer of int32s: 4 rows of equal length, one column a rank
+
+The C++ core (`indexer/native/python_input.cpp`) calls some of these functions by name.
 """
 
 import math
@@ -37,14 +39,14 @@ def checked_rank(rank: int) -> int:
 
 
 def checked_capacity(capacity_blocks: int) -> int:
-    """Return the capacity, in blocks; raise `LimitExceeded` if it is no u32."""
+    """Return the capacity, in blocks; raise `LimitExceeded` if it is not a u32."""
     if not 0 <= capacity_blocks < U32_LIMIT:
         raise LimitExceeded("capacity_blocks", capacity_blocks, f"0..{U32_LIMIT - 1}")
     return capacity_blocks
 
 
 def checked_tier(tier: int) -> Tier:
-    """Return the tier; raise `LimitExceeded` if there is none of that number."""
+    """Return the tier of this number; raise `LimitExceeded` if there is none."""
     if not 0 <= tier < len(TIERS):
         raise LimitExceeded("tier", tier, f"0..{len(TIERS) - 1}")
     return TIERS[tier]
@@ -58,14 +60,14 @@ def checked_now(now_s: float) -> float:
 
 
 def checked_hash(field: str, sequence_hash: object) -> int:
-    """Return the hash; raise `LimitExceeded`, which names `field`, if it is no u64."""
+    """Return the hash; raise `LimitExceeded`, which names `field`, if it is not a u64."""
     if not _is_u64(sequence_hash):
         raise LimitExceeded(field, sequence_hash, "u64")
     return sequence_hash
 
 
 def checked_limit(limit: int) -> int:
-    """Return the limit, at most a u64; raise `LimitExceeded` if it is negative."""
+    """Return the limit, lowered to the largest u64; raise `LimitExceeded` if it is negative."""
     if limit < 0:
         raise LimitExceeded("limit", limit, "0 or more")
     return min(limit, U64_MASK)
@@ -75,9 +77,7 @@ def checked_limit(limit: int) -> int:
 
 
 def checked_hashes(hashes: Hashes) -> Sequence[int]:
-    """Return a copy as numbers; raise `LimitExceeded` if they are no sequence hashes."""
-    if isinstance(hashes, (list, tuple)):
-        return _checked_numbers(hashes)
+    """Return a copy as numbers; raise `LimitExceeded` if they are not sequence hashes."""
     view = _view(hashes)
     if view is None:
         if not isinstance(hashes, Sequence):
@@ -118,7 +118,7 @@ def _is_u64(number: object) -> TypeGuard[int]:
 
 
 def checked_buckets(buckets: Buffer) -> bytes:
-    """Return a copy of the set of buckets; raise `LimitExceeded` if it is none."""
+    """Return a copy of the set of buckets; raise `LimitExceeded` if its size is wrong."""
     view = _view(buckets)
     if view is None or view.nbytes != BUCKET_SET_BYTES:
         found = type(buckets).__name__ if view is None else _found(view)
@@ -127,17 +127,17 @@ def checked_buckets(buckets: Buffer) -> bytes:
 
 
 def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockColumns]:
-    """Return the chunks as a list; raise `LimitExceeded` if a block in a chunk belongs to none of `buckets`."""
+    """Return the chunks as a list; raise `LimitExceeded` if one has a block outside `buckets`."""
     rows, allowed = list(chunks), bytes(buckets_in(buckets))
     for columns in rows:
         top_bytes = columns.hashes[_U64_BYTES - 1 :: _U64_BYTES]
-        if strangers := top_bytes.translate(None, allowed):
-            raise LimitExceeded("bucket", strangers[0], "the named buckets")
+        if outside := top_bytes.translate(None, allowed):
+            raise LimitExceeded("bucket", outside[0], "the named buckets")
     return rows
 
 
 def checked_depths(out: Buffer, columns_min: int) -> memoryview:
-    """Return `out` as int32s; raise `LimitExceeded` if it is too small."""
+    """Return `out` as int32s; raise `LimitExceeded` if it is too small, or of another form."""
     view = _view(out)
     if view is not None and _is_int32s(view):
         numbers = view.nbytes // _INT32_BYTES

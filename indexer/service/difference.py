@@ -4,14 +4,14 @@
     ----------------------    ---------------------------   ----------------------------------------------------------
     both                      the same                      *equal*, *differs*, or *digest*: the index's blocks are
                                                               right, its own digest of them is wrong
-    both                      the mirror is further         the batches between are folded into the index's blocks,
+    both                      the mirror is ahead           the batches between are applied to the index's blocks,
                                                               then as above; if some are missing: *behind*
-    both                      the index is further          *beyond*: the mirror has not reached the index's place
+    both                      the index is ahead            *beyond*
     both                      in different epochs           *other_epoch*
     the mirror only                                         *unknown*
     the index only                                          *unanswered*: its mirror does not answer
 
-A block is *missing* in the index, is *surplus* there, lies on other *media*, or behind another *parent*.
+A differing block is *missing* in the index, *surplus* there, on other *media*, or has another *parent*.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ DifferenceKind = Literal["missing", "surplus", "media", "parent"]
 KINDS: tuple[DifferenceKind, ...] = ("missing", "surplus", "media", "parent")
 
 _TIERS_OF = [tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range(1 << len(TIERS))]
-"""The tiers that a block's bits name."""
+"""The tiers of a block, by its `tier_bits`."""
 
 Held = dict[int, HeldBlock]
 """What a rank holds, by sequence hash."""
@@ -48,7 +48,7 @@ class MirrorState(NamedTuple):
 
 
 class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One differing block; `parent` is the mirror's, `index_parent` the index's."""
+    """One differing block; `parent` is the mirror's, `index_parent` the index's: the same if only one side has it."""
 
     kind: DifferenceKind
     sequence_hash: int
@@ -61,8 +61,8 @@ class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
 class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one rank. Epoch and seq are 0 for a side that does not know the rank.
 
-    `blocks` are the index's by medium, at its own place. `counts` are of all differences, `examples` the first of each
-    kind, parents first.
+    `blocks` counts the index's blocks by medium, at its own place. `counts` counts all differences; `examples` has the
+    first of each kind, parents first.
     """
 
     worker_id: str
@@ -79,24 +79,24 @@ class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[BlockDifference, ...] = ()
 
 
-def held_of(chunks: Iterable[BlockColumns]) -> Held:
+def _held_of(chunks: Iterable[BlockColumns]) -> Held:
     """Return the blocks of the chunks, in their order."""
     return {block.sequence_hash: block for chunk in chunks for block in chunk.blocks()}
 
 
-def advance(held: Held, batches: Iterable[Batch], epoch: int, seq: int, to_seq: int) -> int:
-    """Fold in the batches that follow `seq`, up to `to_seq`; return the last seq.
+def _advance(held: Held, batches: Iterable[Batch], epoch: int, seq: int, to_seq: int) -> int:
+    """Apply the batches that follow `seq` up to `to_seq`, or up to the first hole; return the seq reached.
 
-    Skip batches of other epochs and duplicates; stop at the first hole.
+    Batches of other epochs and duplicates are skipped.
     """
     for batch in batches:
         if batch.epoch == epoch and batch.seq == seq + 1 <= to_seq:
-            _fold(held, batch.event)
+            _apply(held, batch.event)
             seq = batch.seq
     return seq
 
 
-def _fold(held: Held, event: Event) -> None:
+def _apply(held: Held, event: Event) -> None:
     match event:
         case Stored():
             parent = event.parent
@@ -132,26 +132,26 @@ def compare(
     examples_max: int = 10,
 ) -> RankVerdict:
     """Return the verdict; `tail` has the messages of the stream between the index and the mirror."""
-    verdict = _known(rank, index, mirror)
+    verdict = _equal(rank, index, mirror)
     if index is None:
         return _replaced(verdict, "unknown", "the index does not know it")
     if mirror is None:
         return _replaced(verdict, "unanswered", "its mirror does not answer")
     if index.epoch != mirror.epoch:
-        return _replaced(verdict, "other_epoch", "they are in different lives of the stream")
+        return _replaced(verdict, "other_epoch", "they are in different epochs of the stream")
     if index.seq > mirror.seq:
-        return _replaced(verdict, "beyond", "the index is where its mirror has not been")
-    held = held_of(index.chunks)
+        return _replaced(verdict, "beyond", "the index is ahead of its mirror")
+    held = _held_of(index.chunks)
     digests = zip(index.digests, _digests(held), strict=True)
     wrong = [kept.tier.name.lower() for kept, computed in digests if kept != computed]
     try:
         batches = (batch for message in tail for batch in codec.decode_message(message))
-        reached = advance(held, batches, index.epoch, index.seq, mirror.seq)
+        reached = _advance(held, batches, index.epoch, index.seq, mirror.seq)
     except MalformedMessage as error:
         return _replaced(verdict, "behind", f"the batches between cannot be read: {error}")
     if reached < mirror.seq:
         return _replaced(verdict, "behind", f"the batches between are not kept, from {reached + 1} on")
-    differences = _differences(held, held_of(mirror.chunks))
+    differences = _differences(held, _held_of(mirror.chunks))
     counts = {kind: len(found) for kind in KINDS if (found := differences[kind])}
     if not counts:
         reason = f"the index's own digest is not that of its blocks: {', '.join(wrong)}"
@@ -161,7 +161,7 @@ def compare(
     return msgspec.structs.replace(differing, counts=counts, examples=examples)
 
 
-def _known(rank: WorkerRank, index: RankState | None, mirror: MirrorState | None) -> RankVerdict:
+def _equal(rank: WorkerRank, index: RankState | None, mirror: MirrorState | None) -> RankVerdict:
     return RankVerdict(
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,

@@ -1,15 +1,16 @@
 """Plans snapshots and the log's retention: what to write, what to purge, what to delete. Pure.
 
-A snapshot covers the log up to its place. One whose place is behind the end of the log is of another log, which was
+A snapshot covers the log up to its place. One whose place is past the end of the log is of another log, which was
 lost; so are those in `others`. The newest snapshot is the one that covers most of this log.
 
-    write     the log has messages that the newest does not cover, and
-                  there is none, or it is older than `period_s`, or as far in the future (the clock was set back),
-                  or the messages that it does not cover take more than a quarter of the log's byte limit
-    purge     the log takes more than three quarters of its byte limit: up to the place of the oldest snapshot behind
-              which it would take half of it at most, else of the newest. Only snapshots that were read back count
-    delete    snapshots that cover only messages that the log has dropped, or of another log; the newest two stay
-    give up   if a new one does not fit: the oldest first; the newest stays
+    write     if the log has messages that the newest snapshot does not cover, and
+                  there is no snapshot, or the newest is at least `period_s` old, or that far in the future (the clock
+                  was set back), or the messages after it take more than a quarter of the log's byte limit
+    purge     if the log takes more than three quarters of its byte limit: the messages up to the place of a snapshot
+              that was read back. It is the oldest one after which the log takes at most half of the limit, or the
+              newest one if there is none
+    delete    snapshots of another log, and those after which messages are missing from this log; the newest two stay
+    give up   snapshots, if a new one does not fit: those of another log first, then the oldest; the newest stays
 
 The size of a part of the log is estimated by the mean size of a message.
 """
@@ -27,7 +28,7 @@ _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})-([0-9]{{{_DIGITS}}})")
 
 
 class SnapshotName(NamedTuple):
-    """The place of the log that a snapshot covers, and the time when it was taken, in nanoseconds since 1970."""
+    """The place up to which a snapshot covers the log, and the time it was taken, in nanoseconds since 1970."""
 
     stream_seq: int
     wall_ns: int
@@ -43,20 +44,20 @@ class SnapshotName(NamedTuple):
 
 
 class LogExtent(NamedTuple):
-    """The messages of the log, `first_seq` to `last_seq` (none if that is less), and their size, `bytes_now`."""
+    """The messages of the log, `first_seq` to `last_seq`, and their size; no message if `last_seq` is the smaller."""
 
     first_seq: int
     last_seq: int
     bytes_now: int
 
-    def bytes_behind(self, seq: int) -> float:
-        """Return the estimated size of the messages behind a place."""
+    def bytes_after(self, seq: int) -> float:
+        """Return the estimated size of the messages after a place."""
         messages = self.last_seq - self.first_seq + 1
         return self.bytes_now * min(1.0, max(0, self.last_seq - seq) / messages) if messages > 0 else 0.0
 
 
 class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest time between snapshots while the log grows, and the size of the log."""
+    """The longest time between snapshots while the log grows, and the log's byte limit."""
 
     period_s: float
     log_bytes_max: int
@@ -89,7 +90,7 @@ def plan(
         log: the messages of the log.
         names: all names in the bucket; names that are not ours are ignored.
         now_ns: since 1970.
-        limits: of period and log.
+        limits: of the time between snapshots, and of the log.
         verified: this log's snapshots that were read back without a difference.
         others: snapshots that are known to be of another log.
     """
@@ -129,13 +130,13 @@ def _is_due(log: LogExtent, newest_first: list[SnapshotName], now_ns: int, limit
     if newest.stream_seq >= log.last_seq:
         return False
     age_s = (now_ns - newest.wall_ns) / 1e9
-    return abs(age_s) >= limits.period_s or log.bytes_behind(newest.stream_seq) > GROWN_RATIO * limits.log_bytes_max
+    return abs(age_s) >= limits.period_s or log.bytes_after(newest.stream_seq) > GROWN_RATIO * limits.log_bytes_max
 
 
 def _purge_up_to(log: LogExtent, newest_first: list[SnapshotName], limits: KeepingLimits) -> int:
     if log.bytes_now <= PURGE_RATIO * limits.log_bytes_max:
         return 0
     retained_max = PURGED_RATIO * limits.log_bytes_max
-    enough = [name for name in newest_first if log.bytes_behind(name.stream_seq) <= retained_max] or newest_first[:1]
+    enough = [name for name in newest_first if log.bytes_after(name.stream_seq) <= retained_max] or newest_first[:1]
     up_to = min((name.stream_seq for name in enough), default=0)
     return up_to if up_to >= log.first_seq else 0

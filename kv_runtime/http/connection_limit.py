@@ -4,11 +4,12 @@
 |---|---|
 | fewer connections are open than the bound | the connection is served |
 | the bound is reached, and some connection is idle | the connection that has been idle longest is closed |
-| the bound is reached, and a request is served on every connection | 503 with `Retry-After`, then the server closes |
+| the bound is reached, and no connection is idle | 503 with `Retry-After`, then the new connection is closed |
+| `CLOSING_MAX` connections above the bound are open | the same |
 
 A connection is idle while no handler runs for it: it is new, kept alive, or its client has not read all of an answer.
-Both outcomes at the bound are counted and logged. Every connection takes a file descriptor, so the bound follows the
-limit of open files.
+Closings and refusals at the bound are counted and logged. Every connection takes a file descriptor, so the bound
+depends on the limit of open files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,13 @@ from kv_runtime.open_files import RESERVED, OpenFiles
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
 
 CONNECTIONS_MAX = 16_384
-"""Of any server but a control plane."""
+"""The default maximum of a server that is no control plane."""
 CONTROL_CONNECTIONS_MAX = 32
-"""Of a control plane; `RESERVED` includes these."""
+"""The maximum of a control plane; the reserved files (`RESERVED`) include these."""
 CONNECTIONS_MIN = 16
-"""The minimum for a server, with however few free files."""
+"""The minimum of a server's bound, however few files are free."""
 CLOSING_MAX = 8
-"""Connections above the bound while idle ones are being closed; closing takes one turn of the event loop."""
+"""How many connections above the bound may be open while idle ones close, which takes one turn of the event loop."""
 
 _log = structlog.get_logger("http")
 
@@ -36,7 +37,7 @@ _log = structlog.get_logger("http")
 def connections_bound(connections_max: int, files: OpenFiles) -> int:
     """Return how many connections a server may have: half of the free files, at most `connections_max`.
 
-    The other half is for connections that the requests need, such as those of an agent to its engine.
+    The other half is for connections that serving the requests needs, such as those of an agent to its engine.
     """
     free = files.allowed - files.used - RESERVED
     return min(connections_max, max(CONNECTIONS_MIN, free // 2))
@@ -50,7 +51,7 @@ class Connection(Protocol):
 
 
 class ConnectionStatistics(NamedTuple):
-    """Connections of now, and what happened at the bound since the start."""
+    """The present connections, and what happened at the bound since the start."""
 
     bound: int
     in_use: int
@@ -72,7 +73,7 @@ class Connections:
         self._opening = self._idle_closed = self._refused = 0
 
     def admit(self) -> bool:
-        """Return whether one more connection may open; `opened` or `not_opened` follows if so."""
+        """Return whether one more connection may open. If so, the caller calls `opened` or `not_opened` next."""
         count = len(self._open) + self._opening
         if count >= self._bound and (count >= self._bound + CLOSING_MAX or not self._close_idle()):
             self._refused += 1
@@ -82,31 +83,31 @@ class Connections:
         return True
 
     def opened(self, connection: Connection) -> None:
-        """An admitted connection is open, and idle."""
+        """Record that an admitted connection is open; it is idle."""
         self._opening -= 1
         self._open.add(connection)
         self._idle[connection] = None
 
     def not_opened(self) -> None:
-        """The client of an admitted connection left before the connection was open."""
+        """Record that the client of an admitted connection left before it was open."""
         self._opening -= 1
 
     def closed(self, connection: Connection) -> None:
-        """The connection's file is about to be closed."""
+        """Record that the connection is being closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
     def began(self, connection: Connection) -> None:
-        """A request is served on the connection from now on."""
+        """Record that a handler runs for a request on the connection."""
         self._idle.pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
-        """The request was answered; the connection is idle unless it is closed."""
+        """Record that the handler ended; the connection is idle unless it is closed."""
         if connection in self._open:
             self._idle[connection] = None
 
     def statistics(self) -> ConnectionStatistics:
-        """Return the figures of now."""
+        """Return the present figures."""
         idle = len(self._idle)
         return ConnectionStatistics(self._bound, len(self._open) - idle, idle, self._idle_closed, self._refused)
 

@@ -67,8 +67,8 @@ def test_equal_blocks_at_one_place_are_equal_whatever_their_order() -> None:
     [
         (None, mirror(*ROWS), "unknown", "the index does not know it"),
         (index(*ROWS), None, "unanswered", "its mirror does not answer"),
-        (index(*ROWS), mirror(*ROWS, epoch=8), "other_epoch", "they are in different lives of the stream"),
-        (index(*ROWS, seq=6), mirror(*ROWS), "beyond", "the index is where its mirror has not been"),
+        (index(*ROWS), mirror(*ROWS, epoch=8), "other_epoch", "they are in different epochs of the stream"),
+        (index(*ROWS, seq=6), mirror(*ROWS), "beyond", "the index is ahead of its mirror"),
         (index(*ROWS), mirror(*ROWS, seq=6), "behind", "the batches between are not kept, from 6 on"),
     ],
 )
