@@ -1,9 +1,9 @@
-"""Keeps what was learnt of models' speed and answers in `state.dir`: a router that starts again goes on from it.
+"""Stores in `state.dir` what was learnt of each model's speed and answers, so that a restarted router has it.
 
     rates.json   {"version": 1, "models": [[model, prefill, decode, output_tokens, answers], ...]}
 
-It is written every `WRITE_S` and when the router stops, if anything was learnt since. A file that cannot be used is
-reported and ignored: all can be learnt again.
+The file is written every `WRITE_S` and when the router stops, if anything was learnt since. A file that cannot be used
+is logged and ignored: the router learns everything again.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = structlog.get_logger("router")
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the file."""
 
     version: Literal[1]
     models: Annotated[tuple[LearntRates, ...], msgspec.Meta(max_length=MODELS_MAX)]
@@ -36,13 +36,13 @@ class RatesStore:
     """The stored rates of one router; without a directory nothing is stored."""
 
     def __init__(self, directory: str, routing: Routing, clock: Clock) -> None:
-        """The directory exists: `PolicyStore.restore` made it."""
+        """The directory must exist: `PolicyStore.restore` makes it."""
         self._path = Path(directory) / "rates.json" if directory else None
         self._routing, self._clock = routing, clock
         self._written: tuple[LearntRates, ...] = ()
 
     def restore(self) -> None:
-        """Go on from the file, if there is one that can be used."""
+        """Apply the rates in the file, if there is one that can be used."""
         models = self._read()
         if models:
             self._routing.apply(RatesRestored(now_s=self._clock.now(), models=models))
@@ -63,7 +63,7 @@ class RatesStore:
             return ()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write the file now and then until `stop` is set, and once more. One write ends before the next begins."""
+        """Write the file every `WRITE_S` until `stop` is set, and once more then. Writes do not overlap."""
         is_last = False
         while not is_last:
             await self._clock.wait(stop, WRITE_S)

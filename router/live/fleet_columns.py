@@ -1,8 +1,9 @@
 """The fleet as columns: a thousand ranks in some tens of kilobytes of JSON.
 
-workers    one entry each; `first_rank` is the place of its first rank among `ranks`
-ranks      one entry each, worker by worker
-words      trust reasons, and why there is no new work, are numbers of `reasons`; models and roles likewise
+workers    columns with an entry for each worker; `first_rank` is the index of its first rank in the columns of `ranks`
+ranks      columns with an entry for each rank, worker by worker
+texts      a column has their numbers: `trust_reason` and `unfit` (why a worker or rank gets no new work) are indexes
+           into `reasons`, `model` into `models`, `role` into `roles`
 """
 
 from collections import defaultdict
@@ -18,7 +19,7 @@ from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
 
 OBSERVED_MAX = 1000
-"""Newest decisions that shares of reuse and latencies are of."""
+"""How many of the newest decisions `observed` is given."""
 _IDLE = RankLoad()
 _UNHEARD = trust_of((), "never_heard")
 _LOAD = (
@@ -32,7 +33,7 @@ _LOAD = (
 
 
 class Observed(NamedTuple):
-    """Of a rank's newest decisions: the share of prompt tokens that were reused, and medians. None: unknown."""
+    """What a rank's newest decisions showed: the share of prompt tokens reused, median latencies. None: unknown."""
 
     hit_ratio: float | None = None
     ttft_s: float | None = None
@@ -40,7 +41,7 @@ class Observed(NamedTuple):
 
 
 class _Words(dict[str, int]):
-    """Numbers for words."""
+    """Numbers of texts, in the order of their first use."""
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
@@ -54,9 +55,9 @@ def fleet_columns(
     seen: Mapping[WorkerRank, Observed],
     queued: int | None,
 ) -> dict[str, Any]:
-    """Return the fleet now. `blocks`: what the index says that ranks hold, by tier.
+    """Return the fleet now. `blocks` counts the blocks that the index knows of each rank, by tier.
 
-    These may be of a moment before: a rank that joined since has no blocks, and is trusted as one that is unheard.
+    `blocks`, `trust` and `seen` may be older: a rank that joined since has no blocks, and counts as never heard.
     """
     state, now_s = routing.state, routing.clock.now()
     workers = list(state.fleet.workers())
@@ -125,11 +126,11 @@ def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank,
 
 
 def observed(records: Iterable[DecisionRecord]) -> dict[WorkerRank, Observed]:
-    """Return what these decisions showed of their ranks; reuse that was not reported counts as it was held."""
-    of_ranks: dict[WorkerRank, list[DecisionRecord]] = defaultdict(list)
+    """Return what these decisions showed of their ranks. Without a reported reuse the predicted overlap counts."""
+    by_rank: dict[WorkerRank, list[DecisionRecord]] = defaultdict(list)
     for record in records:
-        of_ranks[record.verdict.winner].append(record)
-    return {rank: _observed(found) for rank, found in of_ranks.items()}
+        by_rank[record.verdict.winner].append(record)
+    return {rank: _observed(found) for rank, found in by_rank.items()}
 
 
 def _observed(records: list[DecisionRecord]) -> Observed:
@@ -145,7 +146,7 @@ def _observed(records: list[DecisionRecord]) -> Observed:
 
 
 def _reused(record: DecisionRecord) -> int:
-    if record.outcome is not None and record.outcome.cached_tokens is not None:
-        return record.outcome.cached_tokens
-    request = record.verdict.request
-    return min(record.verdict.overlap_blocks * request.block_size, request.isl_tokens)
+    request, outcome = record.verdict.request, record.outcome
+    reported = None if outcome is None else outcome.cached_tokens
+    reused = record.verdict.overlap_blocks * request.block_size if reported is None else reported
+    return min(reused, request.isl_tokens)  # `isl_tokens` may be a lower bound

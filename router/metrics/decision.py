@@ -1,10 +1,10 @@
 """Metrics of decisions: duration by stage, reason of the choice, margin, overlap given up.
 
-margin     the runner-up's cost minus the winner's: small margins are decided by little
-regret     the longest overlap of a candidate minus the winner's: what was given up for the sake of load
-fallback   a decision or an answer that was not made as configured, and why
-turn       a request took another way through the fleet than it began, and why
-placement  where a prompt was computed, of those of which the configuration lets the fleet decide
+margin     the runner-up's cost minus the winner's
+regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
+fallback   a decision that was not made as configured, and why
+turn       a request left its first plan, and why
+placement  whether a prefill or a decode worker computed a prompt, and why (`disaggregation.conditional`)
 """
 
 from collections import Counter
@@ -23,22 +23,23 @@ STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 REASONS: tuple[str, ...] = get_args(Reason)
 APPROXIMATE = "approximate"
 FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
-"""The winner has no events, so its overlap is what was routed to it; the prompt could not be encoded, so only load
-counts; no rank is predicted to meet the targets, and the request was admitted all the same."""
+"""`approximate`: the winner has no events, so its overlap was estimated from what was routed to it. `not_encoded`: the
+prompt could not be encoded, so only load counted. `unmet_target`: the request was admitted, although no rank was
+predicted to meet its targets."""
 _STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
 
 
 class DecisionMetrics:
-    """Counts of decisions; `modes` exist from the start. What the core sums up of them is read at the scrape."""
+    """Counts of decisions, each of `modes` from the start. The core has some of the sums; a scrape reads them there."""
 
     def __init__(self, routing: Routing, modes: tuple[str, ...]) -> None:
         self._core, self._modes = routing.state.core, modes
         self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
         self.parse = self._stages["parse"]
         self.tokenized = self._stages["tokenize"].observe
-        """A prompt was read in this many seconds."""
+        """Record the seconds that encoding a prompt took."""
         self.hashed = self._stages["hash"].observe
-        """A prompt's blocks were hashed in this many seconds; from any thread."""
+        """Record the seconds that hashing a prompt's blocks took; from any thread."""
         self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
         self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
         self._reroutes = Counter(dict.fromkeys(REROUTES, 0))
@@ -47,17 +48,17 @@ class DecisionMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """Distributions with observations to be settled."""
-        return (*self._stages.values(),)
+        """The distributions whose waiting observations must be settled."""
+        return tuple(self._stages.values())
 
     def chosen(self, match_s: float, choose_s: float) -> None:
-        """Record the durations of a decision's last two stages."""
+        """Record the durations of matching and choosing, and their sum as `total`."""
         self._match.observe(match_s)
         self._choose.observe(choose_s)
         self._all.observe(match_s + choose_s)
 
     def fallback(self, reason: str) -> None:
-        """Count a deviation from the configuration; the core counts approximated overlaps."""
+        """Count a decision that was not made as configured; the core counts those that are `approximate`."""
         self._fallbacks[reason] += 1
 
     def rerouted(self, why: Reroute) -> None:
@@ -65,11 +66,11 @@ class DecisionMetrics:
         self._reroutes[why] += 1
 
     def placed(self, reason: PlacementReason) -> None:
-        """Count where a prompt is computed."""
+        """Count a prompt by the reason of its placement."""
         self._placements[reason] += 1
 
     def families(self) -> Iterator[Family]:
-        """Yield the counters."""
+        """Yield the metrics of decisions."""
         stages = [((stage,), seen) for stage, seen in self._stages.items()]
         yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         found, regret, margin, margin_s, predicted_blocks, approximate = self._core.decided()

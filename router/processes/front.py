@@ -1,27 +1,29 @@
-"""The control plane of a router in several processes: asks these, and makes one answer of theirs.
+"""The control plane of a router in several processes: asks the processes, and merges their answers into one.
 
 | endpoint | answer |
 |---|---|
-| GET /v1/decisions, /v1/decisions/{id} | the newest of all; the one that took it |
+| GET /v1/decisions | the newest decisions of all processes |
+| GET /v1/decisions/{id} | of the process that took the decision |
 | PUT, PATCH, DELETE /v1/policy | changed in the first process, which stores it, then in the others |
-| POST, DELETE /v1/workers/{id}/drain | by each process, which hands over what it knows, with its share of the tokens |
-| GET /v1/workers/{id}/drain | draining until all have handed over |
-| GET, PUT, DELETE /v1/shadows | pooled; changed in all |
-| GET /v1/workers | of the first process, with the doubts of all, each of which judges by its own requests |
-| GET /v1/report, /v1/predictions, /v1/trends | the sums of all |
+| POST, DELETE /v1/workers/{id}/drain | each process hands over what it knows, with its share of the tokens |
+| GET /v1/workers/{id}/drain | draining until all processes have handed over |
+| GET /v1/shadows | the figures of all processes, pooled |
+| PUT, DELETE /v1/shadows | changed in all processes |
+| GET /v1/workers | of the first process, with the doubts of all: each judges ranks by its own requests |
+| GET /v1/report, /v1/predictions, /v1/trends | the sums of all processes |
 | GET /v1/live | the stream of the first process, with the decisions of all |
-| GET /v1/processes | their names, ids and restarts |
+| GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
-| GET /ready | whether any is ready |
+| GET /ready | whether any process is ready |
 | GET /metrics | all families of all processes (`merged_metrics.py`) |
-| all others | of the first process that serves: each knows the fleet, the index, and by the ledger all requests |
+| all others | of the first process that serves: each knows the fleet, the index and, by the ledger, all requests |
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -39,6 +41,7 @@ from router.admin.control_plane import control_app
 from router.attribution.attribution import ROWS_MAX
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
+from router.drain.routes import WAIT_S_MAX
 from router.live.routes import list_limit
 from router.live.trends import TrendsPage, merged_trends
 from router.processes.links import Answer, Links
@@ -60,16 +63,11 @@ _NOT_PASSED_ON = frozenset({"Connection", "Content-Length", "Date", "Keep-Alive"
 class Front:
     """The endpoints."""
 
-    def __init__(
-        self,
-        links: Links,
-        states: Callable[[], list[ProcessState]],
-        registry: CollectorRegistry,
-    ) -> None:
+    def __init__(self, links: Links, states: Callable[[], list[ProcessState]], registry: CollectorRegistry) -> None:
         self._links, self._states, self._registry = links, states, registry
         self._changing = asyncio.Lock()
         self.policy = self.shadows = b""
-        """For processes that start later: bodies of PUT, if something was changed."""
+        """Bodies of `PUT` with the last change, for processes that start later; empty without a change."""
 
     def app(self, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -81,13 +79,13 @@ class Front:
             web.patch("/v1/policy", self._change_policy),
             web.delete("/v1/policy", self._change_policy),
             web.post(drain, self._begin_drain),
-            web.get(drain, self._of_all(drain_of, needs_all=True, more_s=60.0)),
+            web.get(drain, self._of_all(_drain_of, passes_refusals=True, more_s=WAIT_S_MAX)),
             web.delete(drain, self._end_drain),
-            web.get("/v1/shadows", self._of_all(pooled_page, needs_all=True)),
+            web.get("/v1/shadows", self._of_all(pooled_page, passes_refusals=True)),
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._of_all(doubted_workers)),
-            web.get("/v1/report", self._of_all(_merged_reports, _decode_report, needs_all=True)),
+            web.get("/v1/report", self._of_all(_merged_reports, _decode_report, passes_refusals=True)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
             web.get("/v1/trends", self._of_all(merged_trends, _decode_trends)),
             web.get("/v1/live", self._live),
@@ -116,7 +114,7 @@ class Front:
             try:
                 call = await self._links.session.request(request.method, target, data=body or None, headers=headers)
             except (OSError, aiohttp.ClientError):
-                continue  # it has just ended
+                continue  # the process has just ended
             async with call as answer:
                 response = web.StreamResponse(status=answer.status, headers=_kept(answer))
                 await response.prepare(request)
@@ -126,7 +124,7 @@ class Front:
         return _no_process_answers()
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Pass on the events of the first process, and the decisions of the others, whichever serve meanwhile."""
+        """Pass on the events of the first process that serves, and the decisions of the others while they serve."""
         for name, url in self._links.serving():
             try:
                 call = await self._links.session.get(URL(url + request.rel_url.raw_path_qs, encoded=True))
@@ -152,7 +150,7 @@ class Front:
         return _no_process_answers()
 
     async def _add_decisions(self, name: str, path: str, response: web.StreamResponse) -> None:
-        """Write the decisions of this process, and of that which takes its place."""
+        """Write the decisions of the process of this name, also after it was restarted."""
         while True:
             if (url := dict(self._links.serving()).get(name)) is not None:
                 with suppress(OSError, aiohttp.ClientError):
@@ -167,34 +165,32 @@ class Front:
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = list_limit(request.query)
         answers = await self._links.all("GET", request.rel_url.raw_path_qs)
-        if refusal := _first(answers, lambda answer: not answer.is_ok):
-            return _passed_on(refusal)
-        if not answers:
-            return _no_process_answers()
-        found = [each for answer in answers.values() for each in _decode(answer.body)["decisions"]]
-        newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
-        oldest_s = [_decode(answer.body)["from_s"] for answer in answers.values()]
-        from_s = max((each for each in oldest_s if each is not None), default=None)
-        return json_response({"decisions": newest, "from_s": from_s})
+
+        def merged_decisions(bodies: list[_Body]) -> _Body:
+            found = [each for body in bodies for each in body["decisions"]]
+            newest = sorted(found, key=lambda each: float(each["age_s"]))[:limit]
+            from_s = max((body["from_s"] for body in bodies if body["from_s"] is not None), default=None)
+            return {"decisions": newest, "from_s": from_s}
+
+        return _together(answers, merged_decisions, passes_refusals=True)
 
     async def _decision(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", request.rel_url.raw_path_qs)
-        found = _first(answers, lambda answer: answer.is_ok) or _first(answers, lambda _: True)
-        return _passed_on(found)
+        return _passed_on(next((answer for answer in answers.values() if answer.is_ok), _refusal(answers)))
 
     def _of_all(
         self,
         together: Callable[[list[Any]], object],
         decode: Callable[[bytes], Any] = _decode,
         *,
-        needs_all: bool = False,
+        passes_refusals: bool = False,
         more_s: float = 0.0,
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return a handler that makes one answer of those of the processes, as `_together` does."""
+        """Return a handler that merges the processes' answers, as `_together` does."""
 
         async def handle(request: web.Request) -> web.Response:
             answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=more_s)
-            return _together(answers, together, decode, needs_all=needs_all)
+            return _together(answers, together, decode, passes_refusals=passes_refusals)
 
         return handle
 
@@ -216,13 +212,14 @@ class Front:
         async with self._changing:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
-            if not answers or _first(answers, lambda answer: not answer.is_ok):
-                return _together(answers, pooled_page)
+            response = _together(answers, pooled_page, passes_refusals=True)
+            if not answers or _refusal(answers):
+                return response
             self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
-        return self._confirmed(answers, _together(answers, pooled_page))
+        return self._confirmed(answers, response)
 
     def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
-        """Return the response to a change, or which processes may have missed it."""
+        """Return `response`, or an error that names the processes that did not confirm the change."""
         behind = [name for name in self._links.names if (answer := answers.get(name)) is None or not answer.is_ok]
         return _not_confirmed(behind) if behind else response
 
@@ -231,8 +228,6 @@ class Front:
     async def _begin_drain(self, request: web.Request) -> web.Response:
         body = await request.read()
         answers = await self._links.all("POST", request.rel_url.raw_path_qs, _shared(body, len(self._links.names)))
-        if refusal := _first(answers, lambda answer: not answer.is_ok):
-            return _passed_on(refusal)
         return _drain_changed(answers)
 
     async def _end_drain(self, request: web.Request) -> web.Response:
@@ -240,8 +235,6 @@ class Front:
         for name in self._links.names:  # in turn: the first one publishes
             if (answer := await self._links.one(name, "DELETE", request.rel_url.raw_path_qs)) is not None:
                 answers[name] = answer
-        if refusal := _first(answers, lambda answer: not answer.is_ok):
-            return _passed_on(refusal)
         return _drain_changed(answers)
 
     # ---------------------------------------------------------------------------------------------- health
@@ -280,7 +273,7 @@ async def _health(_: web.Request) -> web.Response:
 
 
 def predictions_of(bodies: list[_Body]) -> _Body:
-    """Return what the processes compared, summed by rank; a doubt of one is a doubt."""
+    """Return the processes' comparisons, summed by rank. A rank that one process doubts is doubted."""
     ranks: dict[tuple[str, int], _Body] = {}
     for row in (row for body in bodies for row in body["ranks"]):
         known = ranks.setdefault((row["worker_id"], row["dp_rank"]), row)
@@ -291,10 +284,10 @@ def predictions_of(bodies: list[_Body]) -> _Body:
     return {**bodies[0], "ranks": list(ranks.values())}
 
 
-def drain_of(statuses: list[_Body]) -> _Body:
-    """Return the status of a worker's draining of those that the processes state: counts of hand-overs are summed."""
-    states: list[Literal["draining", "serving", "drained", "left"]] = ["draining", "serving", "drained", "left"]
-    state = next(each for each in states if any(status["state"] == each for status in statuses))
+def _drain_of(statuses: list[_Body]) -> _Body:
+    """Merge the statuses of a worker's draining: `draining` if one process says so; the hand-overs are summed."""
+    known = {status["state"] for status in statuses}
+    state = next(each for each in ("draining", "serving", "drained", "left") if each in known)
     handovers = [status["handover"] for status in statuses if status["handover"] is not None]
     return {
         **statuses[0],
@@ -309,7 +302,7 @@ def _merged_reports(reports: list[SavingsReport]) -> SavingsReport:
 
 
 def doubted_workers(bodies: list[_Body]) -> _Body:
-    """Return the first process's workers; where another doubts a rank that it trusts, with that trust and evidence."""
+    """Return the first process's workers. A rank that it trusts and another doubts gets the other's trust."""
     own, *others = bodies
     doubted = dict[tuple[str, int], _Body]()
     for rank in (rank for each in others for worker in each["workers"] for rank in worker["ranks"]):
@@ -334,7 +327,7 @@ def _handover_of(handovers: list[_Body]) -> _Body:
 
 
 def _shared(body: bytes, processes: int) -> bytes:
-    """Return the wish for a hand-over with each process's share of its tokens; what is no such wish stays as it is."""
+    """Return the body of a drain request with a process's share of its tokens; other bodies as they are."""
     try:
         wish = _decode(body) if body.strip() else {}
     except UNDECODABLE:
@@ -344,12 +337,14 @@ def _shared(body: bytes, processes: int) -> bytes:
 
 
 def _drain_changed(answers: dict[str, Answer]) -> web.Response:
-    """Return one response of those to a beginning or ending of a drain: the event that one published, all statuses."""
-    bodies = [_decode(answer.body) for answer in answers.values()]
-    if not bodies:
+    """Return the response to the start or end of a drain: the event that one process published, the merged status."""
+    if refusal := _refusal(answers):
+        return _passed_on(refusal)
+    if not answers:
         return _no_process_answers()
+    bodies = [_decode(answer.body) for answer in answers.values()]
     published = next((body["published"] for body in bodies if body["published"] is not None), None)
-    drain = drain_of([body["drain"] for body in bodies])
+    drain = _drain_of([body["drain"] for body in bodies])
     return json_response({"published": published, "drain": drain}, status=max(a.status for a in answers.values()))
 
 
@@ -359,8 +354,8 @@ def _reasons(answer: Answer | None) -> list[str]:
     return [] if answer.is_ok else _decode(answer.body)["reasons"]
 
 
-def _first(answers: dict[str, Answer], holds: Callable[[Answer], bool]) -> Answer | None:
-    return next((answer for answer in answers.values() if holds(answer)), None)
+def _refusal(answers: dict[str, Answer]) -> Answer | None:
+    return next((answer for answer in answers.values() if not answer.is_ok), None)
 
 
 def _passed_on(answer: Answer | None) -> web.Response:
@@ -380,20 +375,23 @@ def _not_confirmed(names: list[str]) -> web.Response:
 
 def _together(
     answers: dict[str, Answer],
-    made: Callable[[list[Any]], object],
+    together: Callable[[list[Any]], object],
     decode: Callable[[bytes], Any] = _decode,
     *,
-    needs_all: bool = True,
+    passes_refusals: bool = False,
 ) -> web.Response:
-    """Return one answer of those of the processes; with `needs_all` a refusal is passed on."""
-    if needs_all and (refusal := _first(answers, lambda answer: not answer.is_ok)):
+    """Return what `together` makes of the processes' answers.
+
+    Refusals are left out; with `passes_refusals` the first one is the answer.
+    """
+    if passes_refusals and (refusal := _refusal(answers)):
         return _passed_on(refusal)
     bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
-    return json_response(made(bodies)) if bodies else _no_process_answers()
+    return json_response(together(bodies)) if bodies else _no_process_answers()
 
 
 def _budget_us(answers: dict[str, Answer]) -> object:
-    """Return the budget in force, which the body of `PUT /v1/shadows` need not have."""
+    """Return the budget in force: the body of `PUT /v1/shadows` may lack it."""
     return _decode(next(iter(answers.values())).body)["budget_us"]
 
 
@@ -403,7 +401,7 @@ def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the server-sent events, each whole."""
+    """Yield the server-sent events, each as a whole."""
     waiting = b""
     async for part in answer.content.iter_any():
         *events, waiting = (waiting + part).split(_EVENT_END)

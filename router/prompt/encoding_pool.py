@@ -1,11 +1,11 @@
 """Threads that decode and encode long requests while the event loop serves others.
 
-submit(work, size)    its outcome, as a future of the calling loop; what it raises that is no `Exception`, such as a
-                      library's panic, as a `RuntimeError` that names its type
-cancelled             work that was not begun is skipped; the outcome of begun work is dropped
-large                 text of more than `LARGE_BYTES` has threads of its own, so that no other waits for it
-full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait, or three quarters of that where the text
-                      is large; one text alone always may
+submit(work, size)    returns a future of the calling loop with the outcome of `work`. If `work` raises what is no
+                      `Exception` (a library's panic), the future has a `RuntimeError` that names its type
+cancelled future      work that has not begun is skipped; the outcome of work that has begun is dropped
+large text            text of more than `LARGE_BYTES` has its own threads, so that other texts do not wait for it
+full                  `EncodersBusy`: with this text more than `waiting_bytes_max` bytes would wait, or more than three
+                      quarters of that if the text is large. If no other text waits, any size is accepted
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from kv_runtime.supervise import Part, thread_part
 
 T = TypeVar("T")
 _Jobs = SimpleQueue[tuple["asyncio.Future[Any]", Callable[[], Any]] | None]
-"""None: a thread is to look whether it is to end."""
+"""None wakes a thread, which then looks whether it should end."""
 LARGE_BYTES = 1 << 20
-"""Some 0.6 s of work for the slower encoder."""
+"""About 0.6 s of work for the slower encoder."""
 
 
 class EncodersBusy(Exception):
@@ -34,12 +34,12 @@ class EncodersBusy(Exception):
 
 
 class EncodingPool:
-    """The threads and their queue. Everything except `work` belongs to the event loop's thread."""
+    """The threads and their queues. Only `work` and `work_large` may run outside the event loop's thread."""
 
     def __init__(
         self, threads: int, waiting_bytes_max: int, *, name: str = "encoder", large_bytes: int = LARGE_BYTES
     ) -> None:
-        """`threads` for text of `large_bytes` and less, and as many for larger text."""
+        """Use `threads` threads for text of at most `large_bytes`, and as many again for larger text."""
         self._threads, self._name = threads, name
         self._waiting_bytes_max, self._large_bytes = waiting_bytes_max, large_bytes
         self._jobs, self._large_jobs = _Jobs(), _Jobs()
@@ -58,7 +58,7 @@ class EncodingPool:
         ]
 
     def wake(self) -> None:
-        """Let all threads look whether they are to end."""
+        """Wake all threads, so that they look whether they should end."""
         for jobs in (self._jobs, self._large_jobs):
             for _ in range(self._threads):
                 jobs.put(None)
@@ -100,9 +100,9 @@ def _work(jobs: _Jobs, stop: threading.Event) -> None:
 
 def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
     outcome = _outcome(work)
-    with suppress(RuntimeError):  # the loop has ended, and no caller waits
+    with suppress(RuntimeError):  # the loop is closed, so no caller waits
         future.get_loop().call_soon_threadsafe(_settle, future, *outcome)
-    del future, outcome  # an error's traceback keeps this frame: with them it would be a cycle that holds the request
+    del future, outcome  # an error's traceback keeps this frame: a cycle would keep the request in memory
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -110,7 +110,7 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return work(), None
     except Exception as error:  # noqa: BLE001 - it is the outcome of the future
         return None, error
-    except BaseException as error:  # noqa: BLE001 - nothing that a library raises ends the thread, and so the process
+    except BaseException as error:  # noqa: BLE001 - else a library's panic would end the thread, and with it the process
         return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 

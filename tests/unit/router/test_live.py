@@ -129,6 +129,13 @@ async def test_what_was_routed_and_reused_is_counted_by_rank() -> None:
         assert all(0 <= each <= 1 for each in ratios)
 
 
+async def test_reuse_beyond_a_prompt_length_that_is_a_lower_bound_counts_as_the_whole_prompt() -> None:
+    async with watched() as made:
+        made.decide(cached_tokens=1_000_000)
+        fleet = await made.get("/v1/fleet")
+        assert [each for each in fleet["ranks"]["hit_ratio"] if each is not None] == [1.0]
+
+
 async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then() -> None:
     async with watched() as made:
         await made.live.keep()
