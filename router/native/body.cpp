@@ -10,6 +10,7 @@ namespace kv::http {
 namespace {
 
 constexpr std::size_t kLineBytesMax = 4096, kTrailerBytesMax = 16 << 10, kSizeDigitsMax = 15, kTailBytes = 4096;
+constexpr std::size_t kSpareBytes = 64 << 10;  // that a stream keeps without using them: thousands may be open
 
 // The digits of a chunk's size at the beginning of `line`; `size` is what they say.
 std::size_t size_digits(Text line, std::int64_t& size) {
@@ -125,9 +126,9 @@ private:
     std::size_t trailer_bytes_ = 0;
 };
 
-// Where the last event ends: behind an empty line, whichever ends its lines have; 0: there is no complete one.
-std::size_t events_end(Text data) {
-    for (std::size_t end = data.size(); end > 1; --end) {
+// Where the last event ends: behind an empty line, whichever ends its lines have; 0: none ends behind the first `seen` bytes.
+std::size_t events_end(Text data, std::size_t seen) {
+    for (std::size_t end = data.size(); end > std::max<std::size_t>(seen, 1); --end) {
         const char last = data[end - 1], before = data[end - 2];
         if ((last == '\n' && (before == '\n' || (before == '\r' && end > 2 && data[end - 3] == '\n'))) || (last == '\r' && before == '\r')) {
             return end;
@@ -166,10 +167,19 @@ public:
         }
         nb::bytes found(taken.data(), taken.size());
         pending.erase(0, taken.size());
+        if (pending.capacity() > kSpareBytes && pending.empty()) {
+            pending.shrink_to_fit();
+        }
+        seen_ = 0;
         return found;
     }
 
-    nb::bytes take_events() { return take(events_end(pending)); }
+    nb::bytes take_events() {
+        const std::size_t end = events_end(pending, seen_);
+        nb::bytes found = take(end);
+        seen_ = pending.size();
+        return found;
+    }
 
     nb::bytes tail() const {
         const std::size_t size = std::min(tail_.size(), kTailBytes);
@@ -183,6 +193,7 @@ public:
 private:
     BodyReader reader_;
     std::string mark_, tail_;
+    std::size_t seen_ = 0;  // pending bytes in which no event ends
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 """Where bodies end, piece by piece."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
@@ -99,6 +101,18 @@ def test_complete_events_are_taken_and_the_beginning_of_another_stays(end: bytes
     assert body.feed(events + rest) == -1
     assert [body.take_events(), body.pending, body.take_events(), body.pending] == [events, rest, b"", rest]
     assert body.tail == events
+
+
+@given(st.lists(st.text("a\r\n", min_size=1, max_size=6), max_size=12))
+def test_events_are_complete_as_soon_as_their_empty_line_is_there(pieces: list[str]) -> None:
+    body, pending = AnswerBody(UNTIL_CLOSE, b""), b""
+    for piece in pieces:
+        body.feed(piece.encode())
+        pending += piece.encode()
+        ends = [at for at in range(len(pending) + 1) if pending[:at].endswith((b"\n\n", b"\n\r\n", b"\r\r"))]
+        assert body.take_events() == pending[: max(ends, default=0)]
+        pending = pending[max(ends, default=0) :]
+        assert body.pending == pending
 
 
 @pytest.mark.parametrize(
