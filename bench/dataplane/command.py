@@ -43,7 +43,8 @@ def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[s
 @click.option(
     "--text",
     default="",
-    help="directory of a model: ours in mode kv with its tokenizer, too, and Dynamo, if --peer names it",
+    help="directory of a model: ours in mode kv with its tokenizer, too, and Dynamo, which also wants its config.json, "
+    "if --peer names it",
 )
 @click.option("--only", help="systems whose names contain one of these words, by commas; direct is always there")
 @click.option("--rounds", type=click.IntRange(min=1), default=9, help="turns of every system; medians are shown")
