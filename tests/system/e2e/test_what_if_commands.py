@@ -16,7 +16,7 @@ from tests.system.e2e.typed import typed
 
 SHADOWS = {"policies": [{"name": "turns", "policy": {"mode": "round-robin"}}], "budget_us": 10_000}
 _REQUESTS = 40
-HIT_RATE_OFF_MAX = 0.2
+HIT_RATE_OFF_MAX = 0.3
 
 
 _COMMANDS = {"what-if": "command import what_if", "tune": "tune import tune"}
@@ -58,6 +58,6 @@ async def test_the_journal_of_a_real_fleet_is_played_under_other_policies(
     assert played == [("in force", 1.0), ("round-robin", 1.0), ("in force", 2.0), ("round-robin", 2.0)]
     hit_rates = {each["name"]: each["figures"]["hit_rate"]["value"] for each in page["policies"][:2]}
     assert hit_rates["in force"] > hit_rates["round-robin"]
-    # a busy machine's timings make ranks seem unequal, and a request that leaves its rank loses 160 of 240 tokens
+    # a busy machine's timings make ranks seem unequal: up to two of three sessions were played to leave their rank
     assert abs(hit_rates["in force"] - page["recorded"]["hit_rate"]) < HIT_RATE_OFF_MAX
     assert plot.read_bytes().startswith(b"<?xml")
