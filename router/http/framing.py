@@ -28,6 +28,7 @@ AnswerBody = built.AnswerBody
     size, pending     what waits
     take_events()     takes the complete events that it begins with: up to its last empty line
     take(size)        takes this many bytes, or all that wait
+    drop()            drops what waits
     marks             how often what was taken last has the mark; without one, its events
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """

@@ -174,6 +174,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
             self.exchange.is_mid_event = False
             self._tell_first()
             self._write_payload(body.take(at))
+        body.drop()
         self.fail("first_byte" if self.silent else "body", reason)
         return True
 

@@ -181,6 +181,11 @@ public:
         return found;
     }
 
+    void drop() {
+        pending = {};
+        seen_ = 0;
+    }
+
     nb::bytes tail() const {
         const std::size_t size = std::min(tail_.size(), kTailBytes);
         return nb::bytes(tail_.data() + tail_.size() - size, size);
@@ -210,6 +215,7 @@ void bind_bodies(nb::module_& module) {
         .def("feed", &AnswerBody::feed, nb::arg())
         .def("take_events", &AnswerBody::take_events)
         .def("take", &AnswerBody::take, nb::arg())
+        .def("drop", &AnswerBody::drop)
         .def_ro("marks", &AnswerBody::marks)
         .def_ro("has_begun", &AnswerBody::has_begun)
         .def_prop_ro("size", [](const AnswerBody& body) { return body.pending.size(); })

@@ -149,6 +149,13 @@ async def test_an_engine_that_reports_its_death_first_of_all_is_one_that_did_not
         assert http.watchers[0].heard[-1] == "failed first_byte: an error event, code 500: EngineCore died"
 
 
+async def test_a_death_that_is_reported_behind_the_mark_changes_nothing() -> None:
+    async with with_worker(streams(ONE, DONE + DIED)) as (http, _):
+        http.is_engines = True
+        assert await asked(http, []) == ONE + DONE
+        assert http.watcher.heard[-1] == "end"
+
+
 async def test_a_reported_death_behind_which_nothing_can_go_on_ends_with_our_error_event() -> None:
     async with with_worker(streams(ONE, DIED, DONE)) as (http, _):
         http.is_engines = True
