@@ -107,13 +107,13 @@ class Demo:
         return Run(mode, measured, worst_s, used, await self._explanation(fleet, measured))
 
     async def _explanation(self, fleet: FleetProcesses, measured: list[Measured]) -> str:
-        """Return the words of the decision that reused most."""
+        """Return the sentence of the decision that reused most."""
         best = max(measured, key=lambda each: each.cached_tokens)
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{fleet.control_url}/v1/decisions/{best.decision_id}") as response,
         ):
-            return str((await response.json()).get("explanation", ""))
+            return str((await response.json()).get("sentence", ""))
 
     def _show(self, runs: list[Run], page_url: str, command: str) -> None:
         cells = [(name, *each) for name, each in rows(runs)]

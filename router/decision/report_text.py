@@ -97,7 +97,7 @@ def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]
 
 
 def _term_weights(decision: Decision) -> dict[str, float]:
-    """Return by each addend of the cost how often it counts: their weighted sum, times the multiplier, is the cost."""
+    """Return the weight of each addend: the cost is their weighted sum, times the multiplier."""
     unit = decision.cost_unit
     weight = max(_ttft_weight(each.terms) for each in decision.candidates) if unit == "ms" else 1.0
     return {name: weight if unit == "ms" and name in _UNTIL_FIRST else 1.0 for name in ADDENDS[unit]}
@@ -129,8 +129,8 @@ def _held(decision: Decision, outcome: Outcome | None) -> str:
 
 
 def table(decision: Decision) -> list[str]:
-    """Return a row for each candidate, cheapest first, how costs add up, and what a row has no room for."""
-    terms = _term_weights(decision) if decision.chosen.is_weighed else {}
+    """Return a row for each candidate, cheapest first; then how costs add up, notes, and refused ranks."""
+    terms = _shown_terms(decision)
     cheapest_first = sorted(decision.candidates, key=lambda candidate: candidate.terms.cost)
     columns = [
         [name, *map(cell, cheapest_first)]
@@ -144,7 +144,7 @@ def table(decision: Decision) -> list[str]:
         *(f"{_name(each)}  {note}" for each in cheapest_first for note in _notes(each)),
         *(f"{each.worker_id}/{each.dp_rank}  refused: {each.reason}" for each in decision.excluded),
         *([] if decision.endpoint in PROMPT_ENDPOINTS else [_BY_LOAD]),
-        *([] if decision.action == "admit" else [f"no rank is predicted to meet its targets: {decision.action}"]),
+        *([] if decision.action == "admit" else [f"it is not predicted to meet its targets there: {decision.action}"]),
     ]
 
 
@@ -162,11 +162,10 @@ def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column
     unit = decision.cost_unit
     yield "", None, lambda each: "*" if each is decision.chosen else ""
     yield "rank", None, _name
-    if terms:
+    if decision.chosen.is_weighed:
         yield f"cost {unit}", None, lambda each: f"{each.terms.cost:.1f}"
         for term, weight in terms.items():
-            field = f"{term}_{unit}"
-            yield f"{term} {unit}", partial(_has, field), partial(_counted, field, weight)
+            yield f"{term} {unit}", None, partial(_counted, f"{term}_{unit}", weight)
         yield "credit blocks", None, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
         yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
     yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
@@ -176,8 +175,12 @@ def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column
     yield "trust", None, lambda each: each.trust
 
 
-def _has(field: str, candidate: Candidate) -> bool:
-    return bool(getattr(candidate.terms, field))
+def _shown_terms(decision: Decision) -> dict[str, float]:
+    """Return the weights of the terms that are not zero for all candidates."""
+    unit = decision.cost_unit
+    terms = [each.terms for each in decision.candidates if decision.chosen.is_weighed]
+    weights = _term_weights(decision).items()
+    return {name: weight for name, weight in weights if any(getattr(each, f"{name}_{unit}") for each in terms)}
 
 
 def _counted(field: str, weight: float, candidate: Candidate) -> str:
@@ -196,7 +199,7 @@ def _legend(decision: Decision, terms: Mapping[str, float]) -> str:
     weights = {weight: [name for name, each in terms.items() if each == weight] for weight in terms.values()}
     counted = [f"{', '.join(names)} counted {weight:g} times" for weight, names in weights.items() if weight != 1]
     how = "".join(f" ({each})" for each in counted) + ", multiplied" * any(map(_is_multiplied, decision.candidates))
-    return f"cost: the sum of the {decision.cost_unit} of a row{how}; the lowest wins"
+    return f"cost: the sum of the terms behind it{how}; the lowest wins"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

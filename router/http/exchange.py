@@ -94,7 +94,7 @@ class ResponseHandler(Protocol):
         """The first byte of the answer's body came. Not called for an answer that came complete: `on_end` follows."""
 
     def on_bytes(self) -> None:
-        """Bytes came since the first one, or since the last call."""
+        """Bytes came since the last check of timeouts, and `on_first_byte` was called before."""
 
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The complete answer was passed on; `tail` is the end of its body, 4 KB at most, empty without a body.

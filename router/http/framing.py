@@ -26,10 +26,11 @@ AnswerBody = built.AnswerBody
     feed(data)        reads the payload in `data`; returns and raises as `BodyReader.feed`
     has_begun         whether a byte of the payload came
     size, pending     what waits
-    take_events()     takes the complete events that it begins with: up to its last empty line
+    has(text)         whether the text is in what waits
+    take_events()     takes all complete events: up to the last empty line
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
-    marks             how often what was taken last has the mark; without one, its events
+    marks             how many marks are in what was taken last; if `mark` is empty, how many events
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES

@@ -25,7 +25,7 @@ from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, BodyReader
 from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
-from router.http.stream_replay import failure_in
+from router.http.stream_replay import FAILURE, failure_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,9 +39,14 @@ _CUT_SHORT = "the connection closed before the answer's end"
 
 
 def has_end_mark(end: bytes) -> bool:
-    """Return whether the end of a stream has the event that ends it; in other events JSON escapes the line's end."""
-    at = end.rfind(DONE)  # every stream is asked: a regular expression takes 50 times as long
-    return at >= 0 and (b"\n" + end[:at]).removesuffix(b" ").endswith((b"\ndata:", b"\rdata:"))
+    """Return whether a stream's last bytes have its event `data: [DONE]`.
+
+    No text within another event looks like that: JSON escapes the line's end before it.
+    """
+    at = end.rfind(DONE)  # for every stream: a regular expression takes 50 times as long
+    while at >= 0 and not (b"\n" + end[:at]).removesuffix(b" ").endswith((b"\ndata:", b"\rdata:")):
+        at = end.rfind(DONE, 0, at)
+    return at >= 0
 
 
 class ResponseRelay(msgspec.Struct, eq=False):
@@ -76,7 +81,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
     """Whether the client has left, and the worker's connection is closed once its answer has begun."""
     silent: bool = True
     is_told: bool = False
-    """Whether the watcher knows that the answer has begun: of its first byte, or of the first `call.token_mark`."""
+    """Whether `watcher.on_first_byte` was called."""
     later_events: int = 0
 
     # ------------------------------------------------------------ what the worker sends
@@ -167,7 +172,9 @@ class ResponseRelay(msgspec.Struct, eq=False):
     def _reported_failure(self) -> bool:
         """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
         body = self.body
-        at, reason = failure_in(body.pending) if self.state == _EVENTS else (-1, "")
+        if self.state != _EVENTS or not body.has(FAILURE):
+            return False
+        at, reason = failure_in(body.pending)
         if at < 0:
             return False
         if at:
@@ -194,7 +201,7 @@ class ResponseRelay(msgspec.Struct, eq=False):
         return body.take(body.size)
 
     def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
-        """Send what was taken of the body, of which the client may get another form; it may be empty."""
+        """Pass on what was taken of the body, if anything; the client may get another form of it."""
         exchange, call = self.exchange, self.call
         if self.state == _EVENTS and payload:
             if call.token_mark:

@@ -10,7 +10,7 @@ namespace kv::http {
 namespace {
 
 constexpr std::size_t kLineBytesMax = 4096, kTrailerBytesMax = 16 << 10, kSizeDigitsMax = 15, kTailBytes = 4096;
-constexpr std::size_t kSpareBytes = 64 << 10;  // that a stream keeps without using them: thousands may be open
+constexpr std::size_t kSpareBytes = 8 << 10;  // unused memory that a stream may hold: thousands are open at once
 
 // The digits of a chunk's size at the beginning of `line`; `size` is what they say.
 std::size_t size_digits(Text line, std::int64_t& size) {
@@ -126,7 +126,7 @@ private:
     std::size_t trailer_bytes_ = 0;
 };
 
-// Where the last event ends: behind an empty line, whichever ends its lines have; 0: none ends behind the first `seen` bytes.
+// Where the last event ends: behind an empty line, whichever ends its lines have. 0: at none of the places behind `seen`.
 std::size_t events_end(Text data, std::size_t seen) {
     for (std::size_t end = data.size(); end > std::max<std::size_t>(seen, 1); --end) {
         const char last = data[end - 1], before = data[end - 2];
@@ -167,7 +167,7 @@ public:
         }
         nb::bytes found(taken.data(), taken.size());
         pending.erase(0, taken.size());
-        if (pending.capacity() > kSpareBytes && pending.empty()) {
+        if (pending.capacity() > kSpareBytes && pending.size() <= kSpareBytes) {
             pending.shrink_to_fit();
         }
         seen_ = 0;
@@ -213,6 +213,7 @@ void bind_bodies(nb::module_& module) {
     nb::class_<AnswerBody>(module, "AnswerBody")
         .def(nb::init<std::int64_t, const nb::bytes&>(), nb::arg(), nb::arg())
         .def("feed", &AnswerBody::feed, nb::arg())
+        .def("has", [](const AnswerBody& body, const nb::bytes& text) { return body.pending.find(view_of(text)) != std::string::npos; }, nb::arg())
         .def("take_events", &AnswerBody::take_events)
         .def("take", &AnswerBody::take, nb::arg())
         .def("drop", &AnswerBody::drop)

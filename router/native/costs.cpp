@@ -76,8 +76,7 @@ RankNumbers::RankNumbers(const RankNumbers& all, const std::vector<u32>& places)
 }
 
 double* Costs::add(std::size_t field) {
-    places_[field] = static_cast<int>(numbers_.size() / count);
-    numbers_.reserve(kFields * count);  // columns stay where they are
+    places_[field] = static_cast<int>(count == 0 ? 0 : numbers_.size() / count);
     numbers_.resize(numbers_.size() + count);
     return numbers_.data() + numbers_.size() - count;
 }
@@ -95,11 +94,12 @@ void Costs::multiply(const std::vector<double>& multiplier) {
 
 Costs Costs::in_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights,
                        const std::vector<double>& multiplier) {
-    Costs made(ranks.count, false);
+    const bool has_requests = weights.request_weight != 0.0, has_history = weights.history_weight != 0.0;
+    Costs made(ranks.count, false, 4U + has_requests + has_history + !multiplier.empty());
     double *const credit = made.add(kCredit), *const prefill = made.add(kPrefill), *const decode = made.add(kDecode);
     double* const cost = made.add(kCost);
-    double* const request = weights.request_weight != 0.0 ? made.add(kRequest) : nullptr;
-    double* const history = weights.history_weight != 0.0 ? made.add(kHistory) : nullptr;
+    double* const request = has_requests ? made.add(kRequest) : nullptr;
+    double* const history = has_history ? made.add(kHistory) : nullptr;
     credit_blocks(ranks, question, weights, credit);
     made.spilled = kv::spilled(ranks, question, weights);
     for (std::size_t at = 0; at < ranks.count; ++at) {
@@ -127,7 +127,7 @@ Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Wei
                    const std::vector<double>& multiplier) {
     constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
     constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
-    Costs made(ranks.count, true);
+    Costs made(ranks.count, true, 8U + question.foresees_evictions + !multiplier.empty());
     double *const wait = made.add(kWaitMs), *const prefill = made.add(kPrefillMs), *const lateness = made.add(kLatenessMs);
     double *const stall = made.add(kStallMs), *const decode = made.add(kDecodeMs), *const slowdown = made.add(kSlowdownMs);
     double *const cost = made.add(kCost), *const credit = made.add(kCredit);
@@ -165,7 +165,7 @@ Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Wei
 }
 
 Costs Costs::given(const std::vector<double>& costs) {
-    Costs made(costs.size(), false);
+    Costs made(costs.size(), false, 1);
     std::copy(costs.begin(), costs.end(), made.add(kCost));
     return made;
 }

@@ -89,7 +89,11 @@ public:
     static Costs given(const std::vector<double>& costs);
 
 private:
-    Costs(std::size_t candidates, bool timed) : is_timed(timed), count(candidates) { places_.fill(-1); }
+    // `columns`: how many may be added.
+    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates) {
+        places_.fill(-1);
+        numbers_.reserve(columns * count);  // they stay where they are
+    }
     // Adds the column of a term: zeroes.
     double* add(std::size_t field);
     void multiply(const std::vector<double>& multiplier);

@@ -71,7 +71,7 @@ class Replicas:
         self._begun: dict[str, Verdict] = {}
         """Own leases that no replication knows yet, by id."""
         self._prefilled: set[str] = set()
-        """Those of them whose first token came; some may be over."""
+        """Those of them whose first token came."""
         self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
@@ -92,6 +92,8 @@ class Replicas:
         elif type(what) is OutcomeKnown:
             if self._begun.pop(what.decision_id, None) is None:
                 self._gone_on(what.ending)
+            else:
+                self._prefilled.discard(what.decision_id)
         elif type(what) is LedgerApplied and not what.router:
             self.tell(what.event)
 

@@ -8,7 +8,7 @@ import { Table } from "./table.js";
 
 const AGAIN_MS = 2000;
 const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
-const COLOURS = 3;
+const FIRST = ["first-1", "first-2", "first-3"], REST = ["rest-1", "rest-2", "rest-3"];
 const HINTS = {
   wait: "until the rank begins with the prompt", prefill: "to compute what is not cached", lateness: "by which the first token is expected after its target",
   stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
@@ -40,6 +40,7 @@ export class DecisionView {
     return [
       problem && message("warn", "This decision is not current.", problem),
       h("p", { key: "sentence", class: "sentence" }, found.sentence),
+      decision.action !== "admit" && message("warn", "It was not predicted to meet its targets there.", `policy.unmet: ${decision.action}`),
       h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
       this.candidates(decision),
       found.prompt && promptOf(found.prompt),
@@ -85,8 +86,8 @@ export class DecisionView {
 function termsOf(decision) {
   const unit = `_${decision.cost_unit}`, fields = Object.keys(decision.candidates[decision.winner].terms);
   const rest = fields.filter((field) => field.endsWith(unit) && !field.startsWith("overlap_") && !UNTIL_FIRST.includes(field));
-  const coloured = (chosen, kind) => chosen.map((field, at) => [field.slice(0, -unit.length), field, `${kind}-${(at % COLOURS) + 1}`]);
-  return [...(unit === "_ms" ? coloured(UNTIL_FIRST, "first") : []), ...coloured(rest, "rest")];
+  const coloured = (chosen, colours) => chosen.map((field, at) => [field.slice(0, -unit.length), field, colours[at % colours.length]]);
+  return unit === "_ms" ? [...coloured(UNTIL_FIRST, FIRST), ...coloured(rest, REST)] : coloured(rest, [...REST, ...FIRST]);
 }
 
 function unitText(decision) {
@@ -97,8 +98,8 @@ function columnsOf(decision, terms, largest) {
   const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
   const weighed = [
     { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
-    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, kind), kind]), largest, shares(row, terms)) },
-    ...terms.map(([text, field, kind]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, kind)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${kind.startsWith("first") ? ", times policy.ttft_weight" : ""}` : unit })),
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, field), kind]), largest, shares(row, terms)) },
+    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, field)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${UNTIL_FIRST.includes(field) ? ", times policy.ttft_weight" : ""}` : unit })),
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
@@ -106,20 +107,20 @@ function columnsOf(decision, terms, largest) {
     ...(isWeighed ? weighed : []),
     { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
     { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
-    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there")], sort: (row) => row.trust },
+    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there"), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
   ];
 }
 
 function shares(row, terms) {
-  return terms.map(([text, field, kind]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, terms, kind))}`).join(", ");
+  return terms.map(([text, field]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, terms, field))}`).join(", ");
 }
 
 /** The weight of terms up to the first token, which the cost was made with; 1 for all others. */
-function weightOf(values, terms, kind) {
-  if (!kind.startsWith("first")) return 1;
-  const sum = (of) => terms.reduce((found, [, field, each]) => found + (each.startsWith(of) ? values[field] : 0), 0);
-  const first = sum("first");
-  return first > 0 ? (values.cost / values.constraint_multiplier - sum("rest")) / first : 1;
+function weightOf(values, terms, field) {
+  if (!UNTIL_FIRST.includes(field)) return 1;
+  const sum = (isFirst) => terms.reduce((found, [, each]) => found + (UNTIL_FIRST.includes(each) === isFirst ? values[each] : 0), 0);
+  const first = sum(true);
+  return first > 0 ? (values.cost / values.constraint_multiplier - sum(false)) / first : 1;
 }
 
 function outcome({ decision, outcome: found, predicted, misses }) {

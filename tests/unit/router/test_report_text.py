@@ -99,8 +99,8 @@ def test_the_table_has_every_candidate_with_every_term_and_its_unit_and_who_was_
     assert " ".join(chosen.split()) == "* w1/0 62.0 8.0 40.0 14.0 4.0 4 4 30.0 10.0 EXACT"
     assert " ".join(other.split()) == "w0/0 150.0 0.0 136.0 14.0 0.0 0 0 - - EXACT"
     assert len(header) == len(chosen) == len(other)
-    counted = "wait, prefill, lateness counted 4 times"
-    assert legend == f"cost: the sum of the ms of a row ({counted}); the lowest wins"
+    counted = "wait, prefill counted 4 times"
+    assert legend == f"cost: the sum of the terms behind it ({counted}); the lowest wins"
     assert refused == "w2/1  refused: draining"
 
 
@@ -184,7 +184,7 @@ def test_the_factor_of_constraints_is_a_column_and_a_word_of_the_legend() -> Non
     text = explanation(decide(moment, request, Policy(), 1).decision())
     assert " multiplier " in text
     assert "2.72" in text
-    assert "of a row, multiplied; the lowest wins" in text
+    assert "behind it, multiplied; the lowest wins" in text
     assert "multipli" not in "".join(explained(row("w0/0", taints=("slow",)), row("w1/0")))
 
 
@@ -193,7 +193,7 @@ def test_it_says_that_the_targets_are_not_met() -> None:
     policy = Policy(mode="predicted-ttft", itl_target_s=0.005, unmet="queue")
     text = explanation(decide(moment, route(81), policy, 1).decision())
     assert "because it is predicted to answer first" in text
-    assert text.endswith("\nno rank is predicted to meet its targets: queue")
+    assert text.endswith("\nit is not predicted to meet its targets there: queue")
 
 
 def test_a_choice_that_weighed_nothing_says_how_it_was_made_and_has_no_costs() -> None:

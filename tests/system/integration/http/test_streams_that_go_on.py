@@ -95,6 +95,13 @@ async def test_a_stream_does_not_go_on_within_an_event() -> None:
         assert await asked(http, [b""]) == ONE + half
 
 
+@pytest.mark.parametrize("behind", [b": [DONE] was said\n\n", b"data:[DONE] [DONE]\n\n"])
+async def test_a_stream_is_complete_though_its_mark_is_named_behind_it(behind: bytes) -> None:
+    async with with_worker(streams(ONE, DONE, behind)) as (http, _):
+        assert await asked(http, [b""]) == ONE + DONE + behind
+        assert [each for each in http.watcher.heard if each.startswith("cut")] == []
+
+
 async def test_a_text_that_names_the_mark_does_not_end_a_stream() -> None:
     named = event("[DONE]")
     async with with_worker(in_turn(streams(ONE, named), streams(TWO, DONE))) as (http, _):

@@ -1,5 +1,6 @@
 """Where bodies end, piece by piece."""
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,17 @@ def test_what_is_taken_is_counted_by_its_mark_or_its_events(mark: bytes, data: b
     body.feed(data)
     assert (body.take_events(), body.marks) == (data, marks)
     assert (body.take(1), body.marks) == (b"", 0)
+
+
+def test_a_stream_holds_no_more_memory_than_its_pending_event_needs() -> None:
+    bodies = [AnswerBody(UNTIL_CLOSE, b"") for _ in range(400)]
+    before = psutil.Process().memory_info().rss
+    for body in bodies:
+        for _ in range(16):
+            body.feed(b"x" * (16 << 10))
+        body.feed(b"\n\n:")
+        assert len(body.take_events()) == (256 << 10) + 2
+    assert psutil.Process().memory_info().rss - before < 400 * (64 << 10)
 
 
 def test_a_body_has_begun_with_its_first_byte_and_is_taken_in_parts() -> None:
