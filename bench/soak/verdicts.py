@@ -19,10 +19,10 @@ RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 """How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers
 16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95 MiB.
 """
-FILLED_AFTER, FILLING_BYTES = 100_000, 16 << 20
-"""A router's may grow by so much more if the first quiet moment is before so many requests: by steps of some MiB, 8 to
-24 in all in 40,000 to 50,000 requests, then no more. The steps are not objects: of 149 MiB its heap had 67 at most.
-Likely each thread that has written a snapshot keeps an arena of malloc. Only longer runs find a leak of this size.
+FILLED_AFTER, FILLING_BYTES = 100_000, 32 << 20
+"""A router's may grow by so much more if the first quiet moment is before so many requests: until the prompts that it
+keeps for drains (`router/prompt/chains.py`) and the routed blocks of the last 120 s (the approximate index) are full.
+With 20,000 requests that was 37 MiB in all. Only longer runs find a leak of this size.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""
