@@ -1,7 +1,7 @@
 """Plans snapshots and the log's retention: what to write, what to purge, what to delete. Pure.
 
-A snapshot covers the log up to its place. One whose place is past the end of the log is of another log, which was
-lost; so are those in `others`. The newest snapshot is the one that covers most of this log.
+A snapshot covers the log up to its place. If its place is beyond the end of the log, it belongs to a former log that
+was lost, as those in `others` do. The newest snapshot is the one that covers most of this log.
 
     write     if the log has messages that the newest snapshot does not cover, and
                   there is no snapshot, or the newest is at least `period_s` old, or that far in the future (the clock

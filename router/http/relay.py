@@ -10,11 +10,11 @@
 A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
 `on_first_byte` follows its first event with a token.
 
-What is read of a stream is cut behind the last complete event, and put into one chunk. A stream whose worker fails
-behind `[DONE]` is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB of the body
-are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be resumed, too; so
-may one in which an attached engine reports its failure, and that event is not passed on. The buffer decides what of
-the others is passed on.
+The complete events of each read of a stream go on as one chunk; the beginning of another event waits. A stream whose
+worker fails behind `[DONE]` is complete. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB
+of the body are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be
+resumed, too; so may one in which an attached engine reports its failure, and that event is not passed on. The buffer
+decides what of the others is passed on.
 """
 
 from typing import TYPE_CHECKING

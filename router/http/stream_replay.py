@@ -92,7 +92,7 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     hides_ids: bool = False
-    """The worker is an attached engine that was asked for ids on behalf of the router: the client gets none."""
+    """The router, not the client, asked the attached engine for token ids: the client does not get them."""
     rewriter: Callable[[bytes], bytes] | None = None
     """The worker is an attached engine that continues from `before`: makes what the client gets."""
     parts: list[bytes] = []

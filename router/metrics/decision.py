@@ -48,7 +48,7 @@ class DecisionMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """The distributions whose waiting observations must be settled."""
+        """The distributions that `RequestMetrics.parsed` settles."""
         return tuple(self._stages.values())
 
     def chosen(self, match_s: float, choose_s: float) -> None:

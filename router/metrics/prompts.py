@@ -31,7 +31,7 @@ def prompt_families(prompts: ModelPrompts) -> Iterator[Family]:
          pool.cancelled),
         (counter, "prompts_refused", "Prompts refused because too much text waited to be encoded", pool.refused),
         (gauge, "prompts_waiting_bytes",
-         "Bytes of request bodies, without images, whose prompts threads encode or are to encode", pool.waiting_bytes),
+         "Bytes of request bodies, without images, that wait for an encoding thread or are in one", pool.waiting_bytes),
         (gauge, "encoder_cache_bytes", "Memory of segments of chats that are kept with their ids", kept.bytes),
         (gauge, "encoder_cache_segments", "Segments that are kept", kept.entries),
     ):  # fmt: skip

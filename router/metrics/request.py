@@ -171,7 +171,7 @@ class RequestMetrics:
         ):
             yield histogram(name, meaning, ("mode",), [((mode,), seen) for mode, seen in by_mode.items()])
         by_model = [((model,), seen) for model, seen in self._ttft_of_model.items()]
-        meaning = "Time from the routing of a request to its first token, where known, by the model that was asked for"
+        meaning = "Time from a request's routing to its first token, where known, by requested model"
         yield histogram("model_time_to_first_token_seconds", meaning, ("model",), by_model)
         for name, meaning, seen in (
             ("input_tokens", "Prompt tokens of answered requests; the sum is the base of a hit rate", self._input),

@@ -34,9 +34,11 @@ def block_count(chain: bytes) -> int:
 class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     """Tokens, and the sequence hashes of their full blocks as little-endian u64s.
 
-    `tokens` are ids as little-endian u32s, or strings whose code points are the ids. With images there are none: the
-    worker makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are
-    known. `unrendered`: the field for which the prompt is not known here, and hashes are of its text; empty: it is.
+    tokens           ids as little-endian u32s, or strings whose code points are the ids; empty if only the worker
+                     knows them (images), or for several prompts
+    token_count      a lower bound if only the worker knows the ids; the sum of several prompts
+    sequence_hashes  of the blocks that are known
+    unrendered       the request's field for which the router cannot render the prompt; the hashes are of its text
     """
 
     tokens: bytes | tuple[str, ...]

@@ -223,7 +223,7 @@ class AttachSettings(Settings):
             raise ConfigurationError([f"engine: {allowed(each)}" for each in error.errors()]) from error
 
     def streams(self, instance: str, model: str, block_size: int) -> WorkerStreams:
-        """Return the worker whose streams are published; `block_size` is as the engine reports it, 0 if it does not."""
+        """Return what the worker's event streams need; `block_size` is the engine's, 0 if it does not report one."""
         engine = self.engine
         return WorkerStreams(
             id=self.worker.id,
