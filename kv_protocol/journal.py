@@ -178,9 +178,8 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s` are None if unknown (`router/decision/latency.py`). `came_whole`: no first token was
-    recorded before. None: a former version wrote the record, which used the duration of an unstreamed response as its
-    `ttft_s`; it is folded as that version did.
+    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/decision/latency.py`).
+    `came_whole`: no first token was recorded before.
     """
 
     now_s: float
@@ -191,28 +190,13 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
     duration_s: float | None = None
     output_tokens: int | None = None
     itl_s: float | None = None
-    came_whole: bool | None = None
-
-    @property
-    def mean_itl_s(self) -> float | None:
-        """Mean seconds between the tokens; None if unknown."""
-        if self.came_whole is not None or self.ttft_s is None or self.duration_s is None:
-            return self.itl_s
-        later_tokens = (self.output_tokens or 0) - 1
-        return (self.duration_s - self.ttft_s) / later_tokens if later_tokens > 0 else None
+    came_whole: bool = False
 
     @property
     def ending(self) -> Finished | Cancelled:
         """The ledger event that ended the lease."""
         kind = Cancelled if self.outcome == "cancelled" else Finished
         return kind(lease_id=self.decision_id)
-
-    @property
-    def is_unstreamed(self) -> bool:
-        """Whether no first token was recorded before the end of the response."""
-        if self.came_whole is not None:
-            return self.came_whole
-        return self.ttft_s is not None and self.ttft_s == self.duration_s
 
 
 class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_only=True):

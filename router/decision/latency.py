@@ -12,28 +12,16 @@ tokens into one event makes the time between events an upper bound. Where an ans
 which token followed which. What is not known is None, and is not counted.
 """
 
-from typing import NamedTuple
 
-
-class Arrival(NamedTuple):
-    """How an answer arrived. `later_tokens` came after the first; 0: none, or their number is unknown."""
-
-    is_streamed: bool
-    later_tokens: int
-    decode_s: float | None = None
-    """Of an unstreamed answer: time from its first token to its end, by its worker's clock; None: not stated."""
-
-
-WHOLE = Arrival(is_streamed=False, later_tokens=0)
-"""An answer that came at once, of which nothing is known."""
-
-
-def latency_of(arrival: Arrival, first_s: float | None, duration_s: float) -> tuple[float | None, float | None]:
+def latency_of(
+    first_s: float | None, duration_s: float, later_tokens: int, decode_s: float | None, *, is_streamed: bool
+) -> tuple[float | None, float | None]:
     """Return the seconds from the decision to the first token, and the mean time between tokens; None: not known.
 
-    `first_s`, `duration_s`: seconds from the decision to the first byte, and to the end.
+    `first_s`, `duration_s`: seconds from the decision to the first byte, and to the end. `later_tokens` came after the
+    first; 0: none, or their number is unknown. `decode_s`: of an unstreamed answer, seconds from its first token to its
+    end, by its worker's clock; None: not stated.
     """
-    is_streamed, later_tokens, decode_s = arrival
     if is_streamed:
         ttft_s, decode_s = first_s, None if first_s is None else duration_s - first_s
     elif decode_s is None or decode_s > duration_s:  # not stated, or implausible

@@ -30,7 +30,7 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
-from router.decision.latency import Arrival, latency_of
+from router.decision.latency import latency_of
 from router.decision.policy import Policy
 from router.decision.recorders import Recorder
 from router.decision.state import RouterState
@@ -71,10 +71,11 @@ class Readiness(NamedTuple):
 class DecisionRecord:
     """A verdict and, once known, its outcome."""
 
-    outcome: OutcomeKnown | None = None
+    __slots__ = ("outcome", "verdict")
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
+        self.outcome: OutcomeKnown | None = None
 
     @property
     def decision(self) -> Decision:
@@ -117,15 +118,15 @@ class DecisionLog:
 class Lease(DecisionRecord):
     """The work of one request that is booked at one rank; only the first call of `end` has an effect."""
 
-    first_byte_s: float | None = None
-    """From the decision to the answer's first byte; None until then."""
-    ttft_s: float | None = None
-    itl_s: float | None = None
-    """As in `Latency`; None until the end."""
-    _renewed_s = 0.0
+    __slots__ = ("_renewed_s", "_routing", "first_byte_s", "itl_s", "ttft_s")
 
     def __init__(self, routing: "Routing", verdict: Verdict) -> None:
-        self._routing, self.verdict = routing, verdict
+        self.verdict, self.outcome, self._routing, self._renewed_s = verdict, None, routing, 0.0
+        self.first_byte_s: float | None = None
+        """From the decision to the answer's first byte; None until then."""
+        self.ttft_s: float | None = None
+        self.itl_s: float | None = None
+        """As `latency_of` says; None until the end."""
 
     def first_token(self) -> None:
         """The answer has begun: the prompt is computed. Further calls do nothing."""
@@ -151,32 +152,36 @@ class Lease(DecisionRecord):
         output_tokens: int | None = None,
         *,
         came_whole: bool = False,
-        arrival: Arrival | None = None,
+        is_streamed: bool = True,
+        later_tokens: int | None = None,
+        decode_s: float | None = None,
     ) -> None:
         """The request ended at this rank: withdraw its promise.
 
         `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered tokens;
-        `came_whole`: the answer's first byte came with its last. Without `arrival` it was a stream of
-        `output_tokens`.
+        `came_whole`: the answer's first byte came with its last. The others are as in `latency_of`; `later_tokens`
+        None: as many as `output_tokens` says.
         """
         if self.outcome is not None:
             return
-        routing = self._routing
+        routing, verdict = self._routing, self.verdict
         now_s = routing.clock.now()
-        duration_s = now_s - self.verdict.now_s
+        duration_s = now_s - verdict.now_s
         if came_whole and self.first_byte_s is None:
             self.first_byte_s = duration_s
-        came = arrival or Arrival(is_streamed=True, later_tokens=(output_tokens or 1) - 1)
-        self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
+        if later_tokens is None:
+            later_tokens = (output_tokens or 1) - 1
+        ttft_s, itl_s = latency_of(self.first_byte_s, duration_s, later_tokens, decode_s, is_streamed=is_streamed)
+        self.ttft_s, self.itl_s = ttft_s, itl_s
         known = self.outcome = OutcomeKnown(
             now_s=now_s,
-            decision_id=self.verdict.decision_id,
+            decision_id=verdict.decision_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
-            ttft_s=self.ttft_s,
+            ttft_s=ttft_s,
             duration_s=duration_s,
             output_tokens=output_tokens,
-            itl_s=self.itl_s,
+            itl_s=itl_s,
             came_whole=came_whole,
         )
         routing.state.end(known)

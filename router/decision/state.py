@@ -180,13 +180,12 @@ class RouterState:
 
     def end(self, known: OutcomeKnown) -> None:
         """Fold in the outcome of a decision of this router: the same as `apply(known)`, without the look-up by type."""
-        lease_id, now_s = known.decision_id, known.now_s
+        lease_id, now_s, tokens = known.decision_id, known.now_s, known.output_tokens or 0
         if self.breakers.is_any:
-            if known.is_unstreamed:
+            if known.came_whole:
                 self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
             self.breakers.follow(known.ending, now_s)
-        is_ok, itl_s = known.outcome == "ok", known.mean_itl_s if known.came_whole is None else known.itl_s
-        self.core.ended(lease_id, now_s, is_ok, known.ttft_s, itl_s, known.output_tokens or 0, known.cached_tokens)
+        self.core.ended(lease_id, now_s, known.outcome == "ok", known.ttft_s, known.itl_s, tokens, known.cached_tokens)
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)

@@ -44,8 +44,7 @@ class Verdict(built.Verdict):
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
     """
 
-    epochs: tuple[int, ...] | None = None
-    seqs: tuple[int, ...] | None = None
+    __slots__ = ("_view", "decision_id", "epochs", "model_view", "request", "seqs", "trusts", "why", "winner")
 
     def __init__(
         self,
@@ -69,8 +68,9 @@ class Verdict(built.Verdict):
             LimitExceeded: a user's mode chose a rank that does not exist.
         """
         self.request, self.model_view, self.trusts, self.why, self._view = request, model_view, trusts, why, view
-        if answer is not None:
-            self.epochs, self.seqs = answer.epochs, answer.seqs
+        self.decision_id = request.decision_id
+        """The id of the request's attempt."""
+        self.epochs, self.seqs = (None, None) if answer is None else (answer.epochs, answer.seqs)
         ranks = model_view.ranks
         if not ranks or (why is not None and all(why)):
             raise NoEligibleWorker(request.model, exclusions_of(ranks, why or ()))
@@ -98,11 +98,6 @@ class Verdict(built.Verdict):
     def ranks(self) -> tuple[WorkerRank, ...]:
         """All ranks at the time of the decision."""
         return self.model_view.ranks
-
-    @property
-    def decision_id(self) -> str:
-        """The id of the request's attempt."""
-        return self.request.decision_id
 
     @property
     def registration(self) -> WorkerRegistered:

@@ -52,33 +52,42 @@ Sums Placement::saved(std::optional<i64> reported_tokens) const {
     return sums;
 }
 
-OrderedMap<TopRows::Row>::Entry TopRows::least() const {
-    return *std::min_element(rows.begin(), rows.end(), [](const auto& one, const auto& another) {
-        return one.second.requests_max() < another.second.requests_max();
-    });
-}
-
 void TopRows::count(const std::string& name, const Sums& saved, std::size_t rows_max) {
-    Row* row = rows.find(name);
-    if (row == nullptr) {
-        Row made;
-        if (rows.size() >= rows_max) {
-            const auto [gone, last] = least();
-            made.missed = last.requests_max();
-            other.add(last.sums);
-            rows.erase(gone);
-        }
-        row = &rows.put(name, made);
+    const std::size_t* const known = places_.find(name);
+    std::size_t at = rows_.size();
+    if (known != nullptr) {
+        at = *known;
+    } else if (rows_.size() < rows_max) {
+        rows_.push_back({name, 0, {}});
+        ages_.emplace_back(0, names_++);
+        places_.put(name, at);
+    } else {
+        at = static_cast<std::size_t>(std::min_element(ages_.begin(), ages_.end()) - ages_.begin());
+        other.add(rows_[at].sums);
+        places_.erase(rows_[at].name);
+        rows_[at] = {name, ages_[at].first, {}};
+        ages_[at].second = names_++;
+        places_.put(name, at);
     }
-    row->sums.add(saved);
+    rows_[at].sums.add(saved);
+    ages_[at].first += saved.requests;
 }
 
 void TopRows::charge(const std::string& name, double blocks) {
-    Row* const row = rows.find(name);
-    (row == nullptr ? other : row->sums).evicted_blocks += blocks;
+    const std::size_t* const known = places_.find(name);
+    (known == nullptr ? other : rows_[*known].sums).evicted_blocks += blocks;
 }
 
-i64 TopRows::absent_max(std::size_t rows_max) const { return rows.size() >= rows_max ? least().second.requests_max() : 0; }
+std::vector<const TopRows::Row*> TopRows::rows() const {
+    std::vector<const Row*> found;
+    for (const Row& row : rows_) {
+        found.push_back(&row);
+    }
+    std::sort(found.begin(), found.end(), [this](const Row* one, const Row* other_row) {
+        return ages_[static_cast<std::size_t>(one - rows_.data())].second < ages_[static_cast<std::size_t>(other_row - rows_.data())].second;
+    });
+    return found;
+}
 
 void Attribution::decided(const Verdict& verdict) {
     const Request& request = *verdict.request;

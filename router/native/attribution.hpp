@@ -54,21 +54,26 @@ struct Placement {
 class TopRows {
 public:
     struct Row {
+        std::string name;
         i64 missed = 0;
         Sums sums;
-        i64 requests_max() const { return sums.requests + missed; }
     };
 
     void count(const std::string& name, const Sums& saved, std::size_t rows_max);
     void charge(const std::string& name, double blocks);
     // The most requests that a name without a row may have had.
-    i64 absent_max(std::size_t rows_max) const;
+    i64 absent_max(std::size_t rows_max) const { return rows_.size() >= rows_max ? std::min_element(ages_.begin(), ages_.end())->first : 0; }
+    // Eldest first.
+    std::vector<const Row*> rows() const;
 
-    OrderedMap<Row> rows;
     Sums other;
 
 private:
-    OrderedMap<Row>::Entry least() const;
+    std::vector<Row> rows_;
+    // Of each row `requests + missed`, and the number of its name among all that had a row: read of all rows with each new name.
+    std::vector<std::pair<i64, u64>> ages_;
+    OrderedMap<std::size_t> places_;  // of names
+    u64 names_ = 0;
 };
 
 // The same decisions and outcomes in the same order give the same sums, in a running router and from its journal.

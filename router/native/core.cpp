@@ -50,7 +50,7 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
         }
         history.column(rows.data(), numbers.count, now_s, numbers.history.data());
         view->spent = newcomers.spent(rows);
-        numbers.trust = trusts.factors;
+        numbers.trust.assign(trusts.factors.begin(), trusts.factors.end());
         view->is_blank = false;
     }
     read(*view, policy, request);
@@ -71,7 +71,7 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     if (!view.has_load && (policy.reads_load || !view.is_blank)) {
         ledger.columns(rows, n, view.is_blank ? std::vector<u64>{} : *request.blocks, numbers.queued.data(), numbers.requests.data(),
                        numbers.blocks.data(), numbers.shared.data());
-        numbers.capacity = view.standing->capacity;
+        numbers.capacity.assign(view.standing->capacity.begin(), view.standing->capacity.end());
         view.has_load = true;
     }
     if (policy.affinity != Affinity::kOff && !view.bound.has_value()) {

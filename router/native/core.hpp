@@ -78,11 +78,13 @@ struct Trusts {
 
 // The ranks that serve a model, at one moment.
 struct View {
-    View(std::shared_ptr<const Standing> of, double time_s, u64 turns) : standing(std::move(of)), now_s(time_s), turn(turns), numbers(standing->rows.size()) {}
+    View(std::shared_ptr<const Standing> of, double time_s, u64 turns)
+        : standing(std::move(of)), now_s(time_s), turn(turns), numbers(standing->rows.size(), room.memory()) {}
 
     std::shared_ptr<const Standing> standing;
     double now_s;
     u64 turn;
+    Room room;
     RankNumbers numbers;
     std::vector<u32> without_events;  // places
     std::shared_ptr<const std::vector<u64>> epochs;  // none: 0 at every rank

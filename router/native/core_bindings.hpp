@@ -43,13 +43,14 @@ struct PyCore : Core {
     std::shared_ptr<const std::vector<u64>> epochs;
 };
 
-template <typename Number>
-nanobind::bytes packed(const std::vector<Number>& numbers, std::size_t count) {
-    nanobind::bytes made = new_bytes(count * sizeof(Number));
+template <typename Numbers>
+nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
+    const std::size_t size = count * sizeof(typename Numbers::value_type);
+    nanobind::bytes made = new_bytes(size);
     if (numbers.size() < count) {
-        std::memset(PyBytes_AS_STRING(made.ptr()), 0, count * sizeof(Number));
+        std::memset(PyBytes_AS_STRING(made.ptr()), 0, size);
     } else if (count != 0) {
-        std::memcpy(PyBytes_AS_STRING(made.ptr()), numbers.data(), count * sizeof(Number));
+        std::memcpy(PyBytes_AS_STRING(made.ptr()), numbers.data(), size);
     }
     return made;
 }

@@ -250,8 +250,8 @@ void bind_attribution(nb::module_& module) {
              [](const Attribution& of, std::size_t dimension) {
                  const TopRows& top = of.of_names.at(dimension);
                  std::vector<std::tuple<std::string, i64, decltype(tuple_of({}))>> rows;
-                 for (const auto& [name, row] : top.rows) {
-                     rows.emplace_back(name, row.missed, tuple_of(row.sums));
+                 for (const TopRows::Row* const row : top.rows()) {
+                     rows.emplace_back(row->name, row->missed, tuple_of(row->sums));
                  }
                  return std::make_tuple(rows, tuple_of(top.other), top.absent_max(of.rows_max));
              },

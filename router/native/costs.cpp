@@ -6,8 +6,8 @@ namespace {
 
 constexpr i64 kSpillIsl = 4;
 template <typename Number>
-std::vector<Number> picked(const std::vector<Number>& all, const std::vector<u32>& places) {
-    std::vector<Number> some;
+std::pmr::vector<Number> picked(const std::pmr::vector<Number>& all, const std::vector<u32>& places) {
+    std::pmr::vector<Number> some;
     some.reserve(all.empty() ? 0 : places.size());
     for (std::size_t at = 0; at < places.size() && !all.empty(); ++at) {
         some.push_back(all[places[at]]);

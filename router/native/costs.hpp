@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <memory_resource>
 #include <vector>
 
 #include "chain_tree.hpp"
@@ -17,11 +19,28 @@ constexpr double kFirstS = 17.0e-3;
 constexpr double kPrefillTokenS = 22.8e-6, kPrefillPairS = 0.830e-9;
 constexpr double kStepS = 5.52e-3, kStepSequenceS = 12.7e-6, kStepKvTokenS = 34.7e-9;
 
+// Room for the columns of a few ranks. A decision is kept after its request: where each column has memory of its own, making and
+// freeing them costs more than to decide.
+class Room {
+public:
+    Room() = default;
+    Room(const Room&) : Room() {}
+    std::pmr::memory_resource* memory() { return &more_; }
+
+private:
+    std::array<std::byte, 1024> own_;
+    std::pmr::monotonic_buffer_resource more_{own_.data(), own_.size()};
+};
+
 // The columns that costs are computed of: of all ranks, or of the candidates.
 struct RankNumbers {
-    explicit RankNumbers(std::size_t ranks)
-        : count(ranks), tiers(kTiers * ranks), predicted(ranks), queued(ranks), requests(ranks), blocks(ranks), shared(ranks),
-          history(ranks) {}
+    using Counts = std::pmr::vector<i64>;
+    using Floats = std::pmr::vector<double>;
+
+    RankNumbers(std::size_t ranks, std::pmr::memory_resource* memory)
+        : count(ranks), tiers(kTiers * ranks), predicted(ranks, memory), queued(ranks, memory), requests(ranks, memory), blocks(ranks, memory),
+          shared(ranks, memory), capacity(memory), history(ranks, memory), trust(memory), prefill(memory), decode(memory), ttft_s(memory),
+          itl_s(memory) {}
     // Those of some ranks.
     RankNumbers(const RankNumbers& all, const std::vector<u32>& places);
 
@@ -37,12 +56,12 @@ struct RankNumbers {
 
     std::size_t count;
     std::vector<std::int32_t> tiers;  // leading blocks held on tiers 0..t, tier by tier
-    std::vector<i64> predicted, queued, requests, blocks, shared;
-    std::vector<i64> capacity;            // blocks of KV, 0: not known; empty: not read
-    std::vector<double> history;
-    std::vector<double> trust;            // empty: 1 at every rank
-    std::vector<double> prefill, decode;  // learnt factors; empty: not read
-    std::vector<double> ttft_s, itl_s;    // forecasts; empty: not read
+    Counts predicted, queued, requests, blocks, shared;
+    Counts capacity;         // blocks of KV, 0: not known; empty: not read
+    Floats history;
+    Floats trust;            // empty: 1 at every rank
+    Floats prefill, decode;  // learnt factors; empty: not read
+    Floats ttft_s, itl_s;    // forecasts; empty: not read
 };
 
 // The fields of `router.decision.policy.CostParameters`, in their order.
@@ -78,7 +97,9 @@ public:
     // A term; no candidate has one that `has` denies: it is its default everywhere.
     const double* column(std::size_t field) const { return numbers_.data() + static_cast<std::size_t>(places_[field]) * count; }
     const double* cost() const { return column(kCost); }
-    double term(std::size_t field, std::size_t at) const { return has(field) ? column(field)[at] : field == kMultiplier ? 1.0 : 0.0; }
+    double term(std::size_t field, std::size_t at) const { return has(field) ? column(field)[at] : otherwise(field); }
+    // The default of a term.
+    static double otherwise(std::size_t field) { return field == kMultiplier ? 1.0 : 0.0; }
 
     // `multiplier`: of each candidate; empty: none.
     static Costs in_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights,

@@ -42,25 +42,32 @@ std::vector<std::size_t> best_candidates(const double* costs, std::size_t count,
     return order;
 }
 
-std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::size_t>& best) {
+std::string packed_terms(const Costs& costs, const std::vector<std::size_t>& best) {
     unsigned mask = 0;
-    std::string numbers;
-    std::vector<double> column(best.size());
-    const std::size_t size = best.size() * sizeof(double);
-    for (const Term& term : terms) {
-        const std::vector<double> otherwise(best.size(), term.otherwise);
-        std::transform(best.begin(), best.end(), column.begin(), [&term](std::size_t at) { return term.column[at]; });
-        if (std::memcmp(column.data(), otherwise.data(), size) != 0) {  // bits: -0.0 is not 0.0
-            mask |= 1U << term.field;
-            numbers.append(reinterpret_cast<const char*>(column.data()), size);
+    for (std::size_t field = 0; field < Costs::kFields; ++field) {
+        const double otherwise = Costs::otherwise(field);
+        for (const std::size_t at : best) {  // bits: -0.0 is not 0.0
+            if (costs.has(field) && std::memcmp(costs.column(field) + at, &otherwise, sizeof(double)) != 0) {
+                mask |= 1U << field;
+            }
         }
     }
     std::string packed;
-    for (; mask >= kMore; mask >>= kMaskBits) {
-        packed.push_back(static_cast<char>((mask & (kMore - 1)) | kMore));
+    packed.reserve(sizeof mask + 1 + Costs::kFields * best.size() * sizeof(double));
+    for (unsigned left = mask;; left >>= kMaskBits) {
+        packed.push_back(static_cast<char>(left < kMore ? left : (left & (kMore - 1)) | kMore));
+        if (left < kMore) {
+            break;
+        }
     }
-    packed.push_back(static_cast<char>(mask));
-    return packed + numbers;
+    for (std::size_t field = 0; field < Costs::kFields; ++field) {
+        if ((mask >> field & 1) != 0) {
+            for (const std::size_t at : best) {
+                put(packed, costs.column(field)[at]);
+            }
+        }
+    }
+    return packed;
 }
 
 std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best) {

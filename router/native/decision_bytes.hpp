@@ -12,19 +12,12 @@
 
 namespace kv {
 
-// A column of terms, its place among the fields of `CostTerms`, and its default.
-struct Term {
-    std::size_t field;
-    const double* column;
-    double otherwise = 0.0;
-};
-
 // Returns the candidates that are recorded with all terms: the winner, then the cheapest of the others, the first among equals.
 // Empty: a cost is not a number, so there is no order.
 std::vector<std::size_t> best_candidates(const double* costs, std::size_t count, std::size_t winner);
 
 // Returns the mask of the terms that are not their default everywhere, and their numbers for `best`.
-std::string packed_terms(const std::vector<Term>& terms, const std::vector<std::size_t>& best);
+std::string packed_terms(const Costs& costs, const std::vector<std::size_t>& best);
 
 // Returns the costs of all candidates but `best`, as f32.
 std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best);

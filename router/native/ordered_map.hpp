@@ -1,13 +1,14 @@
 // A map from text to values that keeps the order in which keys came, as Python's dictionaries do: checkpoints write it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <list>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "chain_tree.hpp"
 
@@ -33,77 +34,118 @@ template <typename Value>
 class OrderedMap {
 public:
     using Entry = std::pair<const std::string, Value>;
-    using Place = typename std::list<Entry>::iterator;
 
     OrderedMap() = default;
     OrderedMap(const OrderedMap&) = delete;
     OrderedMap& operator=(const OrderedMap&) = delete;
 
-    std::size_t size() const { return entries_.size(); }
-    bool empty() const { return entries_.empty(); }
+    std::size_t size() const { return nodes_.size(); }
+    bool empty() const { return nodes_.empty(); }
     Value* find(std::string_view key) {
-        const auto found = places_.find(key);
-        return found == places_.end() ? nullptr : &found->second->second;
+        Node* const node = node_of(key, hash_(key));
+        return node == nullptr ? nullptr : &node->entry.second;
     }
     const Value* find(std::string_view key) const { return const_cast<OrderedMap*>(this)->find(key); }
     // Sets the key's value; a new key is the last one. The reference is valid until the key is erased.
     Value& put(std::string_view key, Value value) {
-        if (Value* const known = find(key)) {
-            *known = std::move(value);
-            return *known;
+        const std::size_t hash = hash_(key);
+        if (Node* const known = node_of(key, hash)) {
+            known->entry.second = std::move(value);
+            return known->entry.second;
         }
-        entries_.emplace_back(std::string(key), std::move(value));
-        const Place made = std::prev(entries_.end());
-        places_.emplace(made->first, made);
-        return made->second;
+        if (nodes_.size() >= buckets_.size()) {
+            grow();
+        }
+        nodes_.push_back(Node{Entry(std::string(key), std::move(value)), hash, nullptr, {}});
+        Node& made = nodes_.back();
+        made.place = std::prev(nodes_.end());
+        link(made);
+        return made.entry.second;
     }
     bool erase(std::string_view key) {
-        const auto found = places_.find(key);
-        if (found == places_.end()) {
-            return false;
+        Node* const node = node_of(key, hash_(key));
+        if (node != nullptr) {
+            erase(*node);
         }
-        const Place place = found->second;
-        places_.erase(found);
-        entries_.erase(place);
-        return true;
+        return node != nullptr;
     }
     // Removes the key and returns its value; `none` if there is no such key.
     Value pop(std::string_view key, Value none) {
-        if (Value* const known = find(key)) {
-            none = std::move(*known);
-            erase(key);
+        if (Node* const node = node_of(key, hash_(key))) {
+            none = std::move(node->entry.second);
+            erase(*node);
         }
         return none;
     }
-    void erase_first() { erase(std::string(entries_.front().first)); }
+    void erase_first() { erase(nodes_.front()); }
     // Erases every entry for which `is_over` is true.
     template <typename Test>
     void erase_if(Test is_over) {
-        for (Place place = entries_.begin(); place != entries_.end();) {
-            const Place next = std::next(place);
-            if (is_over(place->first, place->second)) {
-                places_.erase(place->first);
-                entries_.erase(place);
+        for (auto place = nodes_.begin(); place != nodes_.end();) {
+            Node& node = *place++;
+            if (is_over(node.entry.first, node.entry.second)) {
+                erase(node);
             }
-            place = next;
         }
     }
     // Makes the key the last one.
     void move_last(std::string_view key) {
-        const auto found = places_.find(key);
-        if (found != places_.end()) {
-            entries_.splice(entries_.end(), entries_, found->second);
+        if (Node* const node = node_of(key, hash_(key))) {
+            nodes_.splice(nodes_.end(), nodes_, node->place);
         }
     }
-    const Entry& first() const { return entries_.front(); }
-    auto begin() { return entries_.begin(); }
-    auto end() { return entries_.end(); }
-    auto begin() const { return entries_.begin(); }
-    auto end() const { return entries_.end(); }
+    const Entry& first() const { return nodes_.front().entry; }
+    auto begin() { return Entries<typename Nodes::iterator>{nodes_.begin()}; }
+    auto end() { return Entries<typename Nodes::iterator>{nodes_.end()}; }
+    auto begin() const { return Entries<typename Nodes::const_iterator>{nodes_.begin()}; }
+    auto end() const { return Entries<typename Nodes::const_iterator>{nodes_.end()}; }
 
 private:
-    std::list<Entry> entries_;
-    std::unordered_map<std::string_view, Place, TextHash> places_;
+    struct Node;
+    using Nodes = std::list<Node>;
+    // An entry is one piece of memory: it is in the order and in the chain of its bucket.
+    struct Node {
+        Entry entry;
+        std::size_t hash;
+        Node* next;  // of its bucket
+        typename Nodes::iterator place;
+    };
+    template <typename Iterator>
+    struct Entries : Iterator {
+        auto& operator*() const { return Iterator::operator*().entry; }
+    };
+
+    Node*& bucket(std::size_t hash) { return buckets_[hash & (buckets_.size() - 1)]; }
+    Node* node_of(std::string_view key, std::size_t hash) {
+        Node* node = buckets_.empty() ? nullptr : bucket(hash);
+        while (node != nullptr && (node->hash != hash || node->entry.first != key)) {
+            node = node->next;
+        }
+        return node;
+    }
+    void link(Node& node) {
+        node.next = bucket(node.hash);
+        bucket(node.hash) = &node;
+    }
+    void erase(Node& node) {
+        Node** at = &bucket(node.hash);
+        while (*at != &node) {
+            at = &(*at)->next;
+        }
+        *at = node.next;
+        nodes_.erase(node.place);
+    }
+    void grow() {
+        constexpr std::size_t kBucketsMin = 16;
+        buckets_.assign(std::max(kBucketsMin, 2 * buckets_.size()), nullptr);
+        for (Node& node : nodes_) {
+            link(node);
+        }
+    }
+
+    TextHash hash_;
+    Nodes nodes_;
+    std::vector<Node*> buckets_;  // a power of two; there are not more nodes
 };
 
 }  // namespace kv

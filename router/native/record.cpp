@@ -40,13 +40,7 @@ std::string Verdict::record(std::string_view packed_request, u64 kv_seq) const {
             best.push_back(static_cast<char>(column & 0xFF));
             best.push_back(static_cast<char>(column >> 8 & 0xFF));
         }
-        std::vector<Term> there;
-        for (std::size_t field = 0; field < Costs::kFields; ++field) {
-            if (costs.has(field)) {
-                there.push_back({field, costs.column(field), field == Costs::kMultiplier ? 1.0 : 0.0});
-            }
-        }
-        terms = packed_terms(there, places);
+        terms = packed_terms(costs, places);
         rest = packed_rest(cost, costs.count, places);
     }
     record.bytes(best);

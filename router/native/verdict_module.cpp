@@ -48,10 +48,11 @@ Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{}
 // Reads a `kv_protocol.decided.RouteRequest`.
 std::shared_ptr<const Request> request_of(const nb::handle& given) {
     static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), tenant("tenant"),
-        lora("lora"), isl_tokens("isl_tokens"), known_tokens("known_tokens"), block_size("block_size"), max_tokens("max_tokens"),
+        lora("lora"), isl_tokens("isl_tokens"), hash_scheme("hash_scheme"), block_size("block_size"), max_tokens("max_tokens"),
         expected_osl("expected_osl"), pinned_worker("pinned_worker"), ttft_target_s("ttft_target_s"), itl_target_s("itl_target_s"),
         sequence_hashes("sequence_hashes");
-    const nb::object of_phase = phase.of(given);
+    static const std::string estimated = nb::cast<std::string>(nb::module_::import_("kv_protocol.hashing").attr("TEXT_SCHEME"));
+    const nb::object of_phase = phase.of(given), of_scheme = hash_scheme.of(given);
     auto made = std::make_shared<Request>();
     made->decision_id = text_of(decision_id.of(given));
     made->model = text_of(model.of(given));
@@ -59,7 +60,7 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     made->tenant = text_of(tenant.of(given));
     made->lora = text_of(lora.of(given));
     made->isl_tokens = nb::cast<i64>(isl_tokens.of(given));
-    made->known_tokens = nb::cast<i64>(known_tokens.of(given));
+    made->known_tokens = text_of(of_scheme) == estimated ? 0 : made->isl_tokens;
     made->block_size = nb::cast<i64>(block_size.of(given));
     made->max_tokens = nb::cast<i64>(max_tokens.of(given));
     made->expected_osl = nb::cast<i64>(expected_osl.of(given));
@@ -191,30 +192,32 @@ void init_of_view(Verdict* made, PyCore& core, const nb::handle& given, std::sha
     auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), read<double>(given, "now_s"), read<u64>(given, "turn"));
     RankNumbers& numbers = view->numbers;
     const std::size_t n = keys.size();
-    const auto floats = [n](const nb::handle& of, const char* name) {
-        const nb::object column = of.attr(name);
-        return column.is_none() ? std::vector<double>{} : numbers_in<double>(column, name, 1, n);
+    const auto set = [n](auto& column, const nb::handle& of, const char* name) {
+        const nb::object given_column = of.attr(name);
+        if (!given_column.is_none()) {
+            const auto found = numbers_in<typename std::decay_t<decltype(column)>::value_type>(given_column, name, 1, n);
+            column.assign(found.begin(), found.end());
+        }
     };
-    const auto counts = [&given, n](const char* name) { return numbers_in<i64>(given.attr(name), name, 1, n); };
     numbers.tiers = tiers_of(given.attr("overlap"), n);
-    numbers.predicted = counts("predicted");
-    numbers.queued = counts("queued_tokens");
-    numbers.requests = counts("active_requests");
-    numbers.blocks = counts("active_blocks");
-    numbers.shared = counts("shared_blocks");
-    numbers.capacity = view->standing->capacity;
-    numbers.history = floats(given, "history_blocks");
-    numbers.trust = floats(given, "trust_factor");
+    set(numbers.predicted, given, "predicted");
+    set(numbers.queued, given, "queued_tokens");
+    set(numbers.requests, given, "active_requests");
+    set(numbers.blocks, given, "active_blocks");
+    set(numbers.shared, given, "shared_blocks");
+    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
+    set(numbers.history, given, "history_blocks");
+    set(numbers.trust, given, "trust_factor");
     const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
     if (!rates.is_none()) {
-        numbers.prefill = floats(rates, "prefill");
-        numbers.decode = floats(rates, "decode");
+        set(numbers.prefill, rates, "prefill");
+        set(numbers.decode, rates, "decode");
         view->output_tokens = read<double>(rates, "output_tokens");
         view->is_learnt = read<bool>(rates, "is_learnt");
     }
     if (!forecast.is_none()) {
-        numbers.ttft_s = floats(forecast, "ttft_s");
-        numbers.itl_s = floats(forecast, "itl_s");
+        set(numbers.ttft_s, forecast, "ttft_s");
+        set(numbers.itl_s, forecast, "itl_s");
     }
     if (!bound.is_none()) {
         view->bound = Held(core.ranks, RankKey{nb::cast<std::string>(bound[0]), nb::cast<i64>(bound[1])});
@@ -246,7 +249,7 @@ nb::bytes column(const Verdict& verdict, const std::string& name) {
 
 std::optional<nb::bytes> factors(const Verdict& verdict, const std::string& name) {
     const RankNumbers& ranks = verdict.view->numbers;
-    const std::vector<double>& found = name == "trust_factor" ? ranks.trust
+    const RankNumbers::Floats& found = name == "trust_factor" ? ranks.trust
                                        : name == "prefill"    ? ranks.prefill
                                        : name == "decode"     ? ranks.decode
                                        : name == "ttft_s"     ? ranks.ttft_s
@@ -255,7 +258,7 @@ std::optional<nb::bytes> factors(const Verdict& verdict, const std::string& name
     return found.empty() ? std::nullopt : std::optional<nb::bytes>(packed(found, ranks.count));
 }
 
-Seconds seconds_at(const std::vector<double>& column, std::size_t place) {
+Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
     return column.empty() ? Seconds{} : Seconds(column[place]);
 }
 

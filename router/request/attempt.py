@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from kv_protocol.decode_time import DECODE_HEADER, decode_seconds
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptOutcome, OutcomeName
-from router.decision.latency import WHOLE, Arrival
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
 from router.fleet.breakers import RETRY_AFTER_DEFAULT_S, RETRY_AFTER_S_MAX
@@ -141,16 +140,14 @@ class RankAttempt(Attempt):
         """Bytes of the answer came: renew the lease."""
         self.lease.on_bytes()
 
-    def arrival(self) -> Arrival:
-        """Return how the ended answer arrived."""
-        later_tokens = self.later_tokens
-        if self.is_streamed or later_tokens is None:
-            return Arrival(is_streamed=self.is_streamed, later_tokens=later_tokens or 0)
+    @property
+    def decode_s(self) -> float | None:
+        """Of an unstreamed answer that ended: seconds from its first token to its end; None: its worker states none."""
+        if self.is_streamed or self.later_tokens is None:
+            return None
         if self.verdict.request.phase == "prefill" and self.is_answered:  # it ends with its first token
-            return Arrival(is_streamed=False, later_tokens=0, decode_s=0.0)
-        if not self._decode_ms:
-            return WHOLE
-        return Arrival(is_streamed=False, later_tokens=later_tokens, decode_s=decode_seconds(self._decode_ms))
+            return 0.0
+        return decode_seconds(self._decode_ms) if self._decode_ms else None
 
     def _may_pass(self, headers: Headers) -> bool:
         status = self.status

@@ -483,7 +483,9 @@ class Serving(Destination[RankAttempt]):
             usage.cached_tokens,
             usage.output_tokens,
             came_whole=attempt.came_whole,
-            arrival=attempt.arrival(),
+            is_streamed=attempt.is_streamed,
+            later_tokens=attempt.later_tokens or 0,
+            decode_s=attempt.decode_s,
         )
         if outcome != "ok" or len(attempts) > 1 or self.routing.state.breakers.is_any:  # else no breaker changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)

@@ -189,8 +189,8 @@ class Forecasts:
             return
         if outcome.ttft_s is not None:
             self.ttft.learn(known.rank, known.of_ttft, outcome.ttft_s)
-        if outcome.mean_itl_s is not None:
-            self.itl.learn(known.rank, known.of_itl, outcome.mean_itl_s)
+        if outcome.itl_s is not None:
+            self.itl.learn(known.rank, known.of_itl, outcome.itl_s)
 
     def forget(self, worker_id: str) -> None:
         for model in (self.ttft, self.itl):

@@ -182,8 +182,8 @@ class Rates:
         model = self.models[rank.model]
         if outcome.ttft_s is not None and expected.ttft_s and self._is_possible(outcome.ttft_s):
             model.prefill.learn(rank.prefill, outcome.ttft_s / expected.ttft_s)
-        if outcome.mean_itl_s is not None and self._is_possible(outcome.mean_itl_s):
-            model.decode.learn(rank.decode, outcome.mean_itl_s / expected.itl_s)
+        if outcome.itl_s is not None and self._is_possible(outcome.itl_s):
+            model.decode.learn(rank.decode, outcome.itl_s / expected.itl_s)
         rank.measured_s = outcome.now_s
         if outcome.output_tokens:
             tokens = min(float(outcome.output_tokens), OUTPUT_TOKENS_MAX)

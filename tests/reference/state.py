@@ -169,7 +169,7 @@ class ReferenceState:
         self.ledger.apply(event, now_s, router)
 
     def _end(self, known: OutcomeKnown) -> None:
-        if known.is_unstreamed:
+        if known.came_whole:
             self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
         self.breakers.follow(known.ending, known.now_s)
         self.predictions.end(known.decision_id)

@@ -284,22 +284,3 @@ def test_a_decision_says_what_it_promised_of_its_request() -> None:
         extra_blocks=1,
         epoch=U64_MAX,
     )
-
-
-def test_an_outcome_of_the_former_version_is_read_as_that_version_meant_it() -> None:
-    *former, itl_s, came_whole = msgspec.to_builtins(
-        OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=1.0, duration_s=3.0, output_tokens=5)
-    )
-    known = msgspec.msgpack.decode(msgspec.msgpack.encode(former), type=OutcomeKnown)
-    assert (itl_s, came_whole, known.itl_s, known.came_whole) == (None,) * 4
-    assert (known.ttft_s, known.mean_itl_s, known.is_unstreamed) == (1.0, 0.5, False)
-
-
-@pytest.mark.parametrize(
-    ("ttft_s", "duration_s", "is_unstreamed"), [(1.5, 1.5, True), (0.5, 1.5, False), (None, 1.5, False)]
-)
-def test_an_answer_whose_first_token_came_with_its_last_came_whole(
-    ttft_s: float | None, duration_s: float, *, is_unstreamed: bool
-) -> None:
-    known = OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=ttft_s, duration_s=duration_s)
-    assert known.is_unstreamed == is_unstreamed

@@ -33,7 +33,6 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from router.decision.errors import NoEligibleWorker
-from router.decision.latency import Arrival
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Routing
@@ -79,7 +78,11 @@ POLICIES = {
 }
 LIFE = 77
 _IMPOSSIBLE_EVERY = 20
-ARRIVALS = (None, Arrival(is_streamed=False, later_tokens=6), Arrival(is_streamed=False, later_tokens=6, decode_s=1e-3))
+ARRIVALS: tuple[dict[str, Any], ...] = (
+    {},
+    {"is_streamed": False, "later_tokens": 6},
+    {"is_streamed": False, "later_tokens": 6, "decode_s": 1e-3},
+)
 PHASES: tuple[RequestPhase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
 
@@ -389,7 +392,7 @@ class Life:
             case 0 | 1:
                 lease.on_bytes()
             case 2:
-                lease.end("ok", cached_tokens=5, output_tokens=7, arrival=self.draw.choice(ARRIVALS))
+                lease.end("ok", cached_tokens=5, output_tokens=7, **self.draw.choice(ARRIVALS))
             case 3:
                 lease.end("cancelled")
             case _:

@@ -5,26 +5,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decode_time import decode_header, decode_seconds
-from router.decision.latency import Arrival, latency_of
+from router.decision.latency import latency_of
 
 
 @pytest.mark.parametrize(
-    ("arrival", "first_s", "found"),
+    ("first_s", "later_tokens", "decode_s", "is_streamed", "found"),
     [
-        (Arrival(is_streamed=True, later_tokens=4), 1.0, (1.0, 0.5)),
-        (Arrival(is_streamed=True, later_tokens=0), 1.0, (1.0, None)),
-        (Arrival(is_streamed=True, later_tokens=4), 3.0, (3.0, None)),
-        (Arrival(is_streamed=True, later_tokens=4), None, (None, None)),
-        (Arrival(is_streamed=False, later_tokens=4), 2.9, (None, None)),
-        (Arrival(is_streamed=False, later_tokens=4, decode_s=1.0), 2.9, (2.0, 0.25)),
-        (Arrival(is_streamed=False, later_tokens=0, decode_s=0.0), None, (3.0, None)),
-        (Arrival(is_streamed=False, later_tokens=4, decode_s=3.1), None, (None, None)),
+        (1.0, 4, None, True, (1.0, 0.5)),
+        (1.0, 0, None, True, (1.0, None)),
+        (3.0, 4, None, True, (3.0, None)),
+        (None, 4, None, True, (None, None)),
+        (2.9, 4, None, False, (None, None)),
+        (2.9, 4, 1.0, False, (2.0, 0.25)),
+        (None, 0, 0.0, False, (3.0, None)),
+        (None, 4, 3.1, False, (None, None)),
     ],
 )
 def test_what_is_known_of_an_answer_of_three_seconds(
-    arrival: Arrival, first_s: float | None, found: tuple[float | None, float | None]
+    first_s: float | None,
+    later_tokens: int,
+    decode_s: float | None,
+    is_streamed: bool,
+    found: tuple[float | None, float | None],
 ) -> None:
-    assert latency_of(arrival, first_s, 3.0) == found
+    assert latency_of(first_s, 3.0, later_tokens, decode_s, is_streamed=is_streamed) == found
 
 
 @given(
@@ -36,7 +40,7 @@ def test_what_is_known_of_an_answer_of_three_seconds(
 def test_no_time_between_tokens_is_0_or_longer_than_the_answer(
     duration_s: float, later_tokens: int, decode_s: float | None, is_streamed: bool
 ) -> None:
-    ttft_s, itl_s = latency_of(Arrival(is_streamed, later_tokens, decode_s), duration_s / 2, duration_s)
+    ttft_s, itl_s = latency_of(duration_s / 2, duration_s, later_tokens, decode_s, is_streamed=is_streamed)
     assert itl_s is None or 0 < itl_s * later_tokens <= duration_s * (1 + 1e-9)
     assert ttft_s is None or 0 <= ttft_s <= duration_s
 

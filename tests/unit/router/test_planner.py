@@ -12,7 +12,6 @@ from dashboards.objectives import FIRST_TOKEN_OBJECTIVE, FIRST_TOKEN_S, TOKEN_IN
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Routed
-from router.decision.latency import Arrival
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
@@ -243,7 +242,7 @@ class Planning:
         await self.clock.advance(0.2)
         lease.first_token()
         await self.clock.advance(1.0)
-        lease.end("ok", output_tokens=output_tokens, arrival=Arrival(is_streamed=True, later_tokens=100))
+        lease.end("ok", output_tokens=output_tokens, later_tokens=100)
 
     def plan(self) -> GroupPlan:
         (found,) = self.planner.plans(PlannerSection())

@@ -17,7 +17,6 @@ from kv_protocol.journal import (
     LedgerApplied,
     LoadApplied,
     LogConnection,
-    OutcomeKnown,
     PolicyChanged,
     WorkerHeard,
 )
@@ -28,7 +27,6 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import View
-from tests.reference.forecasts import ITL, TTFT, LatencyModel
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, Held, answer, chain, joined, rank, registered, route
 
 HELD: Held = ((2, 2, 2, 2), 7, 9, "")
@@ -202,24 +200,6 @@ def test_a_failed_attempt_is_held_against_its_rank_for_a_time() -> None:
     folded.apply(AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=1, outcome="back_pressure", retry_after_s=2.0))
     assert [bool(each) for each in unfit(folded, 1.0)] == [False, True]
     assert [bool(each) for each in unfit(folded, 2.0)] == [False, False]
-
-
-@pytest.mark.parametrize(("ttft_s", "duration_s"), [(0.5, 4.5), (4.5, 4.5)])
-def test_a_record_of_the_former_version_is_learnt_as_that_version_learnt_it(ttft_s: float, duration_s: float) -> None:
-    folded = under(joined(registered()), mode="predicted-ttft")
-    verdict = decided(folded)
-    folded.take(verdict)
-    folded.apply(
-        OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=ttft_s, duration_s=duration_s, output_tokens=11)
-    )
-    ttft, itl = LatencyModel(TTFT), LatencyModel(ITL)
-    uncached_tokens = verdict.request.isl_tokens - verdict.expected_blocks * verdict.request.block_size
-    ttft.learn(verdict.winner, (uncached_tokens, 0.0, 0.0), ttft_s)
-    itl.learn(verdict.winner, (0.0, 0.0), (duration_s - ttft_s) / 10)
-    after = seen(folded).forecast
-    assert after is not None
-    assert after.ttft_s.tolist() == [ttft.predict(rank(), (uncached_tokens, 0.0, 0.0))]
-    assert after.itl_s.tolist() == [itl.predict(rank(), (0.0, 0.0))]
 
 
 def test_a_part_of_a_checkpoint_has_256_rows_at_most() -> None:
