@@ -12,7 +12,6 @@ from rich.progress import track
 from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, description_of
 from bench.fidelity.live_figures import HIT, LiveFigures, order, within
 from bench.fidelity.live_recording import (
-    UNFORESEEING,
     WORKERS,
     LiveRun,
     live_workload,
@@ -63,8 +62,6 @@ def placement_of(policy: str) -> Placement | None:
 
     A recording that names weights was made when mode kv compared blocks.
     """
-    if policy == UNFORESEEING:
-        return Placement(Policy.current(evictions="unforeseen"))
     name, *weights = policy.split(", ")
     if name == "kv" and weights:
         given = {key: float(value) for key, value in (each.split(" ") for each in weights)}

@@ -34,8 +34,7 @@ USERS = 40
 """Source: `h200_live_policies.json` (`what`); the kit's README (`conc`)."""
 WORKERS = 4
 BLOCK_TOKENS = 32
-UNFORESEEING = "kv, evictions unforeseen"
-FORMER_NAMES = {"runs": UNFORESEEING, "runs_N_blocks": "kv, prefill_scale 1, history_weight 0.5"}
+FORMER_NAMES = {"runs": "kv that foresees no evictions", "runs_N_blocks": "kv, prefill_scale 1, history_weight 0.5"}
 """What mode kv was when `h100_sglang_live.json` and `h200_live_policies.json` were recorded, by the form of the file.
 Source: `docs/BENCHMARKS.md`, "Live engines"."""
 

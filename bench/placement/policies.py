@@ -65,7 +65,7 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
     return EngineMetrics(engine.waiting_requests, used / engine.simulator.description.total_kv_blocks)
 
 
-_KV = Placement(Policy.current())
+_KV = Placement(Policy())
 _DYNAMO = Placement(
     Policy(
         mode="kv-blocks",

@@ -10,18 +10,11 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from kv_protocol.decided import RequestPhase
-from kv_protocol.decision import CostUnit
 
 Affinity = Literal["off", "soft", "hard"]
 """How a session's former rank counts: not at all, as a preference, or as the only choice while it is eligible."""
 Unmet = Literal["admit", "queue", "reject"]
 """What happens to a request if no rank is predicted to meet its latency targets."""
-
-
-RateSpread = Literal["lessened", "whole"]
-"""How far from the mean a learnt factor counts that is beyond 1.25 of it (`tests/reference/rates.py`)."""
-Evictions = Literal["unforeseen", "foreseen"]
-"""Whether it is foreseen that a rank evicts blocks before the request is computed (`tests/reference/time_cost.py`)."""
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -73,12 +66,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """
 
     mode: str = "kv"
-    cost: CostUnit = "blocks"
-    """What mode kv compares: ms; the default is of older journals, which do not have the field."""
-    rate_spread: RateSpread = "lessened"
-    """How far ranks' learnt rates count as apart: whole; the default as for `cost`."""
-    evictions: Evictions = "unforeseen"
-    """Whether mode kv foresees evictions: foreseen; the default as for `cost`."""
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
@@ -101,18 +88,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     decode: PhaseOverrides = DECODE_OVERRIDES
     """For workers of the role decode."""
 
-    @classmethod
-    def current(cls, **fields: Any) -> "Policy":  # noqa: ANN401 - of any field
-        """Return a policy as routers of this version follow; without this, a field that is not given is a journal's."""
-        return cls(**CURRENT | fields)
-
     def of(self, phase: RequestPhase) -> "Policy":
         """Return the policy that chooses a worker for `phase`."""
         return _of(self, phase) if phase in ("prefill", "decode") else self
-
-
-CURRENT: dict[str, Any] = {"cost": "ms", "rate_spread": "whole", "evictions": "foreseen"}
-"""Fields that no configuration sets."""
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,6 @@ from kv_runtime.config.words import allowed
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
-    CURRENT,
     DECODE_OVERRIDES,
     PREFILL_OVERRIDES,
     Affinity,
@@ -166,7 +165,6 @@ class PolicySection(Section):
         return picked(
             self,
             Policy,
-            **CURRENT,
             parameters=picked(self, CostParameters),
             prefill=PhaseOverrides(**PREFILL_OVERRIDES.given() | self.prefill),
             decode=PhaseOverrides(**DECODE_OVERRIDES.given() | self.decode),

@@ -19,19 +19,18 @@ from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError, unknown_key
 from kv_runtime.config.words import allowed
 from router.decision.policies import MODES, Mode
-from router.decision.policy import CURRENT, CostParameters, Policy
+from router.decision.policy import CostParameters, Policy
 from router.decision.policy_config import PolicySection
 
 PROBLEMS_MAX = 8
 """An error names this many problems, and states how many more there are."""
-_NOT_SET = ("parameters", *CURRENT)
-FIELDS = (*(name for name in Policy.__struct_fields__ if name not in _NOT_SET), *CostParameters.__struct_fields__)
+FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
 
 
 def fields_of(policy: Policy) -> dict[str, Any]:
     """Return the policy's fields by their names in the configuration."""
-    own = msgspec.to_builtins(policy)
-    return {name: value for name, value in (own.pop("parameters") | own).items() if name not in _NOT_SET}
+    own: dict[str, Any] = msgspec.to_builtins(policy)
+    return {**own.pop("parameters"), **own}
 
 
 def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, replace_all: bool) -> Policy:

@@ -70,7 +70,10 @@ class Verdict(built.Verdict):
         self.request, self.model_view, self.trusts, self.why, self._view = request, model_view, trusts, why, view
         self.decision_id = request.decision_id
         """The id of the request's attempt."""
-        self.epochs, self.seqs = (None, None) if answer is None else (answer.epochs, answer.seqs)
+        self.epochs: tuple[int, ...] | None = None
+        self.seqs: tuple[int, ...] | None = None
+        if answer is not None:
+            self.epochs, self.seqs = answer.epochs, answer.seqs
         ranks = model_view.ranks
         if not ranks or (why is not None and all(why)):
             raise NoEligibleWorker(request.model, exclusions_of(ranks, why or ()))

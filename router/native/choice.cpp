@@ -136,7 +136,7 @@ void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multip
         output_tokens = std::min(output_tokens, static_cast<double>(request->max_tokens));
     }
     const Question question{request->isl_tokens,   request->block_size,   request->own_blocks(), output_tokens,
-                            policy->spill_tokens, request->is_prefilled, request->is_decoded,   foresees_evictions()};
+                            policy->spill_tokens, request->is_prefilled, request->is_decoded};
     switch (policy->mode) {
         case Mode::kCost:
             costs = Costs::in_ms(ranks, question, policy->weights, multiplier);
@@ -262,7 +262,7 @@ void Verdict::bind() {
         const RankNumbers& ranks = view->numbers;
         overlap_blocks = ranks.tiers[place()];
         expected_blocks = ranks.expected(place());
-        lost_blocks = foresees_evictions() ? ranks.lost(place(), request->own_blocks()) : 0;
+        lost_blocks = policy->is_timed ? ranks.lost(place(), request->own_blocks()) : 0;
         i64 best = 0;
         for (const u32 each : candidates) {
             best = std::max<i64>(best, ranks.tiers[each]);

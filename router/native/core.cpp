@@ -90,23 +90,22 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
             predictions.column(rows, n, request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
         }
     }
-    if (policy.is_timed && (numbers.prefill.empty() || policy.is_whole_spread != view.is_whole_spread)) {
-        read_rates(view, policy, request);
+    if (policy.is_timed && numbers.prefill.empty()) {
+        read_rates(view, request);
     }
     if (policy.reads_forecast && numbers.ttft_s.empty()) {
         read_forecast(view, request);
     }
 }
 
-void Core::read_rates(View& view, const Policy& policy, const Request& request) {
+void Core::read_rates(View& view, const Request& request) {
     RankNumbers& numbers = view.numbers;
     numbers.prefill.resize(numbers.count);
     numbers.decode.resize(numbers.count);
     Rates::Columns columns{numbers.prefill.data(), numbers.decode.data()};
-    rates.column(request.model, view.standing->rows.data(), numbers.count, view.now_s, policy.is_whole_spread, columns);
+    rates.column(request.model, view.standing->rows.data(), numbers.count, view.now_s, columns);
     view.output_tokens = columns.output_tokens;
     view.is_learnt = columns.is_learnt;
-    view.is_whole_spread = policy.is_whole_spread;
 }
 
 void Core::read_forecast(View& view, const Request& request) {
@@ -123,7 +122,7 @@ std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t p
     const RankNumbers& numbers = verdict.view->numbers;
     const Request& request = *verdict.request;
     const i64 tokens = request.isl_tokens, own_blocks = request.own_blocks();
-    const i64 lost = verdict.foresees_evictions() ? numbers.lost(place, own_blocks) : 0;
+    const i64 lost = verdict.policy->is_timed ? numbers.lost(place, own_blocks) : 0;
     const double uncached = static_cast<double>(std::max<i64>(0, tokens - (numbers.expected(place) - lost) * request.block_size));
     const double pairs = uncached * (static_cast<double>(tokens) - uncached * 0.5);
     const double queued = static_cast<double>(numbers.queued[place]);

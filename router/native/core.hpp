@@ -36,7 +36,7 @@ struct Policy {
     bool reads_overlap, reads_load, reads_forecast, is_timed;
     Weights weights;
     double temperature;
-    bool predicts, is_whole_spread, foresees_evictions;
+    bool predicts;
     i64 spill_tokens;
     bool bounds_newcomers;
     Affinity affinity;
@@ -91,7 +91,7 @@ struct View {
     std::vector<char> spent;   // newcomers that had their share; empty: none
     double output_tokens = 0;
     bool is_learnt = false, is_blank = true;
-    bool has_load = false, predicts = false, is_whole_spread = false;  // as the policies read it that looked
+    bool has_load = false, predicts = false;  // as the policies read it that looked
     std::optional<Held> bound;  // the rank of the request's session
 };
 
@@ -122,7 +122,6 @@ public:
     i64 overlap_blocks = 0, expected_blocks = 0, regret_blocks = 0;
     i64 lost_blocks = 0;  // of the winner, of those expected: evicted before the request is computed
 
-    bool foresees_evictions() const { return policy->foresees_evictions && policy->mode == Mode::kCost; }
     u32 place() const { return candidates[winner_at]; }
     u32 winner() const { return view->standing->rows[place()]; }
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
@@ -231,7 +230,7 @@ private:
     };
     void promise(Promise promise, double now_s, std::string_view origin);
     void read(View& view, const Policy& policy, const Request& request);
-    void read_rates(View& view, const Policy& policy, const Request& request);
+    void read_rates(View& view, const Request& request);
     void read_forecast(View& view, const Request& request);
 
     OrderedMap<Worker> workers_;

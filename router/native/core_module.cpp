@@ -124,7 +124,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  const std::vector<u32>& rows = verdict.view->standing->rows;
                  std::vector<double> prefill(rows.size()), decode(rows.size());
                  Rates::Columns columns{prefill.data(), decode.data()};
-                 core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, true, columns);
+                 core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, columns);
                  return packed(prefill, rows.size());
              },
              "verdict"_a)

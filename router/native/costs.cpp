@@ -29,8 +29,9 @@ std::vector<char> spilled(const RankNumbers& ranks, const Question& question, co
     return found;
 }
 
-// Sets `out` to the blocks credited to each rank for what it holds.
-void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, double* out) {
+// Sets `out` to the blocks credited to each rank for what it holds. `lost`: of each rank, those that will be evicted before; none: it
+// is not foreseen.
+void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, const double* lost, double* out) {
     const std::size_t count = ranks.count;
     if (weights.overlap_credit == 0.0 || count == 0) {
         return;
@@ -51,9 +52,9 @@ void credit_blocks(const RankNumbers& ranks, const Question& question, const Wei
             credit += static_cast<double>(host - device) * weights.host_weight;
             credit += static_cast<double>(disk - host) * weights.disk_weight;
         }
-        if (question.foresees_evictions) {
+        if (lost != nullptr) {
             const double worth = weights.overlap_credit - (cpu[at] > gpu[at] ? weights.host_weight : 0.0);
-            credit = std::max(0.0, credit - static_cast<double>(ranks.lost(at, question.own_blocks)) * worth);
+            credit = std::max(0.0, credit - lost[at] * worth);
         }
         out[at] = ranks.trust.empty() ? credit : credit * ranks.trust[at];
     }
@@ -100,7 +101,7 @@ Costs Costs::in_blocks(const RankNumbers& ranks, const Question& question, const
     double* const cost = made.add(kCost);
     double* const request = has_requests ? made.add(kRequest) : nullptr;
     double* const history = has_history ? made.add(kHistory) : nullptr;
-    credit_blocks(ranks, question, weights, credit);
+    credit_blocks(ranks, question, weights, nullptr, credit);
     made.spilled = kv::spilled(ranks, question, weights);
     for (std::size_t at = 0; at < ranks.count; ++at) {
         if (!made.spilled.empty() && made.spilled[at]) {
@@ -127,19 +128,18 @@ Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Wei
                    const std::vector<double>& multiplier) {
     constexpr double kToken = 1e3 * kPrefillTokenS, kPair = 1e3 * kPrefillPairS;
     constexpr double kStep = 1e3 * kStepS, kSequence = 1e3 * kStepSequenceS, kKvToken = 1e3 * kStepKvTokenS;
-    Costs made(ranks.count, true, 8U + question.foresees_evictions + !multiplier.empty());
+    Costs made(ranks.count, true, 9U + !multiplier.empty());
     double *const wait = made.add(kWaitMs), *const prefill = made.add(kPrefillMs), *const lateness = made.add(kLatenessMs);
     double *const stall = made.add(kStallMs), *const decode = made.add(kDecodeMs), *const slowdown = made.add(kSlowdownMs);
-    double *const cost = made.add(kCost), *const credit = made.add(kCredit);
-    double* const lost = question.foresees_evictions ? made.add(kLost) : nullptr;
-    credit_blocks(ranks, question, weights, credit);
+    double *const cost = made.add(kCost), *const credit = made.add(kCredit), *const lost = made.add(kLost);
+    for (std::size_t at = 0; at < ranks.count; ++at) {
+        lost[at] = static_cast<double>(ranks.lost(at, question.own_blocks));
+    }
+    credit_blocks(ranks, question, weights, lost, credit);
     const double tokens = static_cast<double>(question.tokens), block_size = static_cast<double>(question.block_size);
     const double own_blocks = static_cast<double>(question.own_blocks), lateness_ms = 1e3 * weights.lateness_s;
     const double own_ms = kSequence + own_blocks * block_size * kKvToken;
     for (std::size_t at = 0; at < ranks.count; ++at) {
-        if (lost != nullptr) {
-            lost[at] = static_cast<double>(ranks.lost(at, question.own_blocks));
-        }
         if (question.is_prefilled) {
             const double left = tokens - credit[at] * block_size;
             const double uncached = left > 0.0 ? left : 0.0;

@@ -75,7 +75,7 @@ struct Question {
     i64 tokens, block_size, own_blocks;
     double output_tokens;
     i64 spill_tokens;
-    bool is_prefilled, is_decoded, foresees_evictions;
+    bool is_prefilled, is_decoded;
 };
 
 // The terms of every candidate, in the order of the fields of `CostTerms`.

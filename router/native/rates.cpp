@@ -28,9 +28,6 @@ double whole(double believed, double mean) {
     return believed < mean ? mean / taken : mean * taken;
 }
 
-// Of journals of versions that drew every factor nearer to the mean.
-double lessened(double believed, double mean) { return std::min(std::max(mean, believed / kAlike), believed * kAlike); }
-
 }  // namespace
 
 double SharedFactor::learn(double own, i64 of_rank, double ratio) {
@@ -52,7 +49,7 @@ void SharedFactor::left(double own, i64 of_rank) {
     weighted = weights != 0 ? weighted - own * static_cast<double>(weight) : 0.0;
 }
 
-void Rates::column(std::string_view name, const u32* rows, std::size_t count, double now_s, bool is_whole, Columns& out) {
+void Rates::column(std::string_view name, const u32* rows, std::size_t count, double now_s, Columns& out) {
     const Model none;
     const ModelRef* const found = models_.find(name);
     const Model& of = found == nullptr ? none : **found;
@@ -72,7 +69,7 @@ void Rates::column(std::string_view name, const u32* rows, std::size_t count, do
             const double ages = std::min(std::max((now_s - measured_s) / kForgetS, 0.0), kHalvingsMax);
             left = left * std::ldexp(1.0, -static_cast<int>(ages));
         }
-        return (is_whole ? whole(mean + left, mean) : lessened(mean + left, mean)) * shared;
+        return whole(mean + left, mean) * shared;
     };
     const double prefill_mean = of.prefill.mean(), decode_mean = of.decode.mean();
     for (std::size_t at = 0; at < count; ++at) {

@@ -57,7 +57,7 @@ public:
 
     explicit Rates(Ranks& ranks) : ranks_(ranks), known_(ranks) {}
 
-    void column(std::string_view model, const u32* rows, std::size_t count, double now_s, bool is_whole, Columns& out);
+    void column(std::string_view model, const u32* rows, std::size_t count, double now_s, Columns& out);
     void decided(std::string_view decision_id, Expected expected);
     void ended(std::string_view decision_id, const Outcome& outcome);
     void forget(std::string_view worker_id);

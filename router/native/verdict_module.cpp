@@ -87,10 +87,9 @@ Choice one_of(const std::string& found, std::initializer_list<std::pair<const ch
 std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mode, bool reads_overlap, bool reads_load,
                                   bool reads_forecast) {
     const nb::object parameters = attribute(given, "parameters");
-    const bool is_in_ms = read<std::string>(given, "cost") == "ms";
     auto made = std::make_shared<Policy>();
     made->name = read<std::string>(given, "mode");
-    made->mode = one_of<Mode>(mode, {{"kv", is_in_ms ? Mode::kCost : Mode::kBlocks},
+    made->mode = one_of<Mode>(mode, {{"kv", Mode::kCost},
                                      {"kv-blocks", Mode::kBlocks},
                                      {"predicted-ttft", Mode::kForecast},
                                      {"round-robin", Mode::kTurn},
@@ -111,8 +110,6 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     std::memcpy(&made->weights, weights.data(), sizeof(Weights));
     made->temperature = read<double>(given, "temperature");
     made->predicts = read<bool>(given, "predict_on_route");
-    made->is_whole_spread = read<std::string>(given, "rate_spread") == "whole";
-    made->foresees_evictions = read<std::string>(given, "evictions") == "foreseen";
     made->spill_tokens = read<i64>(given, "spill_tokens");
     made->bounds_newcomers = read<bool>(given, "newcomers");
     made->affinity = one_of<Affinity>(read<std::string>(given, "affinity"),

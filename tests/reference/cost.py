@@ -1,4 +1,4 @@
-"""The cost of a candidate in blocks, mode kv's if `policy.cost` is blocks; B = block size, N = ceil(ISL / B).
+"""The cost of a candidate in blocks, mode kv-blocks; B = block size, N = ceil(ISL / B).
 
     credit  = trust * (overlap_credit * decay * device + host_weight * host + disk_weight * disk)
     decay   = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N

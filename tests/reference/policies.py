@@ -109,7 +109,7 @@ def _preference(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 
 
 def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]:
-    """Return the cost terms: in ms if the policy reads learnt rates, else in blocks (mode kv of a journal, too)."""
+    """Return the cost terms: in ms if the mode reads learnt rates, else in blocks."""
     factors = [_preference(each.taints, request.preferred_taints) for each in view.registrations]
     if policy.affinity == "soft" and view.bound in view.ranks:
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount

@@ -20,8 +20,7 @@ an eighth at most. What one rank shows of the model counts for all: a rank witho
 to be like the others, however far all are from the reference engine. A rank that seems fast does not get everything,
 nor is one that seems slow avoided for ever. Impossible latencies (0 or less, above `SECONDS_MAX`, not a number) are
 counted and not learnt. Ranks that are equal differ by chance: if that counted, the least would get all requests of an
-idle fleet. Versions before drew every factor nearer to the mean by `ALIKE`, however far it was; their journals are
-replayed so (`rate_spread` of a policy).
+idle fleet.
 
 A rank belongs to the model of its first outcome: later outcomes count for that model's factors, whichever model of its
 worker they were for. What is left of a model's last rank that is forgotten stays in the model's factor.
@@ -110,14 +109,12 @@ class Shared:
         self.weights -= own.weight
         self.weighted = self.weighted - own.factor * own.weight if self.weights else 0.0
 
-    def used(self, own: Own, age_s: float, *, is_whole: bool) -> float:
-        """Return the factor of a rank that was measured last so long ago; `is_whole`: see `far` above."""
+    def used(self, own: Own, age_s: float) -> float:
+        """Return the factor of a rank that was measured last so long ago."""
         mean = self.mean
         halvings = int(min(max(age_s / FORGET_S, 0.0), HALVINGS_MAX))
         left = (own.factor - mean) * (own.measured / (own.measured + DOUBT)) * math.ldexp(1.0, -halvings)
         believed = mean + left
-        if not is_whole:
-            return min(max(mean, believed / ALIKE), believed * ALIKE) * self.factor
         far = max(believed, mean) / min(believed, mean)
         taken = min(far, max(1.0, 1.0 + (far - ALIKE) * RAMP))
         return (mean / taken if believed < mean else mean * taken) * self.factor
@@ -152,14 +149,11 @@ class Rates:
         self.pending: dict[str, Expected] = {}
         self.refused = 0
 
-    def used(self, model: str, rank: WorkerRank, now_s: float, spread: str) -> tuple[float, float]:
+    def used(self, model: str, rank: WorkerRank, now_s: float) -> tuple[float, float]:
         """Return the factors of a rank that serves the model, as they are used now: prefill and decode."""
         known, own = self.models.get(model, Model()), self.ranks.get(rank, Rank(model))
-        age_s, is_whole = now_s - own.measured_s, spread == "whole"
-        return (
-            known.prefill.used(own.prefill, age_s, is_whole=is_whole),
-            known.decode.used(own.decode, age_s, is_whole=is_whole),
-        )
+        age_s = now_s - own.measured_s
+        return known.prefill.used(own.prefill, age_s), known.decode.used(own.decode, age_s)
 
     def output_tokens(self, model: str) -> float:
         return self.models.get(model, Model()).output_tokens

@@ -205,7 +205,7 @@ class ReferenceState:
         if mode.reads_forecast:
             self.forecasts.decided(request.decision_id, _features(winner, request))
         if verdict.view.output_tokens is not None:
-            self.rates.decided(expected_latency(winner, request, verdict.policy))
+            self.rates.decided(expected_latency(winner, request))
         self._promise(verdict.promise, verdict.view.now_s)
 
     def _view(self, request: RouteRequest, ask: AskIndex, now_s: float, policy: Policy) -> View:
@@ -238,12 +238,9 @@ class ReferenceState:
         if mode.reads_forecast:
             rows = [row._replace(forecast=self.forecasts.forecast(_features(row, request))) for row in rows]
         output_tokens = None
-        if mode.reads_rates and policy.cost == "ms":
+        if mode.reads_rates:
             output_tokens = self.rates.output_tokens(request.model)
-            rows = [
-                row._replace(factors=self.rates.used(request.model, row.rank, now_s, policy.rate_spread))
-                for row in rows
-            ]
+            rows = [row._replace(factors=self.rates.used(request.model, row.rank, now_s)) for row in rows]
         return view._replace(rows=tuple(rows), is_blank=False, output_tokens=output_tokens)
 
     def _with_overlap(

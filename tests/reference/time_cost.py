@@ -16,8 +16,8 @@ estimate is preferred. A prefill worker decodes nothing: it has neither stall, d
 the prompt's KV: it has decode and slowdown alone. There is no spill gate: a queue has its price.
 
 Lost: a rank whose C KV blocks do not suffice for its promised requests and this one admits those before first. They
-take what nothing uses, so by the time that the request is computed, as many of its blocks are gone as were missing. A
-policy of before (`evictions` unforeseen), or a C that is not known, has over = 0.
+take what nothing uses, so by the time that the request is computed, as many of its blocks are gone as were missing.
+Where C is not known, over = 0.
 
 Every number results from the same steps in the same order as in C++, so that all machines agree on each bit.
 """
@@ -55,7 +55,7 @@ def terms_in_ms(
         output_tokens = float(request.expected_osl)
     if request.max_tokens:
         output_tokens = min(output_tokens, float(request.max_tokens))
-    lost = [lost_blocks(row, request, policy) for row in rows]
+    lost = [lost_blocks(row, request) for row in rows]
     credits_ = credited_blocks(rows, request, policy.parameters, lost)
     return [
         _terms(row, credit, each, request, policy.parameters, multiplier, output_tokens)
@@ -63,10 +63,10 @@ def terms_in_ms(
     ]
 
 
-def lost_blocks(row: Row, request: RouteRequest, policy: Policy) -> int:
+def lost_blocks(row: Row, request: RouteRequest) -> int:
     """Return how many of the expected blocks will be evicted before the request is computed."""
     capacity, own_blocks = row.registration.total_kv_blocks, -(-request.isl_tokens // request.block_size)
-    if policy.evictions == "unforeseen" or not capacity:
+    if not capacity:
         return 0
     over = max(0, row.active_blocks - row.shared_blocks + own_blocks - capacity)
     return min(over, max(0, row.expected - row.shared_blocks))
@@ -113,12 +113,12 @@ def _terms(
     )
 
 
-def expected_latency(row: Row, request: RouteRequest, policy: Policy) -> Expected:
+def expected_latency(row: Row, request: RouteRequest) -> Expected:
     """Return the latencies that the reference engine would have at the rank, to be compared with the measured ones.
 
     The TTFT is 0, and nothing is learnt from it, for a decode worker: its prompts are computed elsewhere.
     """
-    expected = row.expected - lost_blocks(row, request, policy)
+    expected = row.expected - lost_blocks(row, request)
     uncached = float(max(0, request.isl_tokens - expected * request.block_size))
     pairs = uncached * (float(request.isl_tokens) - uncached * 0.5)
     ttft_s = FIRST_S + (float(row.queued_tokens) + uncached) * PREFILL_TOKEN_S + pairs * PREFILL_PAIR_S

@@ -23,7 +23,7 @@ from router.decision.state_settings import StateSettings
 from router.journal.encoder import JournalEncoder
 from worker_agent.engines.simulated.timing import H200_8B
 
-LIVE = Policy.current(mode="kv")
+LIVE = Policy(mode="kv")
 SLOWER = 2.0
 _REQUESTS_MAX = 5000
 

@@ -59,22 +59,24 @@ SETTINGS = StateSettings(
     affinity=AffinityLimits(idle_s=4.0, sessions_max=5),
     breakers=BreakerLimits(failures=2, open_s=2.0),
 )
-FORMER = CostParameters(prefill_scale=1.0, history_weight=0.5)
-"""The default weights of 0.1, which journals of that version state."""
+BY_HISTORY = CostParameters(prefill_scale=1.0, history_weight=0.5)
+WEIGHED = CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)
 POLICIES = {
-    "kv": Policy.current(),
-    "kv-blocks": Policy(),
-    "unforeseeing": Policy(parameters=FORMER, predict_on_route=False),
-    "weighed": Policy(parameters=CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)),
-    "hot": Policy(temperature=0.4),
-    "soft": Policy(parameters=FORMER, affinity="soft", spill_tokens=64),
-    "hard": Policy(affinity="hard", newcomers=False),
+    "kv": Policy(),
+    "kv-blocks": Policy(mode="kv-blocks"),
+    "unpredicting": Policy(mode="kv-blocks", parameters=BY_HISTORY, predict_on_route=False),
+    "weighed": Policy(mode="kv-blocks", parameters=WEIGHED),
+    "hot": Policy(mode="kv-blocks", temperature=0.4),
+    "soft": Policy(mode="kv-blocks", parameters=BY_HISTORY, affinity="soft", spill_tokens=64),
+    "hard": Policy(mode="kv-blocks", affinity="hard", newcomers=False),
     "predicted-ttft": Policy(mode="predicted-ttft", itl_target_s=0.05, unmet="queue"),
     "round-robin": Policy(mode="round-robin"),
     "random": Policy(mode="random"),
     "power-of-two": Policy(mode="power-of-two"),
     "least-loaded": Policy(mode="least-loaded", affinity="soft"),
-    "phased": Policy(prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)),
+    "phased": Policy(
+        mode="kv-blocks", prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)
+    ),
 }
 LIFE = 77
 _IMPOSSIBLE_EVERY = 20

@@ -32,9 +32,9 @@ from tests.unit.properties.router_life import MODELS, POLICIES, SETTINGS, STEPS,
 from tests.unit.router.samples import registered, route
 
 MORE = {
-    "lessened": Policy(cost="ms", affinity="soft", newcomers=False),
-    "hot in ms": Policy.current(temperature=0.4, parameters=CostParameters(overlap_credit_decay=0.7)),
-    "light": Policy.current(affinity="hard", parameters=CostParameters(overlap_credit=0.0)),
+    "soft in ms": Policy(affinity="soft", newcomers=False),
+    "hot in ms": Policy(temperature=0.4, parameters=CostParameters(overlap_credit_decay=0.7)),
+    "light in ms": Policy(affinity="hard", parameters=CostParameters(overlap_credit=0.0)),
     "late": Policy(mode="predicted-ttft", ttft_target_s=0.02, affinity="hard", unmet="reject"),
 }
 """Policies that `POLICIES` lacks."""
@@ -108,7 +108,7 @@ def test_a_life_has_the_records_and_checkpoints_of_the_reference(policy: str, ki
 
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_a_worker_of_all_endpoints_that_answers_often_is_known_as_by_the_reference(mode: str) -> None:
-    life, following = followed(1, Policy.current(mode=mode), SlackLife)
+    life, following = followed(1, Policy(mode=mode), SlackLife)
     now_s, event = life.clock.now(), _worker_of_every_endpoint()
     life.routing.apply(FleetApplied(now_s=now_s, event=event))
     life.routing.apply(WorkerHeard(now_s=now_s, worker_id=event.worker_id, instance=event.instance))

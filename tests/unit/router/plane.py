@@ -308,7 +308,7 @@ async def running_plane(
         data=DataSection(**(data or {})),
     )
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
-    plane = Plane(settings, policy or Policy.current(), bounds, tracer, decisions_max)
+    plane = Plane(settings, policy or Policy(), bounds, tracer, decisions_max)
     stop, read = asyncio.Event(), threading.Event()
     pools = plane.serving.bodies.pool, plane.prompts.pool
     for work in (each for pool in pools for each in (pool.work, pool.work_large)):

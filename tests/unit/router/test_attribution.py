@@ -63,7 +63,7 @@ class Requests:
             self.state,
             Holds(holds),
             self.clock,
-            policy or Policy.current(),
+            policy or Policy(),
             seed=1,
             lease_s=8.0,
             decisions_max=9,
@@ -124,7 +124,7 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     sent = Requests(w0=8, w1=2)
     assert sent.send(cached=2 * BLOCK_SIZE, pinned_worker="w1") == "w1"
     assert sent.total.routing_tokens == 0.0, "the pin leaves one candidate"
-    sent = Requests(policy=Policy(mode="kv", cost="blocks", temperature=1e6), w0=8, w1=2)
+    sent = Requests(policy=Policy(mode="kv-blocks", temperature=1e6), w0=8, w1=2)
     while sent.send() != "w1":
         pass
     requests = sent.total.requests
@@ -163,7 +163,7 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
     sent.send(isl_tokens=0, sequence_hashes=b"")
     sent.routing.take(sent.routing.decide(route(decision_id="open")))
     sent.savings.attribution.decided(
-        decide(view(row(role="decode")), route(decision_id="fetches", phase="decode"), Policy(), 1)
+        decide(view(row(role="decode")), route(decision_id="fetches", phase="decode"), Policy(mode="kv-blocks"), 1)
     )
     report = sent.savings.report()
     assert report.not_counted == {"not_answered": 2, "unseen": 1, "dropped": 0, "not_repeated": 0, "pending": 1}

@@ -34,7 +34,7 @@ def costing(costs: list[float]) -> View:
 
 def choose(costs: list[float] | View, temperature: float, seed: int) -> Chosen:
     moment = costs if isinstance(costs, View) else costing(costs)
-    verdict = decide(moment, route(), Policy(parameters=BY_HISTORY, temperature=temperature), seed)
+    verdict = decide(moment, route(), Policy(mode="kv-blocks", parameters=BY_HISTORY, temperature=temperature), seed)
     return Chosen(verdict.winner_at, verdict.runner_up, verdict.margin)
 
 

@@ -9,7 +9,7 @@ from router.decision.state_settings import ApproximateLimits
 
 
 def test_the_defaults_are_the_cores() -> None:
-    assert PolicySection().policy() == Policy.current()
+    assert PolicySection().policy() == Policy()
     assert PolicySection().approximate() == ApproximateLimits()
 
 
@@ -23,9 +23,7 @@ def test_every_setting_comes_to_the_policy_or_to_the_approximate_index() -> None
         approximate_ttl_s=30.0,
     )
     costs = CostParameters(overlap_credit=0.5, history_weight=2.0)
-    assert given.policy() == Policy.current(
-        mode="round-robin", parameters=costs, temperature=0.25, predict_on_route=False
-    )
+    assert given.policy() == Policy(mode="round-robin", parameters=costs, temperature=0.25, predict_on_route=False)
     assert given.approximate() == ApproximateLimits(ttl_s=30.0)
 
 

@@ -22,7 +22,9 @@ def cost_terms(
     request: RouteRequest, rows: Sequence[Row], parameters: CostParameters, spill_tokens: int = 0
 ) -> list[CostTerms]:
     """Return the terms of every rank, in their order."""
-    verdict = decide(view(*rows), request, Policy(parameters=parameters, spill_tokens=spill_tokens), 1)
+    verdict = decide(
+        view(*rows), request, Policy(mode="kv-blocks", parameters=parameters, spill_tokens=spill_tokens), 1
+    )
     return [verdict.terms(at) for at in range(len(rows))]
 
 
@@ -151,7 +153,7 @@ def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> li
     """Return which ranks have no credit; each holds the whole prompt and has so much queued."""
     rows = [row(f"w{at}/0", overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=each) for at, each in enumerate(queued)]
     request = route(isl_tokens, block_size=10)
-    verdict = decide(view(*rows), request, Policy(parameters=PLAIN, spill_tokens=spill_tokens), 1)
+    verdict = decide(view(*rows), request, Policy(mode="kv-blocks", parameters=PLAIN, spill_tokens=spill_tokens), 1)
     told = [verdict.is_spilled(at) for at in range(len(rows))]
     assert [verdict.terms(at).overlap_credit_blocks == 0.0 for at in range(len(rows))] == told
     return told

@@ -16,7 +16,7 @@ from router.decision.view import View
 from tests.support import decide as decisions
 from tests.unit.router.samples import Row, chain, route, row, state, view
 
-KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
+KV, ROUND_ROBIN = Policy(mode="kv-blocks"), Policy(mode="round-robin")
 
 
 def decide(moment: View, request: RouteRequest, policy: Policy, seed: int) -> Decision:
@@ -83,7 +83,7 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     )
     request = route(40, decision_id="d-7", request_id="r-7")
     decided = decide(ranks, request, KV, 99)
-    assert (decided.decision_id, decided.request_id, decided.model, decided.policy) == ("d-7", "r-7", "m", "kv")
+    assert (decided.decision_id, decided.request_id, decided.model, decided.policy) == ("d-7", "r-7", "m", "kv-blocks")
     assert (decided.seed, decided.now_s, decided.block_size) == (99, 77.5, 16)
     assert (decided.isl_tokens, decided.reusable_blocks) == (40, 2)
     assert (decided.winner, decided.runner_up) == (1, 0)
@@ -129,7 +129,7 @@ def test_the_last_token_is_always_computed(isl_tokens: int, reusable: int) -> No
     st.integers(1, 200),
     st.builds(
         Policy,
-        mode=st.sampled_from([name for name in MODES if name not in ("direct", "predicted-ttft")]),
+        mode=st.sampled_from([name for name in MODES if name not in ("direct", "kv", "predicted-ttft")]),
         affinity=st.sampled_from(["off", "soft", "hard"]),
         spill_tokens=st.sampled_from([0, 100]),
         parameters=st.builds(CostParameters, overlap_credit_decay=st.floats(0, 9)),
@@ -151,7 +151,7 @@ def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
     named = [(each.worker_id, each.dp_rank) for each in first.candidates]
     named += [(each.worker_id, each.dp_rank) for each in first.excluded]
     assert sorted(named) == sorted(tuple(each.rank) for each in rows)
-    if policy.mode == "kv" and not policy.temperature and policy.affinity != "hard":
+    if policy.mode == "kv-blocks" and not policy.temperature and policy.affinity != "hard":
         assert first.chosen.terms.cost == min(each.terms.cost for each in first.candidates)
 
 

@@ -16,7 +16,7 @@ def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
 
 def made(decision_id: str, request_id: str) -> DecisionRecord:
     asked = route(decision_id=decision_id, request_id=request_id)
-    return DecisionRecord(decide(view(row()), asked, Policy(), 1))
+    return DecisionRecord(decide(view(row()), asked, Policy(mode="kv-blocks"), 1))
 
 
 def found(kept: DecisionLog, any_id: str) -> str | None:

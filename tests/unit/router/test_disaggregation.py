@@ -31,7 +31,7 @@ def placed(limits: ConditionalLimits, *, held: int = 0, queued: int = 0, active:
     moment = moment._replace(
         registrations=(moment.registrations[0], registered("d", role="decode", total_kv_blocks=100))
     )
-    return placement(decide(moment, route(isl, phase="alone"), Policy(), splitmix64(1)), limits)
+    return placement(decide(moment, route(isl, phase="alone"), Policy(mode="kv-blocks"), splitmix64(1)), limits)
 
 
 def limits(policy: ConditionalPolicy, **changed: Any) -> ConditionalLimits:
@@ -116,18 +116,20 @@ def winner(phase: RequestPhase, policy: Policy) -> str:
 
 
 def test_a_prefill_rank_is_chosen_by_overlap_and_a_decode_rank_by_load() -> None:
-    assert winner("prefill", Policy()) == "p0"
-    assert winner("decode", Policy()) == "d1"
-    assert winner("alone", Policy(parameters=CostParameters(prefill_scale=10.0))) == "d0"
+    assert winner("prefill", Policy(mode="kv-blocks")) == "p0"
+    assert winner("decode", Policy(mode="kv-blocks")) == "d1"
+    assert winner("alone", Policy(mode="kv-blocks", parameters=CostParameters(prefill_scale=10.0))) == "d0"
 
 
 def test_phases_have_policies_of_their_own() -> None:
     by_load = Policy(
-        prefill=PhaseOverrides(decode_scale=1.0), decode=PhaseOverrides(overlap_credit=1.0, prefill_scale=9.0)
+        mode="kv-blocks",
+        prefill=PhaseOverrides(decode_scale=1.0),
+        decode=PhaseOverrides(overlap_credit=1.0, prefill_scale=9.0),
     )
     assert winner("prefill", by_load) == "p1"
     assert winner("decode", by_load) == "d0"
-    assert Policy(prefill=PhaseOverrides(mode="round-robin")).of("prefill").mode == "round-robin"
+    assert Policy(mode="kv-blocks", prefill=PhaseOverrides(mode="round-robin")).of("prefill").mode == "round-robin"
     assert Policy(mode="random").of("decode").mode == "random"
 
 
@@ -135,13 +137,15 @@ def test_a_decode_worker_is_promised_blocks_and_nothing_to_compute() -> None:
     promises: tuple[tuple[RequestPhase, int], ...] = (("decode", 0), ("prefill", 40), ("alone", 40))
     for phase, uncached in promises:
         rows = PREFILL[1:] if phase == "prefill" else DECODE[1:]
-        promised = decide(view(*rows), route(phase=phase), Policy(), 1).promise
+        promised = decide(view(*rows), route(phase=phase), Policy(mode="kv-blocks"), 1).promise
         assert (promised.uncached_tokens, len(promised.blocks) // 8, promised.extra_blocks) == (uncached, 2, 1)
 
 
 def test_kv_is_fetched_within_a_domain_alone() -> None:
     moment = view(*DECODE)
     told = (registered("d0", role="decode", transfer_domain="a"), registered("d1", role="decode", transfer_domain="b"))
-    found = decide(moment._replace(registrations=told), route(phase="decode", transfer_domain="a"), Policy(), 1)
+    found = decide(
+        moment._replace(registrations=told), route(phase="decode", transfer_domain="a"), Policy(mode="kv-blocks"), 1
+    )
     assert found.winner == rank("d0/0")
     assert found.exclusions[1] == "transfer_domain 'b': the prompt's KV lies in 'a'"

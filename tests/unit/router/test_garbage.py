@@ -173,7 +173,7 @@ OUTCOMES = {
     ),
     "a prompt that is too long": Outcome(gets(400), joined={"max_seq_len": 70}),
     "pinned to an unknown worker": Outcome(gets(400, x_worker_instance_id="another")),
-    "no worker is named": Outcome(gets(400), running={"policy": Policy.current(mode="direct")}),
+    "no worker is named": Outcome(gets(400), running={"policy": Policy(mode="direct")}),
     "all workers drain": Outcome(gets(503), joined={"is_draining": True}),
     "the worker fails": Outcome(gets(500, 503), worker=answers(500)),
     "the worker is busy": Outcome(gets(503), worker=answers(503)),

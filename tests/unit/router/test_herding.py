@@ -14,7 +14,7 @@ from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route
 from tests.unit.router.test_routing import Bench
 
 RANKS = 8
-KV = Policy.current(mode="kv")
+KV = Policy(mode="kv")
 OWN_BLOCKS = 4
 
 

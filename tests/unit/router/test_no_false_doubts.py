@@ -72,7 +72,7 @@ def live(room: float, seed: int, reported: Callable[[Verdict, int], int] = lambd
         lag_s=0.05,
         restart_s=TRACE[len(TRACE) // 2].arrival_s,
     )
-    VirtualFleet(shape, Policy.current(), TRACE, seed=seed, recorder_of=recorder_of).run()
+    VirtualFleet(shape, Policy(), TRACE, seed=seed, recorder_of=recorder_of).run()
     return judges
 
 

@@ -229,7 +229,7 @@ class Planning:
             bench.state,
             bench.index,
             bench.clock,
-            Policy.current(),
+            Policy(),
             seed=1,
             lease_s=8.0,
             decisions_max=9,

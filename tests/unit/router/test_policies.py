@@ -21,7 +21,7 @@ HELD = (2, 2, 2, 2)
 
 
 def chosen(moment: View, seed: int = 1, request: RouteRequest | None = None, **policy: Any) -> Verdict:
-    return decide(moment, request or route(40), Policy(**policy), seed)
+    return decide(moment, request or route(40), Policy(**{"mode": "kv-blocks"} | policy), seed)
 
 
 def winners(moment: View, **policy: Any) -> Counter[str]:
@@ -143,7 +143,7 @@ def test_the_first_to_answer_wins_among_those_that_meet_the_targets(
 AT_HOME = (row("w0/0", active_blocks=6), row("w1/0"))
 
 
-@pytest.mark.parametrize("mode", [name for name in MODES if name not in ("direct", "predicted-ttft")])
+@pytest.mark.parametrize("mode", [name for name in MODES if name not in ("direct", "kv", "predicted-ttft")])
 def test_hard_affinity_leaves_no_choice_while_the_rank_is_eligible(mode: str) -> None:
     for seed in range(20):
         found = chosen(view(*AT_HOME, bound=rank("w0/0")), seed, mode=mode, affinity="hard")

@@ -24,7 +24,7 @@ def stored(directory: Path, configured: Policy | None = None, *given: str) -> Po
 
 
 def test_without_a_file_the_configured_policy_holds(tmp_path: Path) -> None:
-    configured = Policy.current(mode="round-robin")
+    configured = Policy(mode="round-robin")
     assert stored(tmp_path / "made" / "here", configured).initial == configured
 
 
@@ -51,7 +51,7 @@ def test_the_command_line_names_fields_one_by_one_or_in_a_section() -> None:
 
 
 async def test_every_field_of_a_policy_is_restored_as_it_was(tmp_path: Path) -> None:
-    policy = replace(Policy.current(mode="predicted-ttft"), temperature=0.25, ttft_target_s=1.5)
+    policy = replace(Policy(mode="predicted-ttft"), temperature=0.25, ttft_target_s=1.5)
     await stored(tmp_path).keep(fields_of(policy))
     assert stored(tmp_path).initial == policy
 
@@ -60,7 +60,7 @@ async def test_nothing_is_restored_after_a_reset(tmp_path: Path) -> None:
     await stored(tmp_path).keep({"mode": "random"})
     await stored(tmp_path).clear()
     with capture_logs() as logged:
-        assert stored(tmp_path).initial == Policy.current()
+        assert stored(tmp_path).initial == Policy()
     assert logged == []
 
 

@@ -11,10 +11,10 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown
-from router.decision.policy import Policy, RateSpread
+from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.view import RateColumns
-from tests.reference.rates import ALIKE, FORGET_S, SECONDS_MAX
+from tests.reference.rates import FORGET_S, SECONDS_MAX
 from tests.support.decide import decide
 from tests.unit.router.samples import MODEL, ask, joined, rank, registered, route, row, view
 
@@ -41,7 +41,7 @@ def decided(folded: RouterState, at: WorkerRank, **changed: Any) -> tuple[float,
     """A request "d" goes to an idle rank; return the times that the reference engine would need."""
     request = route(decision_id="d", **changed)
     role: Any = "decode" if request.phase == "decode" else "aggregated"
-    verdict = decide(view(row(str(at), role=role)), request, Policy(), 1)
+    verdict = decide(view(row(str(at), role=role)), request, Policy(mode="kv-blocks"), 1)
     folded.core.expect(verdict)
     return folded.core.expected_s(verdict, verdict.place)
 
@@ -53,9 +53,8 @@ def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1,
         folded.apply(ended("d", ttft_s * slower, itl_s * slower, output_tokens))
 
 
-def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S, spread: RateSpread = "whole") -> RateColumns:
+def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S) -> RateColumns:
     """Return what a decision reads of all ranks of the model."""
-    folded.policy = Policy.current(rate_spread=spread)
     rates = folded.decide(route(model=model), ask, now_s, 1).view.rates
     assert rates is not None
     return rates
@@ -72,14 +71,13 @@ def test_a_ranks_factors_come_near_what_is_measured() -> None:
     assert (factors.prefill, factors.decode, factors.prefills, factors.decodes) == (near(2.5), near(2.5), 200, 200)
 
 
-@pytest.mark.parametrize(("spread", "apart"), [("whole", 3.0), ("lessened", 3.0 / ALIKE**2)])
-def test_ranks_that_differ_by_much_are_not(spread: RateSpread, apart: float) -> None:
+def test_ranks_that_differ_by_much_are_not() -> None:
     folded = workers()
     for _ in range(200):
         learn(folded, HERE, slower=3.0)
         learn(folded, THERE, slower=1.0)
-    slow, fast, _ = columns(folded, spread=spread).prefill
-    assert slow / fast == pytest.approx(apart, rel=0.1)
+    slow, fast, _ = columns(folded).prefill
+    assert slow / fast == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def shares(liar: float, *, requests: int = 3000, step_s: float = 0.0) -> list[fl
         deque[OutcomeKnown](),
         Counter[int](),
     )
-    folded.policy = Policy.current()
+    folded.policy = Policy()
     for number in range(requests):
         now_s = 1e4 + number / 10 + step_s * (requests < 3 * number < 2 * requests)
         asked = route(2000, decision_id=f"d{number}", sequence_hashes=pack_u64(range(125 * number, 125 * number + 125)))

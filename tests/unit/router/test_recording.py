@@ -76,7 +76,7 @@ def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> View:
 
 def verdict(seed: int, policy: Policy | None = None, **changed: Any) -> Verdict:
     draw = random.Random(seed)
-    return decide(view(draw, **changed), request(draw), policy or Policy(), seed)
+    return decide(view(draw, **changed), request(draw), policy or Policy(mode="kv-blocks"), seed)
 
 
 def only_decided(records: list[JournalRecord]) -> Decided:
@@ -93,7 +93,7 @@ def recorded(what: Applied, encoder: JournalEncoder | None = None) -> list[Journ
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_decision_among_64_ranks_with_128_blocks_takes_2_kib_at_most(seed: int) -> None:
-    policy = Policy(temperature=0.3 * (seed % 2))
+    policy = Policy(mode="kv-blocks", temperature=0.3 * (seed % 2))
     assert len(encode_record(only_decided(recorded(verdict(seed, policy))))) <= DECISION_BYTES_MAX
 
 
@@ -101,7 +101,10 @@ def test_a_decision_among_64_ranks_with_128_blocks_takes_2_kib_at_most(seed: int
 @pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 64])
 def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks: int) -> None:
     told = verdict(
-        seed, Policy(temperature=0.5), ranks=ranks, unfit=("",) * (ranks - 1) + ("" if ranks < 3 else "away",)
+        seed,
+        Policy(mode="kv-blocks", temperature=0.5),
+        ranks=ranks,
+        unfit=("",) * (ranks - 1) + ("" if ranks < 3 else "away",),
     )
     found = only_decided(recorded(told))
     costs, candidates = told.cost_list(), told.rank_indices

@@ -24,7 +24,7 @@ IN_MS = decision(
     cost_unit="ms",
     excluded=(Exclusion(worker_id="w2", dp_rank=1, reason="draining"),),
 )
-PLAIN = Policy(parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))
+PLAIN = Policy(mode="kv-blocks", parameters=CostParameters(prefill_scale=1.0, history_weight=0.5))
 """Prefill and decode count alike, so that the costs are blocks; and history counts."""
 OK = Outcome(outcome="ok", cached_tokens=64, ttft_s=0.041, duration_s=0.5, output_tokens=8)
 
@@ -149,7 +149,7 @@ def test_the_cause_is_the_term_that_makes_most_of_the_difference(winner: Row, ru
 
 
 def test_active_requests_are_a_cause_too() -> None:
-    weighed = Policy(parameters=msgspec.structs.replace(PLAIN.parameters, request_weight=3.0))
+    weighed = Policy(mode="kv-blocks", parameters=msgspec.structs.replace(PLAIN.parameters, request_weight=3.0))
     told = explained(row("w0/0"), row("w1/0", active_requests=2), policy=weighed)
     assert "its request counts 6.0 blocks less" in told[0]
 
@@ -170,18 +170,18 @@ def test_a_rank_that_is_not_fully_trusted_is_named_with_its_reason(trust: str, r
 
 
 def test_what_befalls_a_candidate_is_said_behind_the_table() -> None:
-    spilled = Policy(parameters=PLAIN.parameters, spill_tokens=100)
+    spilled = Policy(mode="kv-blocks", parameters=PLAIN.parameters, spill_tokens=100)
     told = explained(row("w0/0", prefill_tokens_queued=900), row("w1/0"), policy=spilled)
     assert told[-1] == "w0/0  has no credit, since too much is queued there"
     moment = view(row("w0/0", overlap_blocks=(4, 4, 4, 4), total_kv_blocks=8, active_blocks=5))
     moment = moment._replace(rates=RateColumns(np.ones(1), np.ones(1), 10.0))
-    text = explanation(decide(moment, route(81), Policy.current(), 1).decision())
+    text = explanation(decide(moment, route(81), Policy(), 1).decision())
     assert text.endswith("\nw0/0  lacks room, and will evict 3 blocks before it computes the prompt")
 
 
 def test_the_factor_of_constraints_is_a_column_and_a_word_of_the_legend() -> None:
     moment, request = view(row("w0/0", taints=("slow",)), row("w1/0")), route(81, preferred_taints=(("slow", -9.0),))
-    text = explanation(decide(moment, request, Policy(), 1).decision())
+    text = explanation(decide(moment, request, Policy(mode="kv-blocks"), 1).decision())
     assert " multiplier " in text
     assert "2.72" in text
     assert "behind it, multiplied; the lowest wins" in text

@@ -57,7 +57,7 @@ class Counted:
 
 
 def counted(*workers: Any, holds: int = 0) -> Counted:
-    bench, registry = Bench(*workers, holds=holds), CollectorRegistry()
+    bench, registry = Bench(*workers, holds=holds, policy=Policy(mode="kv-blocks")), CollectorRegistry()
     return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
 
@@ -186,7 +186,7 @@ def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> 
     told = counted(registered(), registered("w1"), holds=3)
     verdict = decided(told)
     told.bench.routing.take(verdict)
-    assert told("decisions_total", policy="kv", reason=verdict.reason) == 1
+    assert told("decisions_total", policy="kv-blocks", reason=verdict.reason) == 1
     assert told("decision_margin_blocks_count") == 1
     assert told("decision_margin_blocks_sum") == verdict.margin
     assert (told("regret_blocks_count"), told("regret_blocks_sum")) == (1, 0)
@@ -220,7 +220,7 @@ class Uneven(FakeIndex):
 
 def uneven(seed: int = 1, **changed: Any) -> Counted:
     bench, registry = Bench(registered(), registered("w1")), CollectorRegistry()
-    policy = Policy(**changed)
+    policy = Policy(**{"mode": "kv-blocks"} | changed)
     bench.routing = Routing(bench.state, Uneven(0), bench.clock, policy, seed=seed, lease_s=8.0, decisions_max=100)
     return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
@@ -258,7 +258,7 @@ def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
     Projection(told.registry, lambda: policy_families(told.bench.routing))
     Projection(told.registry, lambda: queue_families(RequestQueue()))
-    assert told.series("policy_info") == {("kv",): 1}
+    assert told.series("policy_info") == {("kv-blocks",): 1}
     assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
     assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1
     assert told("breaker_state", worker="w1", dp_rank="0", state="open") == 0

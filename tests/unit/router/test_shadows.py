@@ -41,7 +41,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "patient": {"ttft_weight": 0.5},
     "blind": {"predict_on_route": False},
 }
-LIVE = Policy.current(mode="kv")
+LIVE = Policy(mode="kv")
 
 
 def section(**changed: Any) -> ShadowSection:

@@ -30,7 +30,7 @@ def terms(
 
 
 def decided(moment: View, parameters: CostParameters | None = None, **changed: Any) -> Verdict:
-    policy = Policy.current(parameters=parameters or CostParameters())
+    policy = Policy(parameters=parameters or CostParameters())
     return decide(moment, route(TOKENS, block_size=16, **changed), policy, 1)
 
 
@@ -121,13 +121,6 @@ def test_what_is_lost_is_still_worth_a_copy_where_it_falls_to_the_host() -> None
 def test_nothing_is_lost_where_there_is_room_or_where_nobody_knows(changed: dict[str, Any]) -> None:
     found = terms(crowded(**changed))
     assert (found.overlap_lost_blocks, found.overlap_credit_blocks) == (0.0, 40.0)
-
-
-def test_a_policy_of_before_foresees_no_evictions() -> None:
-    moment = view(crowded())._replace(rates=RateColumns(np.ones(1), np.ones(1), OUTPUT_TOKENS))
-    verdict = decide(moment, route(TOKENS, block_size=16), Policy(cost="ms", rate_spread="whole"), 1)
-    found = verdict.terms(0)
-    assert (found.overlap_lost_blocks, found.overlap_credit_blocks, verdict.lost_blocks) == (0.0, 40.0, 0)
 
 
 def test_measurements_are_compared_without_what_is_lost() -> None:

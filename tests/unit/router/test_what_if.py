@@ -64,13 +64,13 @@ def test_where_a_policy_has_no_choice_none_is_compared() -> None:
 
 
 def test_costs_have_the_unit_of_their_policy_and_journals_without_rates_are_named() -> None:
-    what_if = found(lived("kv-blocks"), ms=Policy.current())
+    what_if = found(lived("kv-blocks"), ms=Policy())
     assert [each.cost_unit for each in what_if.figures()] == ["blocks", "ms"]
     assert what_if.without_rates > 0
     assert any(
         "costs in ms have factors of 1 for speed there" in line for line in what_if_lines(what_if.figures(), what_if)
     )
-    assert found(lived("kv"), ms=Policy.current()).without_rates == 0
+    assert found(lived("kv"), ms=Policy()).without_rates == 0
 
 
 def test_the_same_journal_has_the_same_figures() -> None:
