@@ -30,7 +30,7 @@ from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.worker import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt
 from router.request.attempt import RankAttempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RequestRecords
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
@@ -87,10 +87,10 @@ class Warming:
         return cache.fault
 
 
-class _Cache(Destination[RankAttempt]):
+class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
 
-    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over")
+    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over", "records")
 
     def __init__(
         self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]
@@ -98,6 +98,7 @@ class _Cache(Destination[RankAttempt]):
         """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
         self._wish, self._serving, self._decide = wish, serving, decide
         self._verdict: Verdict | None = verdict
+        self.records = self
         self.over = asyncio.Event()
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
@@ -105,7 +106,7 @@ class _Cache(Destination[RankAttempt]):
     async def read(self, request: FleetRequest) -> None:
         """Set the wish's body, prompt and route, and a plan with one try at each phase."""
         exchange, wish = request.exchange, self._wish
-        read = await request.later(self._serving.bodies.read(exchange.path, exchange.body))
+        read = await request.later(self._serving.reader.bodies.read(exchange.path, exchange.body))
         request.body, request.inbound = read
         request.prompt, request.route, request.first_route = wish.prompt, wish.route, wish.route
         request.plan = RequestPlan(wish.route.phase, retry_limit=0, falls_back=False)
@@ -135,7 +136,7 @@ class _Cache(Destination[RankAttempt]):
 
     def settle(self, request: FleetRequest, attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over, as of any request."""
-        self._serving.settle(request, attempt, outcome)
+        self._serving.records.settle(request, attempt, outcome)
         if attempt.verdict.request.phase != "decode" and outcome != "cancelled":
             self.fault = "" if attempt.is_answered else f"status {attempt.status}"
             if attempt.reason:

@@ -10,8 +10,8 @@ from router.http import refusals
 from router.http.exchange import Exchange
 from router.pools.served import PoolAttempt, Pools
 from router.pools.service import PoolService
-from router.request.replies import Replies, answer, refuse
-from router.request.request import Request, refusal_of
+from router.request.replies import Replies, answer, refusal_of, refuse
+from router.request.request import Request
 
 
 def pool_endpoints(service: PoolService) -> Replies:

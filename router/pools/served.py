@@ -37,7 +37,7 @@ from router.pools.reader import PoolQuestion, pool_question, prompt_of
 from router.pools.selection import PoolPhase
 from router.pools.service import PoolService, sent_on
 from router.request.attempt import CLIENT_FAULT, REDIRECTS, SERVER_FAULT, Attempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RequestRecords
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.request import Request
 
@@ -85,15 +85,15 @@ class PoolAttempt(Attempt):
         return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
 
 
-class Pools(Destination[PoolAttempt]):
+class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
     """The pools of one request."""
 
-    __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service")
+    __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service", "records")
 
     _question: PoolQuestion
 
     def __init__(self, service: PoolService) -> None:
-        self._service = service
+        self._service, self.records = service, self
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""

@@ -6,8 +6,8 @@ the cache of a worker     `router/drain/warming.py`
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kv_protocol.decision import Exclusion
 from kv_protocol.journal import OutcomeName
@@ -23,13 +23,35 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=Attempt)
 
 
-class Destination(ABC, Generic[A]):
-    """Where requests go, and what is recorded of them. Its methods are called in the order of a request's life."""
+class RequestRecords(ABC, Generic[A]):
+    """What is recorded of requests, in the order of a request's life."""
 
     __slots__ = ()
 
+    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
+        """The request is refused because no worker is eligible."""
+
+    def began(self, request: "Request[A]", attempt: A) -> None:
+        """The worker computed the prompt."""
+
     @abstractmethod
-    async def read(self, request: "Request[A]") -> None:
+    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
+        """A worker's part is over. If the request is over too, and the attempt complete, the client has its answer."""
+
+    @abstractmethod
+    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
+        """The request is over, and all of its attempts are settled."""
+
+
+class Destination(ABC, Generic[A]):
+    """Where requests go. Its methods are called in the order of a request's life."""
+
+    __slots__ = ()
+
+    records: RequestRecords[A]
+
+    @abstractmethod
+    def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:
         """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.
 
         Raises:
@@ -80,20 +102,6 @@ class Destination(ABC, Generic[A]):
     def pause_s(self, request: "Request[A]", retry: int) -> float:  # noqa: ARG002 - the default
         """Return the pause before the retry of this number, 1 the first; 0: none."""
         return 0.0
-
-    def unserved(self, request: "Request[A]", exclusions: tuple[Exclusion, ...]) -> None:
-        """The request is refused because no worker is eligible."""
-
-    def began(self, request: "Request[A]", attempt: A) -> None:
-        """The worker computed the prompt."""
-
-    @abstractmethod
-    def settle(self, request: "Request[A]", attempt: A, outcome: OutcomeName) -> None:
-        """A worker's part is over. If the request is over too, and the attempt complete, the client has its answer."""
-
-    @abstractmethod
-    def ended(self, request: "Request[A]", outcome: OutcomeName, refusal: Refusal | None) -> None:
-        """The request is over, and all of its attempts are settled."""
 
 
 class Gateway(NamedTuple):

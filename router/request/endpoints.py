@@ -16,8 +16,8 @@ from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
 from router.request.passed import METHODS, is_passed
 from router.request.passed import MODE as PASSED
-from router.request.replies import Endpoint, Replies, answer
-from router.request.request import Request, refusal_of
+from router.request.replies import Endpoint, Replies, answer, refusal_of
+from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
 _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}

@@ -6,18 +6,27 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 wit
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
+import structlog
 
 from kv_protocol.errors import shortened
+from kv_protocol.openai.requests import RequestInvalid
+from kv_runtime.text.chat_template import TextError
 from router.decision.routing import Readiness
 from router.http import refusals
 from router.http.exchange import Exchange
-from router.http.refusals import Refusal
+from router.http.refusals import Refusal, RequestRejected
+from router.prompt.encoding_pool import EncodersBusy
+
+if TYPE_CHECKING:
+    from router.request.request import Request
 
 Endpoint = Callable[[Exchange], object]
 _MODEL = "/v1/models/"
+_log = structlog.get_logger("router")
 
 
 def answer(exchange: Exchange, value: object, status: int = 200) -> None:
@@ -82,3 +91,21 @@ class Replies:
 
 def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
+
+
+def refusal_of(error: BaseException, request: "Request[Any]") -> Refusal:
+    """Return the client's error; log what is no fault of the client."""
+    if isinstance(error, RequestRejected):
+        return error.refusal
+    if isinstance(error, (RequestInvalid, TextError)):
+        return refusals.bad_request(error)
+    if isinstance(error, EncodersBusy):
+        return refusals.unavailable(str(error), "overloaded")
+    _log.error("request_failed", path=request.exchange.path, exc_info=error, **log_names(request))
+    return refusals.our_fault(error)
+
+
+def log_names(request: "Request[Any]") -> dict[str, str]:
+    """Return the ids that a log line of the request has, as far as they are known."""
+    names = {"trace_id": request.trace.hex_id} if request.trace is not None else {}
+    return names | {"request_id": request.route.request_id} if request.is_read else names

@@ -14,15 +14,14 @@
 A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
 `Destination`'s concern (`destination.py`).
 
-The life is a coroutine without a task. It is suspended where it waits: for a thread, for admission, for the pause
-before a retry, for the end of an answer. Callbacks of these resume it in their own turn of the event loop, so that a
-request which waits for none of the first three is forwarded in the turn in which it came.
+The life is a coroutine without a task (`callback_coroutine.py`). It is suspended where it waits: for a thread, for
+admission, for the pause before a retry, for the end of an answer. A request that waits for none of the first three is
+forwarded in the turn of the event loop in which it came.
 """
 
 import asyncio
-import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
 
@@ -31,8 +30,7 @@ from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import CHAT
-from kv_protocol.openai.requests import Inbound, RequestInvalid
-from kv_runtime.text.chat_template import TextError
+from kv_protocol.openai.requests import Inbound
 from router.decision.plan import RequestPlan, StreamLoss
 from router.http import refusals
 from router.http.buffered_response import ASIDE_BYTES_MAX, BufferedResponse
@@ -42,10 +40,11 @@ from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import usage_in
 from router.prompt.chains import EncodedPrompt
-from router.prompt.encoding_pool import EncodersBusy
 from router.request.attempt import Attempt
+from router.request.callback_coroutine import CallbackCoroutine
 from router.request.destination import Destination, Gateway
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
+from router.request.replies import refusal_of
 from router.request.resumption import CannotResume
 from router.request.tracer import TracedRequest
 
@@ -60,7 +59,7 @@ A = TypeVar("A", bound=Attempt)
 T = TypeVar("T")
 
 
-class Request(Generic[A]):
+class Request(CallbackCoroutine, Generic[A]):
     """One request on its way; the handler of its own calls. `begin` starts it; `read` alone may be used without that.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
@@ -76,7 +75,7 @@ class Request(Generic[A]):
     model = ""
     ticket: "Ticket | None" = None
     """Its place in the queue, while it waits there."""
-    is_read = is_over = False
+    is_read = False
     events_when_left = 0
     """How many events of the answer behind the first had come when the client left."""
     attempt: A | None = None
@@ -99,10 +98,6 @@ class Request(Generic[A]):
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
-    _life: Coroutine[Any, Any, None] | None = None
-    _is_running = False
-    _awaited: "asyncio.Future[Any] | None" = None
-    _early: tuple[Any] | None = None
 
     def __init__(
         self,
@@ -113,14 +108,8 @@ class Request(Generic[A]):
         trace: TracedRequest | None = None,
     ) -> None:
         """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
-        self.exchange, self.destination, self.mode = exchange, destination, mode
+        self.exchange, self.destination, self.records, self.mode = exchange, destination, destination.records, mode
         self.gateway, self.trace = gateway, trace
-
-    @types.coroutine
-    def _until_resumed(self) -> "Generator[None, Any, Any]":
-        """Suspend the life until `resume`; return what that is given, or was given already."""
-        early, self._early = self._early, None
-        return (yield) if early is None else early[0]
 
     # ------------------------------------------------------------------------------------------- the life
 
@@ -128,22 +117,25 @@ class Request(Generic[A]):
         """Read and serve the client's request."""
         self.exchange.on_gone(self._left)
         if not self.is_over:
-            self._life = self._live()
-            self._step(None)
+            self.run(self._live())
 
     def explain(self, explained: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that only reads the request, in place of its life."""
         self.exchange.on_gone(self.stop)
         if not self.is_over:
-            self._life = explained
-            self._step(None)
+            self.run(explained)
 
     async def _live(self) -> None:
+        """Serve the request.
+
+        It is resumed from admission with a `Refusal`, or None; from a call with None, the worker failed; with bytes, a
+        prefill worker's answer; `Progress`, a stream that was cut off; or text, the worker to which a gateway sent it.
+        """
         destination = self.destination
         try:
             await self.read()
             if not destination.admits(self):
-                destination.waited(self, await self._until_resumed())
+                destination.waited(self, await self.until_resumed())
             while not self.is_over:
                 attempt = self.attempt = self.decided(destination.choose)
                 try:
@@ -151,7 +143,7 @@ class Request(Generic[A]):
                 except CannotResume as error:
                     await self._pass_over(attempt, elsewhere=error.elsewhere)
                     continue
-                came = await self._until_resumed()
+                came = await self.until_resumed()
                 if isinstance(came, Progress):
                     await self._migrate(attempt, came)
                 elif isinstance(came, str):  # the worker that a gateway's answer is of
@@ -178,7 +170,7 @@ class Request(Generic[A]):
                     if plan.no_candidate():
                         destination.routed(self)
                         continue
-                    destination.unserved(self, error.exclusions)
+                    self.records.unserved(self, error.exclusions)
                 if self._failed is not None:
                     raise RequestRejected(self._failed.refusal()) from error
                 raise
@@ -259,7 +251,7 @@ class Request(Generic[A]):
         pause_s = self.destination.pause_s(self, retry)
         if pause_s:
             asyncio.get_running_loop().call_later(pause_s, self.resume)
-            await self._until_resumed()
+            await self.until_resumed()
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -271,13 +263,13 @@ class Request(Generic[A]):
         attempt = self.attempt
         if attempt is not None:
             self._settle(outcome if attempt.later_tokens is not None or outcome == "cancelled" else "failed")
-        self.destination.ended(self, outcome, refusal)
+        self.records.ended(self, outcome, refusal)
 
     def _settle(self, outcome: OutcomeName) -> None:
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
         self.attempts = (*self.attempts, attempt)
-        self.destination.settle(self, attempt, outcome)
+        self.records.settle(self, attempt, outcome)
 
     def _refuse(self, refusal: Refusal, loss: StreamLoss = "no_worker") -> None:
         """End with an error; `loss` is why a stream that has begun is lost."""
@@ -345,7 +337,7 @@ class Request(Generic[A]):
         attempt = self.attempt
         if attempt is not None:
             attempt.has_begun = True
-            self.destination.began(self, attempt)
+            self.records.began(self, attempt)
 
     def on_bytes(self) -> None:
         """The answer goes on."""
@@ -447,75 +439,3 @@ class Request(Generic[A]):
         attempt.fail("connect", "the gateway sent the request to another endpoint")
         self.resume(worker_id)
         return True
-
-    # ------------------------------------------------------------------------------------------- the coroutine
-
-    async def later(self, found: "T | asyncio.Future[T]") -> T:
-        """Return what was found, now or later. A request that ends meanwhile cancels the future."""
-        if not isinstance(found, asyncio.Future):
-            return found
-        self._awaited = found
-        found.add_done_callback(self._done)
-        del found  # its error would refer to itself
-        try:
-            return cast("T", await self._until_resumed())
-        finally:
-            self._awaited = None
-
-    def _done(self, future: "asyncio.Future[Any]") -> None:
-        if not self.is_over and not future.cancelled():
-            error = future.exception()
-            self._step(future.result() if error is None else None, error)
-
-    def resume(self, came: Any = None) -> None:  # noqa: ANN401 - see `_live`
-        """Go on with the life, which waits for this or is about to.
-
-        `came` from admission: a `Refusal`, or None. From a call: None, the worker failed; bytes, a prefill worker's
-        answer; `Progress`, a stream that was cut off; text, the worker to which a gateway sent the request.
-        """
-        if self._is_running:  # what was asked is answered at once
-            self._early = (came,)
-        elif not self.is_over:
-            self._step(came)
-
-    def _step(self, came: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
-        life = self._life
-        assert life is not None
-        self._is_running = True
-        try:
-            if error is None:
-                life.send(came)
-            else:
-                life.throw(error)
-        except StopIteration:
-            return
-        finally:
-            self._is_running = False
-        if self.is_over:
-            life.close()
-
-    def stop(self) -> None:
-        """Nothing more is done for the request."""
-        self.is_over = True
-        if self._awaited is not None:
-            self._awaited.cancel()
-        if self._life is not None and not self._is_running:
-            self._life.close()
-
-
-def refusal_of(error: BaseException, request: Request[Any]) -> Refusal:
-    """Return the client's error; log what is no fault of the client."""
-    if isinstance(error, RequestRejected):
-        return error.refusal
-    if isinstance(error, (RequestInvalid, TextError)):
-        return refusals.bad_request(error)
-    if isinstance(error, EncodersBusy):
-        return refusals.unavailable(str(error), "overloaded")
-    _log.error("request_failed", path=request.exchange.path, exc_info=error, **log_names(request))
-    return refusals.our_fault(error)
-
-
-def log_names(request: Request[Any]) -> dict[str, str]:
-    """Return the ids that a log line of the request has, as far as they are known."""
-    names = {"trace_id": request.trace.hex_id} if request.trace is not None else {}
-    return names | {"request_id": request.route.request_id} if request.is_read else names

@@ -19,7 +19,7 @@ from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.request.attempt import Attempt
-from router.request.destination import Destination
+from router.request.destination import Destination, RequestRecords
 from router.request.request import Request
 from router.request.route_request import route_request
 
@@ -49,7 +49,7 @@ class Try(Attempt):
         return refusals.worker_failed(self.rank.worker_id, self.reason)
 
 
-class Life(Destination[Try]):
+class Life(Destination[Try], RequestRecords[Try]):
     """A request, its client and its destination in one: `facts` are what came of it, in order."""
 
     http_1_1 = True
@@ -60,6 +60,7 @@ class Life(Destination[Try]):
                  waits: bool = False, fails: str = "", **body: Any) -> None:  # fmt: skip
         """`chosen`: workers' names in their order, or why there is none; `fails`: each call does, at once."""
         self.facts: list[str] = []
+        self.records = self
         self.written = b""
         self._chosen, self._waits, self._fails = list(chosen), waits, fails
         self._plan = RequestPlan(phase, retry_limit=retries, migration_limit=migrations)
