@@ -9,12 +9,12 @@ last one counts. Source: the OpenAI API reference, "The chat completion object",
 embeddings".
 """
 
-from typing import NamedTuple
+import msgspec
 
 from router.native import built
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """An answer's token counts; None if not stated."""
 
     output_tokens: int | None

@@ -8,9 +8,10 @@ std::string family_of(const std::vector<u64>& blocks, std::size_t family_blocks)
     if (blocks.empty()) {
         return {};
     }
-    std::string name;
-    for (int shift = 60; shift >= 0; shift -= 4) {
-        name.push_back("0123456789abcdef"[blocks[std::min(blocks.size(), family_blocks) - 1] >> shift & 0xF]);
+    std::string name(16, '0');
+    u64 block = blocks[std::min(blocks.size(), family_blocks) - 1];
+    for (std::size_t at = name.size(); at > 0; block >>= 4) {
+        name[--at] = "0123456789abcdef"[block & 0xF];
     }
     return name;
 }

@@ -81,6 +81,7 @@ std::size_t choice_index(u64 seed, std::size_t count, u64 draw) {
 
 void Verdict::decide(const std::vector<char>& excluded, std::vector<double> multiplier) {
     const std::size_t n = view->numbers.count;
+    candidates.reserve(n);
     for (u32 place = 0; place < n; ++place) {
         if (excluded.empty() || !excluded[place]) {
             candidates.push_back(place);
@@ -94,8 +95,8 @@ void Verdict::decide(const std::vector<char>& excluded, std::vector<double> mult
         }
     }
     std::vector<double> of_candidates;
-    for (const u32 place : candidates) {
-        if (!multiplier.empty()) {
+    if (!multiplier.empty()) {
+        for (const u32 place : candidates) {
             of_candidates.push_back(multiplier[place]);
         }
     }

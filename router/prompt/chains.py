@@ -10,8 +10,6 @@ not kept.
 
 import base64
 from collections import deque
-from typing import NamedTuple
-
 import msgspec
 
 from kv_protocol.body_limits import Bytes
@@ -20,8 +18,8 @@ from kv_protocol.hashing import Hashing
 TOKEN_BYTES = 4
 BLOCK_BYTES = 8
 _IDS_OPENING, _IDS_CLOSING = b'{"kv_prompt_ids":"', b'",'
-BYTES_MAX = 64 << 20
-"""Some 16 million tokens: many times what a hand-over may have computed."""
+BYTES_MAX = 16 << 20
+"""Some 4 million tokens: as many as a hand-over looks at (`router/drain/heat.py`)."""
 ENTRY_BYTES = 512
 """Upper bound of an entry's size without its tokens and hashes."""
 
@@ -72,7 +70,7 @@ def with_prompt_ids(body: Bytes, ids: bytes) -> tuple[Bytes | memoryview, ...]:
     return (_IDS_OPENING, base64.b64encode(ids), _IDS_CLOSING, rest)
 
 
-class RecentPrompt(NamedTuple):
+class RecentPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt: the requested name, its adapter and salt (empty: none), tokens and hashes."""
 
     model: str
@@ -95,19 +93,16 @@ class RecentPrompts:
 
     def add(self, prompt: RecentPrompt) -> None:
         """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
-        if not prompt.prompt.tokens:
-            return
-        prompts = self._prompts
-        prompts.append(prompt)
-        size_bytes = self.size_bytes + _bytes_of(prompt)
-        while size_bytes > self._bytes_max:
-            size_bytes -= _bytes_of(prompts.popleft())
-        self.size_bytes = size_bytes
+        if prompt.prompt.tokens:
+            self._prompts.append(prompt)
+            self.size_bytes += _bytes_of(prompt.prompt)
+            while self.size_bytes > self._bytes_max:
+                self.size_bytes -= _bytes_of(self._prompts.popleft().prompt)
 
     def newest_first(self) -> list[RecentPrompt]:
         """Return all prompts."""
         return list(reversed(self._prompts))
 
 
-def _bytes_of(recent: RecentPrompt) -> int:
-    return recent.prompt.token_count * TOKEN_BYTES + len(recent.prompt.sequence_hashes) + ENTRY_BYTES
+def _bytes_of(prompt: EncodedPrompt) -> int:
+    return prompt.token_count * TOKEN_BYTES + len(prompt.sequence_hashes) + ENTRY_BYTES

@@ -150,13 +150,13 @@ class ModelPrompts:
             RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
-        asked = _Asked(body, inbound, hashing, hash_seed(lora, inbound.salt), images)
-        if len(body.text) <= _READ_BYTES_MAX:
+        asked, size = _Asked(body, inbound, hashing, hash_seed(lora, inbound.salt), images), len(body.text)
+        if size <= _READ_BYTES_MAX:
             try:
                 return self._made(asked)
             except _TakesLong:
                 pass
-        return self.pool.submit(partial(self._made, asked, is_aside=True), len(body.text))
+        return self.pool.submit(partial(self._made, asked, is_aside=True), size)
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""

@@ -232,9 +232,9 @@ async def test_a_prompt_is_asked_for_under_its_own_name_and_salt() -> None:
 
 async def test_prompts_of_other_models_and_of_other_block_sizes_are_left_out() -> None:
     async with draining(answers(500), answers(500)) as found:
-        found.recent.add(asked(1)._replace(model="another"))
+        found.recent.add(replace(asked(1), model="another"))
         other = asked(2)
-        found.recent.add(other._replace(prompt=replace(other.prompt, hashing=Hashing(BLOCK_SIZE * 2))))
+        found.recent.add(replace(other, prompt=replace(other.prompt, hashing=Hashing(BLOCK_SIZE * 2))))
         assert (await found.drain()).prompts == 0
 
 
