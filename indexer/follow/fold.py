@@ -9,7 +9,7 @@ silence while this process slept is ignored. While the log is disconnected no qu
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
-same result. At most 16 questions are in flight, the others wait (`question_turns.py`). A rank is stale while the index
+same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
 lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
 """
@@ -25,12 +25,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from indexer.follow.checkpoint import Checkpoint
-from indexer.follow.effects import Effect
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
+    Effect,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -43,7 +43,7 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
-from indexer.follow.question_turns import RecoveryQueue
+from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
@@ -258,11 +258,11 @@ class IndexFold:
         for slot in sorted(self._index.expire(now_s)):
             self._at(slot).follower.on_parked_lost(now_s)
         for slot in self._overfull.due_for_dump():
-            self._at(slot).follower.on_memory_freed(now_s)
+            self._at(slot).follower.want_dump(now_s)
         for stream in self._ranks.values():
             if self._is_log_connected:
                 stream.follower.tick(now_s)
-            if stream.follower.is_recovering:
+            if stream.follower.question.wants is not None:
                 self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
@@ -279,10 +279,10 @@ class IndexFold:
                 stream.follower.restart_timeouts(now_s)
 
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
-        if stream.follower.is_in_flight(now_s):
+        if stream.follower.question.is_in_flight(now_s):
             return
         self._recovery_queue.end(stream.slot)
-        if stream.follower.is_due(now_s):
+        if stream.follower.question.is_due(now_s):
             self._recovery_queue.wait(stream.slot)
         else:
             self._recovery_queue.leave(stream.slot)

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import FollowerLimits, StreamFollower
+from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from kv_protocol.digest import SetDigest, TierDigest, bucket_table, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
@@ -164,7 +164,7 @@ class World:
                 case RepairBuckets(buckets, chunks):
                     self.held = {each for each in self.held if not is_in_buckets(each[1], buckets)} | read(chunks)
         self.follower.prove(self.digest, self.now_s)
-        if self.follower.is_due(self.now_s):
+        if self.follower.question.is_due(self.now_s):
             self.ask()
 
     def ask(self) -> None:
