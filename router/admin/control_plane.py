@@ -25,7 +25,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -44,7 +43,7 @@ from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
-from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
+from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 from router.admin.rows import event_flag, explained, trusted
 from router.decision.kept_prompts import KeptPrompts
@@ -149,10 +148,7 @@ class ControlPlane:
             *([] if self._shadows is None else self._shadows.routes()),
             *prediction_routes(self._routing),
             *self._watched,
-            web.get("/health", self._health),
-            web.get("/live", self._health),
-            web.get("/ready", self._ready),
-            web.get("/version", self._version),
+            *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
 
     def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
@@ -365,16 +361,6 @@ class ControlPlane:
         self._routing.set_policy(policy)
         _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
         return json_response(now)
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
-
-    async def _ready(self, _: web.Request) -> web.Response:
-        readiness = self._routing.readiness()
-        return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router")})
 
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:
