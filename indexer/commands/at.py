@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
+from indexer.commands.options import connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
@@ -18,7 +18,7 @@ from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_json, print_lines
+from kv_runtime.process import print_json, print_lines, run_to_end
 
 _CHILDREN_MAX = 20
 

@@ -5,15 +5,14 @@
 2    not done: invalid options, unavailable data, or no answer
 """
 
-import asyncio
 import math
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -28,8 +27,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import until
+from kv_runtime.process import Stopped, print_lines
 from kv_runtime.telemetry import configure_logs
 
 DIFFERENT, NOT_DONE = 1, 2
@@ -37,15 +35,6 @@ INDEX_URL = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
 _DP_RANK = re.compile(r"0|[1-9][0-9]{0,3}")
 _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}")
-
-T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """A signal came before the end."""
-
-    def __init__(self) -> None:
-        super().__init__("stopped")
 
 
 class NotWritten(Exception):
@@ -110,22 +99,6 @@ def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="how long an answer, or the next part of one, may take",
     )(command)
-
-
-def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Return what `work` returns; raise `Stopped` if a signal comes first."""
-    outcome: list[T] = []
-
-    async def working() -> None:
-        outcome.append(await work())
-
-    async def main(stop: asyncio.Event) -> None:
-        await until(stop, working())
-
-    run_process(main)
-    if not outcome:
-        raise Stopped
-    return outcome[0]
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 exit code   0 the screen was printed     1 no answer, or stopped     2 a wrong flag
 """
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import click
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import until
+from kv_runtime.process import Stopped, print_lines, run_to_end
 from router.cli.options import plane_of
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker
@@ -50,7 +48,6 @@ def top(*, file: Path | None, url: str, token: str | None, interval_s: float) ->
     except ConfigurationError as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(_WRONG)
-    lines = list[str]()
 
     async def looked() -> list[str]:
         clock = SystemClock()
@@ -60,12 +57,10 @@ def top(*, file: Path | None, url: str, token: str | None, interval_s: float) ->
             await clock.sleep(interval_s)
             return screen(await reader.read())
 
-    async def main(stop: asyncio.Event) -> None:
-        lines.extend(await until(stop, looked()) or ())
-
     try:
-        run_process(main)
+        print_lines(*run_to_end(looked))
+    except Stopped:
+        sys.exit(1)
     except NotAnswered as error:
         print_lines(f"router: {address}: {error}", err=True)
-    print_lines(*lines)
-    sys.exit(0 if lines else 1)
+        sys.exit(1)
