@@ -20,12 +20,12 @@ from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.rendering import without_user
-from kv_runtime.event_log import lookup, streams
+from kv_runtime.event_log import streams
 from kv_runtime.event_log.client import LastingClient
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
-from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
+from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading, message_from, seq_at
 from kv_runtime.event_log.streams import LogStreamState, StreamSpec
 from kv_runtime.event_log.window import SendWindow
 from kv_runtime.supervise import until
@@ -272,12 +272,12 @@ class EventLog:
     async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
         """Return the message of `subject` at `seq`, or the first behind it; None if there is none."""
         with self._reachable(f"message {seq} of {stream}"):
-            return await lookup.message_from(self._client, stream, seq, self._timeout_s, subject)
+            return await message_from(self._client, stream, seq, self._timeout_s, subject)
 
     async def seq_at(self, stream: str, time_ns: int) -> int:
-        """Return the seq of the stream's last message of that time or earlier (`lookup.py`)."""
+        """Return the seq of the stream's last message of that time or earlier (`reading.py`)."""
         with self._reachable(f"messages of {stream} by time"):
-            return await lookup.seq_at(self._client, stream, time_ns, self._timeout_s)
+            return await seq_at(self._client, stream, time_ns, self._timeout_s)
 
     async def answer_of(self, what: str, kind: type[T], body: bytes = b"") -> T | None:
         """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""

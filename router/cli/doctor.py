@@ -20,11 +20,10 @@ from kv_runtime.process import Stopped, print_json, print_lines, run_to_end
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
-from router.doctor.catalogue import CATALOGUE
-from router.doctor.examination import examine, exit_code, severity
+from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
+from router.doctor.examination import examine, exit_code
 from router.doctor.facts import Bounds, FleetFacts
-from router.doctor.findings import SEVERITIES, Finding
-from router.doctor.router_probe import reads_overlap
+from router.doctor.probes import reads_overlap
 from router.doctor.survey import CannotLook, SurveyScope, look
 
 NOT_LOOKED = 3

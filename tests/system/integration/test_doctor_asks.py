@@ -20,8 +20,7 @@ from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
-from router.doctor.router_probe import RouterProbe
-from router.doctor.worker_probe import WorkerProbe
+from router.doctor.probes import RouterProbe, WorkerProbe
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
