@@ -9,7 +9,7 @@ from indexer.commands.options import connected, ranks_option, read_hashes, with_
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
-from indexer.index.prefix_views import PrefixView
+from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
 from indexer.service.history import moment_at, seq_at
@@ -136,11 +136,7 @@ def _without_holders(block: int) -> PrefixView:
 
 def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
     return {
-        **state.rank._asdict(),
-        "epoch": state.epoch,
-        "seq": state.seq,
-        "logged_seq": state.logged_seq,
-        "stale": state.stale,
+        **state.place(),
         "blocks": state.block_counts,
         "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
         "notes": notes,

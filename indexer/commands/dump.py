@@ -120,8 +120,7 @@ def state_lines(state: RankState, shape: Shape) -> Iterator[bytes]:
         yield _encode(state) + b"\n"
         return
     rank = state.rank._asdict()
-    position = {"epoch": state.epoch, "seq": state.seq, "logged_seq": state.logged_seq, "stale": state.stale}
-    yield _encode({**rank, **position, "blocks": state.block_counts}) + b"\n"
+    yield _encode({**state.place(), "blocks": state.block_counts}) + b"\n"
     for block in state.blocks():
         media = [tier.name.lower() for tier in block.tiers]
         row = {**rank, "sequence_hash": block.sequence_hash, "parent": block.parent, "media": media}

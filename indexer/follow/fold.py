@@ -49,7 +49,6 @@ from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
-from indexer.index.prefix_views import PrefixView, prefix_view
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
@@ -111,7 +110,7 @@ class IndexFold:
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
-        self.rank_at, self.refused_ranks = self._slots.held_by, self._slots.refused
+        self.rank_at, self.refused_ranks, self.prefix = self._slots.held_by, self._slots.refused, self._slots.prefix
         self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
@@ -381,10 +380,6 @@ class IndexFold:
         """Return the present state of a rank; None if it has no slot."""
         stream = self._ranks.get(rank)
         return None if stream is None else stream.state(self._stream_statistics(stream))
-
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
-        return prefix_view(self._index, self._slots, sequence_hash, limit)
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""
