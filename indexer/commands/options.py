@@ -31,8 +31,6 @@ from kv_runtime.process import Stopped, print_lines
 from kv_runtime.telemetry import configure_logs
 
 DIFFERENT, NOT_DONE = 1, 2
-INDEX_URL = "http://127.0.0.1:8001"
-TIMEOUT_S = 5.0
 _DP_RANK = re.compile(r"0|[1-9][0-9]{0,3}")
 _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}")
 
@@ -78,27 +76,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(NOT_DONE)
 
     return run
-
-
-def index_url_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--index-url` to a command."""
-    return click.option(
-        "--index-url",
-        default=INDEX_URL,
-        show_default=True,
-        help="the live index: a router's control plane, or `indexer serve`; its token is control.token",
-    )(command)
-
-
-def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--timeout-s` to a command."""
-    return click.option(
-        "--timeout-s",
-        type=Seconds(0.1, 600),
-        default=TIMEOUT_S,
-        show_default=True,
-        help="how long an answer, or the next part of one, may take",
-    )(command)
 
 
 @asynccontextmanager
@@ -167,3 +144,18 @@ class Seconds(click.FloatRange):
         if not is_number:
             self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
         return float(super().convert(value, param, ctx))
+
+
+index_url_option = click.option(
+    "--index-url",
+    default="http://127.0.0.1:8001",
+    show_default=True,
+    help="the live index: a router's control plane, or `indexer serve`; its token is control.token",
+)
+timeout_option = click.option(
+    "--timeout-s",
+    type=Seconds(0.1, 600),
+    default=5.0,
+    show_default=True,
+    help="how long an answer, or the next part of one, may take",
+)
