@@ -55,13 +55,11 @@ _log = structlog.get_logger("event_log")
 class EventLog:
     """One connection. `connect` makes it, `run` maintains it, `close` ends it."""
 
-    def __init__(
-        self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
-    ) -> None:
+    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
         self.url = url
         """What `connect` was given; it may contain a password."""
         self._shown_url = without_user(url)
-        self._on_lost, self._on_found = on_lost, on_found
+        self._on_found = on_found
         self._timeout_s = confirm_s
         self._client = LastingClient()
         self._context = self._client.jetstream(timeout=confirm_s)
@@ -85,20 +83,18 @@ class EventLog:
         name: str,
         user: str = "",
         token: str = "",
-        on_lost: Callable[[], None] = lambda: None,
         on_found: Callable[[], None] = lambda: None,
         confirm_s: float = CONFIRM_S,
         awaited_until: asyncio.Event | None = None,
     ) -> Self:
-        """Return a connected client; `on_lost` and `on_found` report changes of the connection.
+        """Return a connected client.
 
         Args:
             url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
             name: our name for the server.
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
-            on_lost: called when the connection is lost.
-            on_found: called when it is back.
+            on_found: called when a connection that was lost is back.
             confirm_s: how long the server may take to confirm a publication, or to answer.
             awaited_until: until this is set a server that is not there is waited for; None: it is not.
 
@@ -108,7 +104,7 @@ class EventLog:
         """
         is_told = False
         while True:
-            log = cls(url, on_lost, on_found, confirm_s=confirm_s)
+            log = cls(url, on_found, confirm_s=confirm_s)
             try:
                 await log._connect(name, user, token)
             except BrokerUnavailable as error:
@@ -162,7 +158,6 @@ class EventLog:
         if not self._closing:
             reason, self._client.ended_by = self._client.ended_by, ""
             _log.warning("log_lost", url=self._shown_url, reason=reason or "the connection broke")
-            self._on_lost()
 
     async def _found(self) -> None:
         _log.info("log_found", url=self._shown_url)

@@ -156,10 +156,10 @@ async def test_the_log_s_size_is_as_the_server_has_it(log: EventLog) -> None:
 
 
 async def test_a_server_that_does_not_answer_is_unavailable(broker: Broker) -> None:
-    async with connected(broker.url, confirm_s=0.2) as connection:
+    async with connected(broker.url, confirm_s=0.2) as log:
         broker.freeze()
         try:
             with pytest.raises(BrokerUnavailable, match="INFO"):
-                await fills(connection.log)
+                await fills(log)
         finally:
             broker.thaw()
