@@ -1,4 +1,4 @@
-"""A connection to a broker that keeps nothing yet."""
+"""A connection to a broker that keeps nothing yet, and a server over HTTP."""
 
 from collections.abc import AsyncIterator
 
@@ -6,6 +6,7 @@ import pytest_asyncio
 
 from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import Broker
+from tests.unit.kv_runtime.http_server import Served, application, served
 from tests.unit.kv_runtime.log_client import connected
 
 
@@ -14,3 +15,9 @@ async def log(broker: Broker) -> AsyncIterator[EventLog]:
     """An event log whose `run` runs until the test ends."""
     async with connected(broker.url) as connection:
         yield connection
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Served]:
+    async with served(application()) as running:
+        yield running
