@@ -6,10 +6,11 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import structlog
+from aiohttp import web
 
 from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import FollowerLimits
@@ -19,12 +20,11 @@ from indexer.native.index import hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
-from indexer.service.rank_routes import rank_routes
 from indexer.service.retention import KeepingLimits
+from indexer.service.routes import BadParameter, index_routes
 from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
 from indexer.service.tracing import ApplyTracer
-from indexer.service.tree_routes import BadParameter, tree_routes
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
@@ -38,18 +38,14 @@ __all__ = [
     "BadParameter",
     "EmbeddedIndex",
     "FoldStatistics",
-    "HeatSource",
     "NodeUse",
     "OutlineNode",
     "OverlapColumns",
     "PassedRequest",
     "RankView",
-    "UsesSource",
     "ensure_streams",
     "hash_blocks",
     "is_blind",
-    "rank_routes",
-    "tree_routes",
 ]
 
 STREAMS_S = 30.0
@@ -166,9 +162,9 @@ class EmbeddedIndex:
         """Return the seq of the last applied message of `KV_EVENTS`."""
         return self._feed.log_position.stream_seq
 
-    def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
-        """Return pages of the prefix tree, with the heat of these requests, and how requests used its nodes."""
-        return PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses)
+    def routes(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> Sequence[web.RouteDef]:
+        """Return the HTTP routes of its ranks and its prefix tree, with these requests' heat and uses of nodes."""
+        return index_routes(self._fold, PrefixExplorer(self._fold, self._clock, heat=heat, uses=uses))
 
     def event_lag_s(self) -> float | None:
         """Return the largest age that a rank's newest batch had when it was applied; None: none was applied yet."""

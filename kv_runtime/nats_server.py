@@ -28,7 +28,7 @@ import socket
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -109,7 +109,6 @@ class EmbeddedNats:
         memory_bytes_max: int = 64 << 20,
         start_s: float = 10.0,
         stop_s: float = 5.0,
-        on_log_line: Callable[[str], None] | None = None,
     ) -> None:
         """Describe the server.
 
@@ -121,7 +120,6 @@ class EmbeddedNats:
             memory_bytes_max: the same for streams in memory.
             start_s: time until the server is ready; it reads a large store first.
             stop_s: time for it to end by itself.
-            on_log_line: called in the event loop with every line of the server's log.
         """
         self._port = port
         self._is_up, self._restarts = False, 0
@@ -129,7 +127,6 @@ class EmbeddedNats:
         self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
         self._start_s = start_s
         self._stop_s = stop_s
-        self._on_log_line = on_log_line
         self._child: _Child | None = None
         self._private: _PrivateDirectory | None = None
 
@@ -194,7 +191,7 @@ class EmbeddedNats:
         command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
         loop = asyncio.get_running_loop()
         _, child = await loop.subprocess_exec(
-            lambda: _Child(loop, self._on_log_line),
+            lambda: _Child(loop),
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -338,13 +335,12 @@ def _is_unlocked(path: Path) -> bool:
 class _Child(asyncio.SubprocessProtocol):
     """The server process; reads its log to the end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_log_line: Callable[[str], None] | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.disk_full: asyncio.Future[str] = loop.create_future()
         """The line that says that a write failed for lack of space: the server takes no more for that stream."""
         self.port = 0
-        self._on_log_line = on_log_line
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self._unfinished = b""
 
@@ -378,8 +374,6 @@ class _Child(asyncio.SubprocessProtocol):
             self.ready.set_result(None)
         if _DISK_FULL.search(line) and not self.disk_full.done():
             self.disk_full.set_result(line)
-        if self._on_log_line:
-            self._on_log_line(line)
 
     def connection_lost(self, _: Exception | None) -> None:
         """The process has ended and its log is read."""

@@ -12,13 +12,15 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import uvloop
 
 from kv_runtime.open_files import raise_open_files
-from kv_runtime.supervise import DrainOverdue
+from kv_runtime.supervise import DrainOverdue, until
+
+T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,6 +36,13 @@ _PASSED_ON = frozenset(
 """Where programs, libraries and temporary files are, the language, and what a runtime may take."""
 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN = -3, 1 << 20
+
+
+class Stopped(Exception):
+    """A signal came before the end of a command's work."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped")
 
 
 def child_environment() -> dict[str, str]:
@@ -83,6 +92,26 @@ def print_json(value: bytes) -> None:
     click.echo(json.dumps(json.loads(value), separators=(",", ":")))
 
 
+class PrintedLines:
+    """Prints what a command follows, as text or as JSON; sets `done` after `limit` lines (None: never)."""
+
+    def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
+        self._done, self._left, self._as_json = done, limit, as_json
+
+    def show(self, text: Callable[[], str], value: Callable[[], bytes]) -> None:
+        """Print a line, unless there were enough: `text` for people, or `value`, which is JSON."""
+        if self._left == 0:
+            return
+        if self._as_json:
+            print_json(value())
+        else:
+            print_lines(text())
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self._done.set()
+
+
 def prepare_process() -> None:
     """Raise the limit of open files to the hard limit, and set how memory is taken and garbage collected."""
     raise_open_files()
@@ -130,6 +159,22 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     prepare_process()
     with exit_with_reason(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main_task())
+
+
+def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return what `work` returns, run as by `run_process`; raise `Stopped` if a signal comes first."""
+    outcome: list[T] = []
+
+    async def working() -> None:
+        outcome.append(await work())
+
+    async def main(stop: asyncio.Event) -> None:
+        await until(stop, working())
+
+    run_process(main)
+    if not outcome:
+        raise Stopped
+    return outcome[0]
 
 
 @contextmanager

@@ -26,10 +26,8 @@ class AppliedMessage(NamedTuple):
 class WatchedLog(EventLog):
     """A connection whose owner can observe each message."""
 
-    def __init__(
-        self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
-    ) -> None:
-        super().__init__(url, on_lost, on_found, confirm_s=confirm_s)
+    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
+        super().__init__(url, on_found, confirm_s=confirm_s)
         self._wall_ns = SystemClock().wall_ns
         self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
         self.on_handed: Callable[[str, int], None] = lambda *_: None

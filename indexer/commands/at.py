@@ -5,11 +5,11 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
+from indexer.commands.options import connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
-from indexer.index.prefix_views import PrefixView
+from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
 from indexer.service.history import moment_at, seq_at
@@ -18,7 +18,7 @@ from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_json, print_lines
+from kv_runtime.process import print_json, print_lines, run_to_end
 
 _CHILDREN_MAX = 20
 
@@ -136,11 +136,7 @@ def _without_holders(block: int) -> PrefixView:
 
 def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
     return {
-        **state.rank._asdict(),
-        "epoch": state.epoch,
-        "seq": state.seq,
-        "logged_seq": state.logged_seq,
-        "stale": state.stale,
+        **state.place(),
         "blocks": state.block_counts,
         "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
         "notes": notes,

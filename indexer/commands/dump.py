@@ -19,7 +19,6 @@ from indexer.commands.options import (
     connected,
     index_url_option,
     ranks_option,
-    run_to_end,
     timeout_option,
     with_settings,
 )
@@ -30,6 +29,7 @@ from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
+from kv_runtime.process import run_to_end
 
 Shape = Literal["json", "columns"]
 SHAPES: tuple[Shape, ...] = ("json", "columns")
@@ -68,23 +68,21 @@ def dump(
                indexer dump --snapshot newest --rank w0/0 --format columns
     """  # noqa: D301
 
-    async def from_index(to: IO[bytes]) -> bool:
+    async def from_index(to: IO[bytes]) -> None:
         token = settings.control.token.get_secret_value()
         async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
             for rank in _chosen(ranks, (await index.ranks()).ranks):
                 state = await index.state(rank)
                 if state is not None:  # the rank may have left meanwhile
                     to.writelines(state_lines(state, shape))
-        return True
 
-    async def from_snapshot(to: IO[bytes], name: str) -> bool:
+    async def from_snapshot(to: IO[bytes], name: str) -> None:
         async with connected(settings) as log:
             fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)))).fold
         for rank in _chosen(ranks, fold.ranks()):
             state = fold.state(rank)
             assert state is not None
             to.writelines(state_lines(state, shape))
-        return True
 
     with _target(out, force=force) as to:
         run_to_end(lambda: from_index(to) if snapshot is None else from_snapshot(to, snapshot))
@@ -122,8 +120,7 @@ def state_lines(state: RankState, shape: Shape) -> Iterator[bytes]:
         yield _encode(state) + b"\n"
         return
     rank = state.rank._asdict()
-    position = {"epoch": state.epoch, "seq": state.seq, "logged_seq": state.logged_seq, "stale": state.stale}
-    yield _encode({**rank, **position, "blocks": state.block_counts}) + b"\n"
+    yield _encode({**state.place(), "blocks": state.block_counts}) + b"\n"
     for block in state.blocks():
         media = [tier.name.lower() for tier in block.tiers]
         row = {**rank, "sequence_hash": block.sequence_hash, "parent": block.parent, "media": media}

@@ -1,27 +1,24 @@
 """The stand-alone index's HTTP API.
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    overlap by rank
-GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks (`rank_routes.py`)
-GET  /v1/prefix-tree      the tree, node by node (`tree_routes.py`)
+GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks
+GET  /v1/prefix-tree      the tree, node by node (`indexer/service/routes.py` has both)
 GET  /ready               503 while the index catches up, or a rank is refused, or stale (`status.is_blind`)
 GET  /health, /live, /version, /metrics
 
 Sequence hashes are JSON numbers up to 2^64 - 1: clients need a JSON parser with 64-bit integers.
 """
 
-from importlib.metadata import version
-
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex, is_blind
-from indexer.service.rank_routes import rank_routes, refused_of
-from indexer.service.tree_routes import tree_routes
+from indexer.service.routes import refused_of
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_runtime.http.access import require_token
-from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.answers import error_response, json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
 
 BODY_BYTES_MAX = 16 << 20
@@ -53,12 +50,8 @@ class IndexApi:
         app.add_routes(
             [
                 web.post("/v1/overlap", self._overlap),
-                *rank_routes(self._index),
-                *tree_routes(self._index.explorer()),
-                web.get("/health", self._health),
-                web.get("/live", self._health),
-                web.get("/ready", self._ready),
-                web.get("/version", self._version),
+                *self._index.routes(),
+                *life_routes(self._ready),
                 web.get("/metrics", metrics_handler(registry)),
             ]
         )
@@ -84,15 +77,8 @@ class IndexApi:
             }
         )
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
-
-    async def _ready(self, _: web.Request) -> web.Response:
+    def _ready(self) -> dict[str, object]:
         stale = {str(rank): stream.stale for rank, stream in self._index.statistics().streams.items() if stream.stale}
-        refused, catching_up = refused_of(self._index), self._index.catching_up()
+        refused, catching_up = refused_of(self._index.refused_ranks()), self._index.catching_up()
         ready = not catching_up and not refused and not any(map(is_blind, stale.values()))
-        body = {"ready": ready, "catching_up": catching_up, "stale": stale, "refused": refused}
-        return json_response(body, status=200 if ready else 503)
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router")})
+        return {"ready": ready, "catching_up": catching_up, "stale": stale, "refused": refused}

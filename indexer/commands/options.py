@@ -5,15 +5,14 @@
 2    not done: invalid options, unavailable data, or no answer
 """
 
-import asyncio
 import math
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -28,24 +27,12 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import until
+from kv_runtime.process import Stopped, print_lines
 from kv_runtime.telemetry import configure_logs
 
 DIFFERENT, NOT_DONE = 1, 2
-INDEX_URL = "http://127.0.0.1:8001"
-TIMEOUT_S = 5.0
 _DP_RANK = re.compile(r"0|[1-9][0-9]{0,3}")
 _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}")
-
-T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """A signal came before the end."""
-
-    def __init__(self) -> None:
-        super().__init__("stopped")
 
 
 class NotWritten(Exception):
@@ -89,43 +76,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(NOT_DONE)
 
     return run
-
-
-def index_url_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--index-url` to a command."""
-    return click.option(
-        "--index-url",
-        default=INDEX_URL,
-        show_default=True,
-        help="the live index: a router's control plane, or `indexer serve`; its token is control.token",
-    )(command)
-
-
-def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--timeout-s` to a command."""
-    return click.option(
-        "--timeout-s",
-        type=Seconds(0.1, 600),
-        default=TIMEOUT_S,
-        show_default=True,
-        help="how long an answer, or the next part of one, may take",
-    )(command)
-
-
-def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Return what `work` returns; raise `Stopped` if a signal comes first."""
-    outcome: list[T] = []
-
-    async def working() -> None:
-        outcome.append(await work())
-
-    async def main(stop: asyncio.Event) -> None:
-        await until(stop, working())
-
-    run_process(main)
-    if not outcome:
-        raise Stopped
-    return outcome[0]
 
 
 @asynccontextmanager
@@ -194,3 +144,18 @@ class Seconds(click.FloatRange):
         if not is_number:
             self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
         return float(super().convert(value, param, ctx))
+
+
+index_url_option = click.option(
+    "--index-url",
+    default="http://127.0.0.1:8001",
+    show_default=True,
+    help="the live index: a router's control plane, or `indexer serve`; its token is control.token",
+)
+timeout_option = click.option(
+    "--timeout-s",
+    type=Seconds(0.1, 600),
+    default=5.0,
+    show_default=True,
+    help="how long an answer, or the next part of one, may take",
+)

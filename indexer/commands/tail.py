@@ -14,7 +14,7 @@ from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_json, print_lines, run_process
+from kv_runtime.process import PrintedLines, run_process
 from kv_runtime.supervise import Part, run_parts
 
 _DRAIN_S = 5.0
@@ -76,29 +76,13 @@ def tail(
         return await (log_tail.from_now(log) if from_seq is None else log_tail.from_seq(log, from_seq))
 
     async def main(stop: asyncio.Event) -> None:
-        shown = _Shown(stop, limit, as_json=as_json)
+        printed = PrintedLines(stop, limit, as_json=as_json)
+
+        def show(line: Line) -> None:
+            printed.show(lambda: text(line, wall_time.shown(line.time_ns)), lambda: msgspec.json.encode(line))
+
         async with connected(settings) as log:
-            await LogTail(log, clock, wanted, shown.show).begin(await start(log))
+            await LogTail(log, clock, wanted, show).begin(await start(log))
             await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
 
     run_process(main)
-
-
-class _Shown:
-    """Prints lines; sets `stop` after `limit` lines."""
-
-    def __init__(self, stop: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
-        self._stop, self._left, self._as_json = stop, limit, as_json
-
-    def show(self, line: Line) -> None:
-        """Print a line, unless the limit is reached."""
-        if self._left == 0:
-            return
-        if self._as_json:
-            print_json(msgspec.json.encode(line))
-        else:
-            print_lines(text(line, wall_time.shown(line.time_ns)))
-        if self._left is not None:
-            self._left -= 1
-            if not self._left:
-                self._stop.set()

@@ -11,7 +11,6 @@ from indexer.commands.options import (
     NOT_DONE,
     connected,
     index_url_option,
-    run_to_end,
     timeout_option,
     with_settings,
 )
@@ -23,7 +22,7 @@ from indexer.service.mirrors import Mirrors
 from indexer.service.verification import FleetRoll, Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
-from kv_runtime.process import print_json, print_lines
+from kv_runtime.process import print_json, print_lines, run_to_end
 
 _EXAMPLES = 10
 

@@ -9,7 +9,7 @@ silence while this process slept is ignored. While the log is disconnected no qu
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
-same result. At most 16 questions are in flight, the others wait (`question_turns.py`). A rank is stale while the index
+same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
 lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
 """
@@ -25,12 +25,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from indexer.follow.checkpoint import Checkpoint
-from indexer.follow.effects import Effect
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
+    Effect,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -43,13 +43,12 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
-from indexer.follow.question_turns import RecoveryQueue
+from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
-from indexer.index.prefix_views import PrefixView, prefix_view
 from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
@@ -111,7 +110,7 @@ class IndexFold:
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
-        self.rank_at, self.refused_ranks = self._slots.held_by, self._slots.refused
+        self.rank_at, self.refused_ranks, self.prefix = self._slots.held_by, self._slots.refused, self._slots.prefix
         self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
@@ -258,11 +257,11 @@ class IndexFold:
         for slot in sorted(self._index.expire(now_s)):
             self._at(slot).follower.on_parked_lost(now_s)
         for slot in self._overfull.due_for_dump():
-            self._at(slot).follower.on_memory_freed(now_s)
+            self._at(slot).follower.want_dump(now_s)
         for stream in self._ranks.values():
             if self._is_log_connected:
                 stream.follower.tick(now_s)
-            if stream.follower.is_recovering:
+            if stream.follower.question.wants is not None:
                 self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
@@ -279,10 +278,10 @@ class IndexFold:
                 stream.follower.restart_timeouts(now_s)
 
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
-        if stream.follower.is_in_flight(now_s):
+        if stream.follower.question.is_in_flight(now_s):
             return
         self._recovery_queue.end(stream.slot)
-        if stream.follower.is_due(now_s):
+        if stream.follower.question.is_due(now_s):
             self._recovery_queue.wait(stream.slot)
         else:
             self._recovery_queue.leave(stream.slot)
@@ -381,10 +380,6 @@ class IndexFold:
         """Return the present state of a rank; None if it has no slot."""
         stream = self._ranks.get(rank)
         return None if stream is None else stream.state(self._stream_statistics(stream))
-
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
-        return prefix_view(self._index, self._slots, sequence_hash, limit)
 
     def block_counts(self) -> dict[WorkerRank, tuple[int, ...]]:
         """Return how many blocks each rank holds, by tier."""

@@ -55,9 +55,9 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.epochs import EpochTracker
 from indexer.follow.heartbeats import HeartbeatClaim, HeartbeatTracker
+from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.kept_batches import ReorderBuffer
 from indexer.follow.messages import BatchSpan
 from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
@@ -112,7 +112,8 @@ class StreamFollower:
 
     def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
         self._limits = limits or FollowerLimits()
-        self._question = RecoveryQuestion(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
+        self.question = RecoveryQuestion(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
+        """What the stream wants to be told, if anything, and when; only the stream changes it."""
         self._reorder_buffer = ReorderBuffer(self._limits.early_batches_max, self._limits.early_blocks_max)
         self._heartbeats = HeartbeatTracker()
         self._epochs = EpochTracker(self._limits.silent_s)
@@ -143,7 +144,7 @@ class StreamFollower:
     def is_off_log(self) -> bool:
         """Whether a fold of the log alone may differ: in its place, or because the blocks may be wrong."""
         differs = self._cursor != self._logged_seq or (self._logged_seq == 0 and self._counts.restarts > 0)
-        return differs or self.is_recovering
+        return differs or self.question.wants is not None
 
     @property
     def stale(self) -> StaleReason:
@@ -152,12 +153,7 @@ class StreamFollower:
 
     def status(self) -> tuple[int, int, StaleReason]:
         """Return position and staleness together: every decision reads them of every rank."""
-        if (
-            self._phase is _LIVE
-            and not self._source_stale
-            and self._heartbeats.awaited is None
-            and not self._is_overfull
-        ):
+        if self._phase is _LIVE and not (self._source_stale or self._heartbeats.awaited or self._is_overfull):
             return self._epoch, self._cursor, ""
         return self._epoch, self._cursor, self._reason()
 
@@ -219,7 +215,7 @@ class StreamFollower:
             self._counts.holes_closed += 1
             effects += self._settle(now_s)
         elif self._is_gap and self._cursor > before:
-            self._question.wait_until(now_s + self._limits.gap_s)
+            self.question.wait_until(now_s + self._limits.gap_s)
         return effects
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
@@ -230,7 +226,7 @@ class StreamFollower:
         elif batch.seq == self._cursor + 1 and self._phase is not StreamState.DOUBT:
             return [self._step(batch), *self._drain()]
         else:
-            self._counts.kept_lost += self._reorder_buffer.keep(batch, self._question.request_id)
+            self._counts.kept_lost += self._reorder_buffer.keep(batch, self.question.request_id)
             if self._phase is StreamState.LIVE:
                 self._counts.gaps += 1
                 self._recover("tail", now_s)
@@ -290,7 +286,7 @@ class StreamFollower:
         self.is_proven_complete = self._is_overfull and not differs
         if not differs:
             self._is_repaired = False
-            self._question.on_proof()
+            self.question.on_proof()
         elif not self._is_overfull:
             self._counts.digest_mismatches += 1
             self._recover("dump" if self._is_repaired else "repair", now_s)
@@ -315,8 +311,8 @@ class StreamFollower:
         if not self._is_overfull:
             self._recover("repair", now_s)
 
-    def on_memory_freed(self, now_s: float) -> None:
-        """The index has memory again for the blocks that it refused."""
+    def want_dump(self, now_s: float) -> None:
+        """Ask for all blocks: there is memory for refused ones again, or they changed since a repair was requested."""
         self._recover("dump", now_s)
 
     def tick(self, now_s: float) -> None:
@@ -330,30 +326,13 @@ class StreamFollower:
         """Nothing could be received until now: restart the timeouts of awaited batches."""
         self._heartbeats.restart_timeouts(now_s)
         if self._is_gap:
-            self._question.wait_until(now_s + self._limits.gap_s)
+            self.question.wait_until(now_s + self._limits.gap_s)
 
     # ---------------------------------------------------------------------------------------------- questions
 
-    @property
-    def is_recovering(self) -> bool:
-        """Whether the stream wants an answer."""
-        return self._question.wants is not None
-
-    def is_due(self, now_s: float) -> bool:
-        """Return whether a question is to be sent now."""
-        return self._question.is_due(now_s)
-
-    def is_in_flight(self, now_s: float) -> bool:
-        """Return whether an answer is awaited."""
-        return self._question.is_in_flight(now_s)
-
-    def expects(self, answer: Answer) -> bool:
-        """Return whether this answers the newest question, and it is still open."""
-        return self._question.expects(answer.request_id)
-
     def begin_question(self, now_s: float) -> OpenQuestion:
         """Return the question to send now, for the present place; it was due."""
-        return self._question.begin(self._cursor, now_s)
+        return self.question.begin(self._cursor, now_s)
 
     @property
     def _is_gap(self) -> bool:
@@ -362,7 +341,7 @@ class StreamFollower:
 
     def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
         """The stream wants this since then, unless it wants more already."""
-        if not self._question.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
+        if not self.question.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
             return
         self._phase = StreamState.HOLE if wants == "tail" else StreamState.DOUBT
         self._hole_end = hole_end
@@ -373,21 +352,17 @@ class StreamFollower:
 
     def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
         """Take a part of an answer."""
-        if not self.expects(answer) or self._epochs.is_retired(answer.epoch):
+        if not self.question.expects(answer.request_id) or self._epochs.is_retired(answer.epoch):
             return []
         if isinstance(answer, ReplayChunk):
             return self._replay(answer, now_s)
-        if answer.buckets and (self._question.wants != "repair" or answer.epoch != self._epoch):
+        if answer.buckets and (self.question.wants != "repair" or answer.epoch != self._epoch):
             return []
-        state = self._question.collect(answer, now_s)
+        state = self.question.collect(answer, now_s)
         if state is None:
             return []
         self._epochs.on_proof(now_s)
         return self._repair(state, now_s) if state.buckets else self._replace(state, now_s)
-
-    def on_untrue_question(self, now_s: float) -> None:
-        """The rank's blocks changed since the repair was requested: its answer would be wrong."""
-        self._recover("dump", now_s)
 
     def _replay(self, answer: ReplayChunk, now_s: float) -> list[Effect]:
         if self._phase is not StreamState.HOLE or answer.epoch != self._epoch:
@@ -398,7 +373,7 @@ class StreamFollower:
             self._recover("dump", now_s)
             return []
         self._epochs.on_proof(now_s)
-        if answer.last_seq < self._question.after_seq:
+        if answer.last_seq < self.question.after_seq:
             self._counts.implausible += 1
             self._recover("dump", now_s)
             return []
@@ -407,7 +382,7 @@ class StreamFollower:
             if batch.epoch == self._epoch:
                 effects += self._take(batch, now_s)
         if (self._cursor, len(self._reorder_buffer)) != before:
-            self._question.on_progress(now_s)
+            self.question.on_progress(now_s)
         if self._cursor >= answer.last_seq:
             self._counts.replays += 1
             effects += self._settle(now_s, answer.last_seq)
@@ -426,7 +401,7 @@ class StreamFollower:
         epoch, last_seq = state.epoch, state.last_seq
         if epoch != self._epoch or not self._has_epoch:
             self._adopt(epoch, now_s)
-        elif self._phase is StreamState.HOLE and self._question.after_seq <= last_seq < self._cursor:
+        elif self._phase is StreamState.HOLE and self.question.after_seq <= last_seq < self._cursor:
             return self._settle(now_s, last_seq)
         self._counts.resyncs += 1
         self._is_repaired = False
@@ -436,11 +411,11 @@ class StreamFollower:
     def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
         """Close the question and apply waiting batches that follow; LIVE, or a hole before the rest."""
         if answered_seq is not None:
-            self._heartbeats.discard_beyond(answered_seq, self._question.sent_at_s)
-            self._counts.implausible += self._reorder_buffer.drop_untrue(answered_seq, self._question.request_id)
-            self._question.on_answered()
+            self._heartbeats.discard_beyond(answered_seq, self.question.sent_at_s)
+            self._counts.implausible += self._reorder_buffer.drop_untrue(answered_seq, self.question.request_id)
+            self.question.on_answered()
         else:
-            self._question.end()
+            self.question.end()
         self._phase = StreamState.LIVE
         self._counts.duplicates += self._reorder_buffer.drop_up_to(self._cursor)
         effects = self._drain()
@@ -466,6 +441,6 @@ class StreamFollower:
         self._source_stale, self._is_repaired = "", False
         self._heartbeats.forget()
         self._reorder_buffer.clear()
-        self._question.reset()
+        self.question.reset()
         self._follow_on(now_s)
         return [ReplaceAll()] if restarted else []

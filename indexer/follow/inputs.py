@@ -1,12 +1,12 @@
-"""The inputs of the fold, and the questions that it returns."""
+"""The inputs of the fold, the questions that it returns, and the changes of the index that its streams return."""
 
 import msgspec
 
 from indexer.follow.messages import Message
-from kv_protocol.events import Batch
+from kv_protocol.events import Batch, Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, RecoverRequest
+from kv_protocol.recovery import Answer, BlockColumns, RecoverRequest
 
 
 class BatchArrived(msgspec.Struct, frozen=True):
@@ -75,3 +75,25 @@ class Question(msgspec.Struct, frozen=True):
 
     rank: WorkerRank
     request: RecoverRequest
+
+
+class ApplyEvent(msgspec.Struct, frozen=True):
+    """Fold one event in."""
+
+    event: Event
+
+
+class ReplaceAll(msgspec.Struct, frozen=True):
+    """The rank holds exactly the blocks of these chunks (parents first)."""
+
+    chunks: tuple[BlockColumns, ...] = ()
+
+
+class RepairBuckets(msgspec.Struct, frozen=True):
+    """In these buckets the rank holds exactly the blocks of the chunks; other buckets do not change."""
+
+    buckets: bytes
+    chunks: tuple[BlockColumns, ...] = ()
+
+
+Effect = ApplyEvent | ReplaceAll | RepairBuckets

@@ -43,6 +43,17 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
         """The rank that this describes."""
         return WorkerRank(self.worker_id, self.dp_rank)
 
+    def place(self) -> dict[str, object]:
+        """Return the rank, its place in its stream and why it is stale, by field."""
+        return {
+            "worker_id": self.worker_id,
+            "dp_rank": self.dp_rank,
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "logged_seq": self.logged_seq,
+            "stale": self.stale,
+        }
+
     @property
     def block_counts(self) -> dict[str, int]:
         """The number of blocks by tier name."""

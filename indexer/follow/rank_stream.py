@@ -7,9 +7,8 @@ claims      compared with the index              answers     dropped if the dige
 from functools import partial
 
 from indexer.follow.checkpoint import RankCheckpoint
-from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import StreamFollower
-from indexer.follow.inputs import Question
+from indexer.follow.inputs import ApplyEvent, Effect, Question, RepairBuckets, ReplaceAll
 from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question import OpenQuestion
 from indexer.follow.rank_state import RankState
@@ -109,8 +108,8 @@ class FollowedRank:
     def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
         """Take a part of an answer. A parked block may have found its parent since a repair was requested."""
         is_repair = isinstance(answer, DumpChunk) and bool(answer.buckets)
-        if is_repair and self.follower.expects(answer) and self._requested_table != self._table():
-            self.follower.on_untrue_question(now_s)
+        if is_repair and self.follower.question.expects(answer.request_id) and self._requested_table != self._table():
+            self.follower.want_dump(now_s)
             return []
         return self.follower.on_answer(answer, now_s)
 

@@ -9,8 +9,10 @@ allocated before blocks come. The capacities of a bounded number of workers are 
 
 from typing import NamedTuple
 
+import msgspec
+
 from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
-from kv_protocol.events import U32_LIMIT
+from kv_protocol.events import TIERS, U32_LIMIT
 from kv_protocol.ids import WorkerRank
 
 RANKS_MAX = RANK_MAX + 1
@@ -26,6 +28,23 @@ class _Refused(NamedTuple):
 class _Came(NamedTuple):
     capacity_blocks: int = 0
     instance: str = ""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that holds a block, and on which media."""
+
+    worker_id: str
+    dp_rank: int
+    media: tuple[str, ...]
+
+
+class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
+    """A block: its holders, its number of children, and the first of them by hash."""
+
+    sequence_hash: int
+    holders: tuple[Holder, ...]
+    children_total: int
+    children: tuple[int, ...]
 
 
 class RankSlots:
@@ -85,6 +104,25 @@ class RankSlots:
     def held_by(self, slot: int) -> WorkerRank | None:
         """Return the rank that has the slot; None if it is free."""
         return self._rank_of.get(slot)
+
+    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
+        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
+        holders, children = self._index.holders(sequence_hash), self._index.children(sequence_hash)
+        if not holders and not children:
+            return None
+        return PrefixView(
+            sequence_hash=sequence_hash,
+            holders=tuple(
+                Holder(
+                    worker_id=rank.worker_id,
+                    dp_rank=rank.dp_rank,
+                    media=tuple(tier.name.lower() for tier in TIERS if bits >> tier & 1),
+                )
+                for rank, bits in sorted((self._rank_of[slot], bits) for slot, bits in holders.items())
+            ),
+            children_total=len(children),
+            children=tuple(children[:limit]),
+        )
 
     def set_capacity(self, worker_id: str, capacity_blocks: int, instance: str = "") -> None:
         """Reserve memory for so many blocks of each rank of the worker, present or later, if the index has it."""

@@ -21,12 +21,11 @@ import msgspec
 
 from indexer.follow.rank_state import RankState
 from kv_protocol import codec
-from kv_protocol.digest import TierDigest
+from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import BlockColumns, HeldBlock
-from kv_protocol.splitmix import U64_MASK, splitmix64
 
 Verdict = Literal["equal", "differs", "digest", "behind", "beyond", "other_epoch", "unknown", "unanswered"]
 DifferenceKind = Literal["missing", "surplus", "media", "parent"]
@@ -180,13 +179,8 @@ def _replaced(verdict: RankVerdict, word: Verdict, reason: str) -> RankVerdict:
 
 
 def _digests(held: Held) -> list[TierDigest]:
-    totals, counts = [0] * len(TIERS), [0] * len(TIERS)
-    for block, known in held.items():
-        mixed = splitmix64(block)
-        for tier in _TIERS_OF[known.tier_bits]:
-            totals[tier] += mixed
-            counts[tier] += 1
-    return [TierDigest(tier, counts[tier], totals[tier] & U64_MASK) for tier in TIERS]
+    on_tier = ((tier, [block for block, known in held.items() if known.tier_bits >> tier & 1]) for tier in TIERS)
+    return [SetDigest(blocks).of_tier(tier) for tier, blocks in on_tier]
 
 
 def _differences(index: Held, mirror: Held) -> dict[DifferenceKind, list[BlockDifference]]:

@@ -1,4 +1,4 @@
-"""A client of a live index over HTTP: a router's control plane, or a stand-alone index (`rank_routes.py`)."""
+"""A client of a live index over HTTP: a router's control plane, or a stand-alone index (`routes.py`)."""
 
 from types import TracebackType
 from typing import Self

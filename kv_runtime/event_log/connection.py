@@ -20,12 +20,12 @@ from nats.js.errors import NotFoundError
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.rendering import without_user
-from kv_runtime.event_log import lookup, streams
+from kv_runtime.event_log import streams
 from kv_runtime.event_log.client import LastingClient
 from kv_runtime.event_log.errors import BrokerUnavailable, StoppedUnconnected, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
 from kv_runtime.event_log.objects import ObjectBucket, bucket_config
-from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
+from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading, message_from, seq_at
 from kv_runtime.event_log.streams import LogStreamState, StreamSpec
 from kv_runtime.event_log.window import SendWindow
 from kv_runtime.supervise import until
@@ -55,13 +55,11 @@ _log = structlog.get_logger("event_log")
 class EventLog:
     """One connection. `connect` makes it, `run` maintains it, `close` ends it."""
 
-    def __init__(
-        self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
-    ) -> None:
+    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
         self.url = url
         """What `connect` was given; it may contain a password."""
         self._shown_url = without_user(url)
-        self._on_lost, self._on_found = on_lost, on_found
+        self._on_found = on_found
         self._timeout_s = confirm_s
         self._client = LastingClient()
         self._context = self._client.jetstream(timeout=confirm_s)
@@ -85,20 +83,18 @@ class EventLog:
         name: str,
         user: str = "",
         token: str = "",
-        on_lost: Callable[[], None] = lambda: None,
         on_found: Callable[[], None] = lambda: None,
         confirm_s: float = CONFIRM_S,
         awaited_until: asyncio.Event | None = None,
     ) -> Self:
-        """Return a connected client; `on_lost` and `on_found` report changes of the connection.
+        """Return a connected client.
 
         Args:
             url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
             name: our name for the server.
             user: for servers with named users.
             token: the user's password; without `user`, the server's common token.
-            on_lost: called when the connection is lost.
-            on_found: called when it is back.
+            on_found: called when a connection that was lost is back.
             confirm_s: how long the server may take to confirm a publication, or to answer.
             awaited_until: until this is set a server that is not there is waited for; None: it is not.
 
@@ -108,7 +104,7 @@ class EventLog:
         """
         is_told = False
         while True:
-            log = cls(url, on_lost, on_found, confirm_s=confirm_s)
+            log = cls(url, on_found, confirm_s=confirm_s)
             try:
                 await log._connect(name, user, token)
             except BrokerUnavailable as error:
@@ -162,7 +158,6 @@ class EventLog:
         if not self._closing:
             reason, self._client.ended_by = self._client.ended_by, ""
             _log.warning("log_lost", url=self._shown_url, reason=reason or "the connection broke")
-            self._on_lost()
 
     async def _found(self) -> None:
         _log.info("log_found", url=self._shown_url)
@@ -272,12 +267,12 @@ class EventLog:
     async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
         """Return the message of `subject` at `seq`, or the first behind it; None if there is none."""
         with self._reachable(f"message {seq} of {stream}"):
-            return await lookup.message_from(self._client, stream, seq, self._timeout_s, subject)
+            return await message_from(self._client, stream, seq, self._timeout_s, subject)
 
     async def seq_at(self, stream: str, time_ns: int) -> int:
-        """Return the seq of the stream's last message of that time or earlier (`lookup.py`)."""
+        """Return the seq of the stream's last message of that time or earlier (`reading.py`)."""
         with self._reachable(f"messages of {stream} by time"):
-            return await lookup.seq_at(self._client, stream, time_ns, self._timeout_s)
+            return await seq_at(self._client, stream, time_ns, self._timeout_s)
 
     async def answer_of(self, what: str, kind: type[T], body: bytes = b"") -> T | None:
         """Return JetStream's answer to an API request such as `INFO`; None if it names a stream that does not exist."""

@@ -71,10 +71,10 @@ class StreamSpec(NamedTuple):
 
 
 class LogStreamState(NamedTuple):
-    """The state of a stream; without messages `first_seq` is above `last_seq`, and times are 0.
+    """The state of a stream; without messages `first_seq` is above `last_seq`, and the time is 0.
 
     `created` is the creation time in the server's text: a stream of the same name with another time is another stream.
-    Times are the server's, since 1970.
+    `first_time_ns`, the first message's time, is the server's, since 1970.
     """
 
     created: str
@@ -82,7 +82,6 @@ class LogStreamState(NamedTuple):
     last_seq: int
     bytes: int
     first_time_ns: int
-    last_time_ns: int
 
 
 async def ensure(context: JetStreamContext, wanted: StreamConfig) -> None:
@@ -131,7 +130,6 @@ class _State(msgspec.Struct, frozen=True):
     last_seq: int
     bytes: int
     first_ts: str
-    last_ts: str
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -148,9 +146,9 @@ async def state_of(client: Client, name: str, timeout_s: float) -> LogStreamStat
     info = await answer_of(client, f"STREAM.INFO.{name}", _Info, timeout_s)
     state = info.state
     if not state.messages:
-        return LogStreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0, 0)
-    times = ns_of(state.first_ts), ns_of(state.last_ts)
-    return LogStreamState(info.created, state.first_seq, state.last_seq, state.bytes, *times)
+        return LogStreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0)
+    first_time_ns = ns_of(state.first_ts)
+    return LogStreamState(info.created, state.first_seq, state.last_seq, state.bytes, first_time_ns)
 
 
 class _Failed(msgspec.Struct, frozen=True):

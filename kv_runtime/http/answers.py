@@ -1,15 +1,19 @@
-"""Responses of control planes and worker agents. Every error is an OpenAI error body.
+"""Responses of control planes and worker agents, and what every control plane says of its own life.
+
+Every error is an OpenAI error body:
 
 {"error": {"message", "type", "param", "code"}}
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
 
 import msgspec
 import structlog
 from aiohttp import web
 
+from kv_runtime.extras import DISTRIBUTION
 from kv_runtime.http.bodies import BodyTooSlow
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,6 +55,23 @@ async def large_json_response(made: Callable[[], object]) -> web.Response:
     """
     body = await asyncio.to_thread(lambda: msgspec.json.encode(made()))
     return web.Response(body=body, content_type="application/json")
+
+
+def life_routes(ready: Callable[[], Mapping[str, object]]) -> list[web.RouteDef]:
+    """Return the routes `/health`, `/live`, `/version`, and `/ready`: what `ready` returns, 503 if not `ready`."""
+
+    async def health(_: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def readiness(_: web.Request) -> web.Response:
+        found = ready()
+        return json_response(found, status=200 if found["ready"] else 503)
+
+    async def shown_version(_: web.Request) -> web.Response:
+        return json_response({"version": version(DISTRIBUTION)})
+
+    handlers = {"/health": health, "/live": health, "/ready": readiness, "/version": shown_version}
+    return [web.get(path, handler) for path, handler in handlers.items()]
 
 
 @web.middleware

@@ -13,7 +13,7 @@ GET, PUT, DELETE /v1/shadows      policies that decide without effect (`router/s
 GET    /v1/report                 what reused prompts saved, and for whom (`router/attribution/service.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
-GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/tree_routes.py`)
+GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node (`indexer/service/routes.py`)
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
 GET    /metrics, /health, /live, /ready, /version
@@ -23,40 +23,41 @@ GET    /ui/                       the web page (`router/web/page.py`), and its f
 import asyncio
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import BadParameter, EmbeddedIndex, NodeUse, OutlineNode, PassedRequest, rank_routes, tree_routes
+from indexer.embedded import BadParameter, EmbeddedIndex, NodeUse, OutlineNode, PassedRequest
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import NO_EVENTS, REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.errors import as_json
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
-from kv_runtime.http.answers import error_response, json_response, large_json_response, openai_errors
+from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
-from router.admin.rows import event_flag, explained, trusted
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
-from router.decision.routing import Routing
+from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
+from router.decision.report_text import explanation, sentence
+from router.decision.routing import DecisionRecord, Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import DecisionFilter, rows
+from router.live.decision_rows import DecisionFilter, outcome_of, rows
 from router.live.evidence import prediction_routes
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
@@ -149,10 +150,7 @@ class ControlPlane:
             *([] if self._shadows is None else self._shadows.routes()),
             *prediction_routes(self._routing),
             *self._watched,
-            web.get("/health", self._health),
-            web.get("/live", self._health),
-            web.get("/ready", self._ready),
-            web.get("/version", self._version),
+            *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
 
     def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
@@ -161,8 +159,7 @@ class ControlPlane:
         return [
             web.get("/v1/index", partial(self._index_view, index)),
             web.get("/v1/index/position", partial(self._position, index)),
-            *rank_routes(index),
-            *tree_routes(index.explorer(self._heat, self._uses)),
+            *index.routes(self._heat, self._uses),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:
@@ -193,8 +190,8 @@ class ControlPlane:
         }
 
         def made() -> dict[str, object]:
-            decisions = [explained(each, begun_s, self._trace_link) for each in same_request]
-            return {**explained(record, begun_s, self._trace_link), "decisions": decisions, **beside}
+            decisions = [_explained(each, begun_s, self._trace_link) for each in same_request]
+            return {**_explained(record, begun_s, self._trace_link), "decisions": decisions, **beside}
 
         return await large_json_response(made)
 
@@ -208,10 +205,10 @@ class ControlPlane:
             registration, unfit = worker.registration, known.unfit(worker, now_s)
             ranks = [
                 {
-                    **trusted(rank, trust[rank]),
+                    **_trusted(rank, trust[rank]),
                     "evidence": None if (move := evidence.get(rank)) is None else move.evidence(),
                     "unfit": breakers.unfit(rank, now_s),
-                    "event_flag": event_flag(registration, trust[rank]),
+                    "event_flag": _event_flag(registration, trust[rank]),
                 }
                 for rank in registration.ranks
             ]
@@ -288,7 +285,7 @@ class ControlPlane:
         def made() -> dict[str, object]:
             ranks = [
                 {
-                    **trusted(rank, trust.get(rank, _NOT_REGISTERED)),
+                    **_trusted(rank, trust.get(rank, _NOT_REGISTERED)),
                     "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
                     **msgspec.structs.asdict(stream),
                 }
@@ -366,16 +363,6 @@ class ControlPlane:
         _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
         return json_response(now)
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok"})
-
-    async def _ready(self, _: web.Request) -> web.Response:
-        readiness = self._routing.readiness()
-        return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router")})
-
 
 def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Application:
     """Return an application of these routes, guarded by the token, and of the web page."""
@@ -392,3 +379,36 @@ def _seconds(value: str) -> float | None:
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) else None
+
+
+def _explained(record: DecisionRecord, begun_s: float, trace_link: str) -> dict[str, object]:
+    """Return a decision with every candidate, what was predicted beside what came of it, and the link to its trace."""
+    decision = record.decision
+    outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)
+    ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
+    return {
+        "decision": decision,
+        "outcome": outcome_of(record),
+        "explanation": explanation(decision),
+        "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
+        "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},
+        "misses": misses(decision, record.outcome, begun_s),
+        "trace_url": _trace_url(trace_link, ids),
+    }
+
+
+def _trace_url(link: str, ids: Mapping[str, str]) -> str | None:
+    """Return the link with the ids in their places, quoted; None without a link."""
+    for name, value in ids.items():
+        link = link.replace(f"{{{name}}}", quote(value, safe=""))
+    return link or None
+
+
+def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
+    """Return the rank with the trust in it."""
+    return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
+
+
+def _event_flag(registration: WorkerRegistered, trust: Trust) -> str:
+    """Return the flag with which the engine of this rank publishes events; empty where it does, or none is known."""
+    return (registration.event_flag or "") if trust.reason.startswith(NO_EVENTS) else ""

@@ -6,7 +6,6 @@
 `severity`, `of`, `found`, `why`, `fix`.
 """
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +16,14 @@ import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.process import print_json, print_lines, run_process
-from kv_runtime.supervise import until
+from kv_runtime.process import Stopped, print_json, print_lines, run_to_end
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
-from router.doctor.catalogue import CATALOGUE
-from router.doctor.examination import examine, exit_code, severity
+from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
+from router.doctor.examination import examine, exit_code
 from router.doctor.facts import Bounds, FleetFacts
-from router.doctor.findings import SEVERITIES, Finding
-from router.doctor.router_probe import reads_overlap
+from router.doctor.probes import reads_overlap
 from router.doctor.survey import CannotLook, SurveyScope, look
 
 NOT_LOOKED = 3
@@ -95,8 +92,8 @@ def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **
         settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=given)
         wanted = _wanted(settings, flags)
         configure_logs("error")
-        facts = _looked(wanted)
-    except (ConfigurationError, CannotLook) as error:
+        facts = run_to_end(lambda: look(wanted, SystemClock()))
+    except (ConfigurationError, CannotLook, Stopped) as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_LOOKED)
     findings = examine(facts)
@@ -132,21 +129,6 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
     check_token("control.token", wanted.control_token)
     check_token("data.worker_token", wanted.worker_token)
     return wanted
-
-
-def _looked(wanted: SurveyScope) -> FleetFacts:
-    seen: list[FleetFacts] = []
-
-    async def main(stop: asyncio.Event) -> None:
-        async def looking() -> None:
-            seen.append(await look(wanted, SystemClock()))
-
-        await until(stop, looking())
-
-    run_process(main)
-    if not seen:
-        raise CannotLook("stopped")
-    return seen[0]
 
 
 def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from kv_protocol import subjects
 from kv_protocol.decided import Decided, cost_unit
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
 from kv_runtime.event_log import EventLog
-from kv_runtime.process import print_json, print_lines
+from kv_runtime.process import PrintedLines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
@@ -51,38 +52,21 @@ def tail(
     """  # noqa: D301
     del assignments
     done = asyncio.Event()
-    shown = _Shown(done, limit, as_json=as_json)
+    printed = PrintedLines(done, limit, as_json=as_json)
+
+    def show(entry: JournalEntry) -> None:
+        for record in entry.message.records:
+            printed.show(partial(as_line, entry, record), partial(as_object, entry, record))
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         state = await log.stream_state(subjects.JOURNAL_STREAM)
         after_seq = 0 if from_start else state.last_seq
-        messages = JournalMessages(shown.show)
+        messages = JournalMessages(show)
         await follow_journal(log, router_name, messages, after_seq=after_seq, created=state.created)
         await until(stop, done.wait())
         messages.log_refused()
 
     run_on_log(settings, work)
-
-
-class _Shown:
-    """Prints records; `done` is set once there were enough."""
-
-    def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
-        self._done, self._left, self._as_json = done, limit, as_json
-
-    def show(self, entry: JournalEntry) -> None:
-        """Print the records of a message, unless there were enough."""
-        for record in entry.message.records:
-            if self._left == 0:
-                return
-            if self._as_json:
-                print_json(as_object(entry, record))
-            else:
-                print_lines(as_line(entry, record))
-            if self._left is not None:
-                self._left -= 1
-                if not self._left:
-                    self._done.set()
 
 
 def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:

@@ -23,8 +23,8 @@ from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.hosts import url_of
-from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import Part, run_parts, until
+from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
+from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
 from router.doctor.http_client import HttpAsker
@@ -102,7 +102,7 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 def _expected_errors() -> Iterator[None]:
     try:
         yield
-    except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
+    except (BrokerUnavailable, ConfigurationError, NothingRead, Stopped) as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
 
@@ -214,19 +214,11 @@ class ControlPages:
 
 
 def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:
-    """Return what `work` finds on a running router's pages; raise `NothingRead`, also where a signal comes first."""
+    """Return what `work` finds on a running router's pages; raise `NothingRead`, or `Stopped`."""
     address, token = plane_of(settings, url)
-    found: list[_T | None] = []
 
     async def asking() -> _T:
         async with aiohttp.ClientSession() as session:
             return await work(ControlPages(HttpAsker(session, _TIMEOUT_S), address, token))
 
-    async def main(stop: asyncio.Event) -> None:
-        found.append(await until(stop, asking()))
-
-    run_process(main)
-    answer = found[0] if found else None
-    if answer is None:
-        raise NothingRead("stopped")
-    return answer
+    return run_to_end(asking)

@@ -1,23 +1,27 @@
-"""`router replay`: takes every decision of a journal again."""
+"""`router replay`: takes every decision of journals again: results, and where exactness begins and is lost."""
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 import click
 import msgspec
 
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.process import print_json, print_lines
 from router.cli.options import DIFFERENT, NothingRead, moment, run_on_log, swept, with_settings
-from router.cli.replays import Replays
 from router.config import RouterSettings
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
 from router.decision.policy_swap import swapped
-from router.journal.reader import read_journal
+from router.journal.continuity import Continuity
+from router.journal.reader import JournalEntry, read_journal
+from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
+from router.journal.what_if import BLOCKS, DRAWS, SEED, WhatIf, what_if_lines
 
 _SHOWN_MAX = 20
 
@@ -61,7 +65,7 @@ def replay(
         each for each in (f"mode={mode}" * (mode is not None), *assignments) if each.startswith(("mode=", "policy."))
     ]
     policies = _policies(settings.policy.policy(), ", ".join(named), sweep, modes)
-    found = Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else print_lines)
+    found = _Replays(policies, modes, None if show_all else _SHOWN_MAX, _silent if as_json else print_lines)
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
@@ -100,3 +104,149 @@ def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) 
     if options:
         return f"{options}: nothing was replayed: the journal of {router} has no message there or later"
     return f"--router: found no journal of {router} on the log"
+
+
+class _Replays:
+    """Folds each journal separately; `say` gets a line for each start, loss and difference."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        modes: Mapping[str, Mode],
+        shown_max: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """`policies`: the others that are asked, by name.
+
+        `shown_max` differences are printed, and as many losses; None: all.
+        """
+        self._policies, self._modes, self._shown_max, self._say = policies, modes, shown_max, say
+        self.what_if = WhatIf(list(policies)) if policies else None
+        self.routers: dict[str, _OneReplay] = {}
+        self.different = self.not_folded = self._losses = 0
+        self._equal = self._inexact = self._checkpoints = 0
+
+    def take(self, entry: JournalEntry) -> None:
+        """Fold in the records of a message."""
+        one = self.routers.get(entry.router)
+        if one is None:
+            one = self.routers[entry.router] = _OneReplay(
+                Replay(policies=[*self._policies.values()], modes=self._modes)
+            )
+        for record in one.continuity.records(entry.message):
+            found, news = one.take(record)
+            if news:
+                self._tell(entry, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
+            if isinstance(found, Redecided):
+                self._count(entry, found)
+            elif isinstance(found, CheckpointRead):
+                self._count_checkpoint(entry, found)
+            elif found is not None:
+                self.not_folded += 1
+
+    def _tell(self, entry: JournalEntry, news: str, *, is_loss: bool) -> None:
+        self._losses += is_loss
+        if self._shown_max is None or self._losses <= self._shown_max:
+            time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
+            self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
+
+    def _count(self, entry: JournalEntry, found: Redecided) -> None:
+        if not found.is_exact:
+            self._inexact += 1
+            return
+        self._equal += found.equal
+        if not found.equal:
+            self._differ(entry, f"{found.decision_id}: {found.difference}")
+        if self.what_if is not None and found.recorded is not None:
+            self.what_if.add(found)
+
+    def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
+        self._checkpoints += not found.difference
+        if found.difference and found.is_compared:
+            self._differ(entry, found.difference)
+
+    def _differ(self, entry: JournalEntry, words: str) -> None:
+        self.different += 1
+        if self._shown_max is None or self.different <= self._shown_max:
+            self._say(f"{entry.router} {words}")
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any journal was exact somewhere."""
+        return any(one.has_started for one in self.routers.values())
+
+    def summary(self) -> list[str]:
+        """Return the summary lines."""
+        lines = [
+            f"journals       {', '.join(sorted(self.routers))}",
+            *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
+            f"equal          {self._equal} decisions, bit for bit",
+            f"different      {self.different}",
+            _explained("not exact", self._inexact, ": records are missing before them, so nothing is said of them"),
+            _explained("not folded", self.not_folded, " records: exactness ends at each of them"),
+            f"checkpoints    {self._checkpoints}",
+        ]
+        if self.what_if is not None:
+            lines += ["", *what_if_lines(self.what_if.figures(), self.what_if)]
+        return lines
+
+    def as_object(self) -> dict[str, object]:
+        """Return the figures of the summary by name."""
+        found = self.what_if
+        return {
+            "journals": sorted(self.routers),
+            "equal": self._equal,
+            "different": self.different,
+            "not_exact": self._inexact,
+            "not_folded": self.not_folded,
+            "checkpoints": self._checkpoints,
+            "compared": 0 if found is None else found.compared,
+            "left_out": 0 if found is None else found.left_out,
+            "without_overlap": 0 if found is None else found.without_overlap,
+            "without_rates": 0 if found is None else found.without_rates,
+            "policies": [] if found is None else found.figures(),
+            "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
+        }
+
+    def _without_start(self) -> list[tuple[str, "_OneReplay"]]:
+        return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]
+
+
+def _explained(what: str, count: int, words: str) -> str:
+    return f"{what:<14} {count}{words if count else ''}"
+
+
+class _OneReplay:
+    """One router's journal, as far as it was read."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.continuity = Continuity()
+        self.has_started = False
+        self.skipped = 0
+        """Records since exactness was lost, or before the first start."""
+        self._replay = replay
+
+    def take(self, record: JournalRecord) -> tuple[Found, str]:
+        """Fold the next record in; return its result, and a text if exactness was lost or found by it."""
+        was_exact = self._replay.state is not None
+        found = self._replay.take(record)
+        is_exact = self._replay.state is not None
+        if isinstance(record, Lost):
+            return found, f"{record.count} records are missing; not exact until the next start" * was_exact
+        if is_exact and not was_exact:
+            return found, self._start(record)
+        if not is_exact:
+            self.skipped += 1
+        if isinstance(found, NotFolded):
+            return found, f"{found.kind} record cannot be folded: {found.reason}; not exact until the next start"
+        if isinstance(found, CheckpointRead) and found.difference and not found.is_compared:
+            return found, f"no start: {found.difference}"
+        return found, ""
+
+    def _start(self, record: JournalRecord) -> str:
+        where = "the router's first record" if isinstance(record, JournalBegan) else "a checkpoint"
+        words = (
+            f"{'exact again' if self.has_started else 'starts'} at {where}; {self.skipped} records before it skipped"
+        )
+        self.has_started, self.skipped = True, 0
+        return words

@@ -1,11 +1,38 @@
-"""Every finding: its severity, why it matters, how to mend it. `docs/reference/doctor.md` is this table.
+"""What a finding is, and every finding: its severity, why it matters, how to mend it.
 
-An id never changes its meaning: alerts and scripts go by it.
+error      requests fail, or are placed by what is not true
+warning    it serves, worse than it could, or something is about to go wrong
+
+`docs/reference/doctor.md` is this table. An id never changes its meaning: alerts and scripts go by it.
 """
 
 from collections.abc import Mapping
+from typing import Literal, get_args
 
-from router.doctor.findings import Meaning
+import msgspec
+
+Severity = Literal["error", "warning"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong: `id` is one of the catalogue's; `of` names the objects, the worst first."""
+
+    id: str
+    of: str
+    found: str
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """Severity, consequence and remedy of a finding."""
+
+    severity: Severity
+    why: str
+    fix: str
+
+
+_NAMES_MAX = 8
 
 CATALOGUE: Mapping[str, Meaning] = {
     "fleet.empty": Meaning(
@@ -114,3 +141,14 @@ CATALOGUE: Mapping[str, Meaning] = {
         "`snapshot_failed` in routers' logs; `nats.events_max_bytes`, `nats.snapshots_bytes_max`, `max_file_store`",
     ),
 }
+
+
+def names(every: list[str]) -> str:
+    """Join the names with commas, the first eight of many."""
+    more = f" and {len(every) - _NAMES_MAX} more" if len(every) > _NAMES_MAX else ""
+    return ", ".join(every[:_NAMES_MAX]) + more
+
+
+def severity(finding: Finding) -> Severity:
+    """Return how bad it is."""
+    return CATALOGUE[finding.id].severity

@@ -12,8 +12,8 @@ worker has no events, is reported by the checks of these.
 
 from collections.abc import Iterator
 
+from router.doctor.catalogue import Finding, names
 from router.doctor.facts import LOSSES, Counts, FleetFacts, RankStatus
-from router.doctor.findings import Finding, names
 from router.doctor.pairing import PREFILLING
 from router.fleet.trust import PARITY_FIELDS
 

@@ -6,9 +6,8 @@ exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the
 from collections.abc import Callable, Iterable, Sequence
 
 from router.doctor import event_checks, parity_checks, router_checks, worker_checks
-from router.doctor.catalogue import CATALOGUE
+from router.doctor.catalogue import SEVERITIES, Finding, Severity, severity
 from router.doctor.facts import FleetFacts
-from router.doctor.findings import SEVERITIES, Finding, Severity
 from router.doctor.pairing import pairing_findings, partner_findings
 
 _EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1}
@@ -38,11 +37,6 @@ def examine(facts: FleetFacts) -> list[Finding]:
     """Return what is wrong: the worst first, then by id and by the subject of the finding; each once."""
     found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
     return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))
-
-
-def severity(finding: Finding) -> Severity:
-    """Return how bad it is."""
-    return CATALOGUE[finding.id].severity
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

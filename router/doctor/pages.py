@@ -13,11 +13,12 @@ ignored: another version may have more.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
@@ -107,17 +108,26 @@ def unhealthy(body: bytes) -> str:
         return ""
 
 
-def counts(page: bytes, wanted: Iterable[str]) -> Counts:
-    """Return the wanted metrics: sums by name, and each sample by `name{values}`; empty for an unreadable page."""
+def samples(page: bytes, wanted: Iterable[str]) -> Iterator[Sample]:
+    """Yield the samples of these names; of a page's thousands of lines only those are parsed.
+
+    Raises:
+        ValueError, LookupError: a line of them is none of metrics.
+    """
     openings = tuple(f"{name}{after}" for name in wanted for after in "{ ")
     lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(openings)]
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        yield from family.samples
+
+
+def counts(page: bytes, wanted: Iterable[str]) -> Counts:
+    """Return the wanted metrics: sums by name, and each sample by `name{values}`; empty for an unreadable page."""
     found: defaultdict[str, float] = defaultdict(float)
     try:
-        for family in text_string_to_metric_families("\n".join([*lines, ""])):
-            for sample in family.samples:
-                found[sample.name] += sample.value
-                if sample.labels:
-                    found[f"{sample.name}{{{','.join(sample.labels.values())}}}"] += sample.value
+        for sample in samples(page, wanted):
+            found[sample.name] += sample.value
+            if sample.labels:
+                found[f"{sample.name}{{{','.join(sample.labels.values())}}}"] += sample.value
     except (ValueError, LookupError):
         return {}
     return dict(found)

@@ -17,7 +17,7 @@ NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquir
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kv_protocol.fleet import Role, WorkerRegistered
-from router.doctor.findings import Finding, names
+from router.doctor.catalogue import Finding, names
 from router.fleet.pairs import UNKNOWN, kv_dtype
 
 _ByValue = dict[str, list[WorkerRegistered]]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import canary
 from kv_protocol.images import rule_text
+from router.doctor.catalogue import Finding, names
 from router.doctor.facts import FleetFacts
-from router.doctor.findings import Finding, names
 
 AGREED = {
     **dict.fromkeys(("block_size", "hash_scheme", "images"), "parity.hashes"),

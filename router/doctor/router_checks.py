@@ -11,9 +11,9 @@ queue.full           a queue is near its bound, or requests were refused for loa
 
 from collections.abc import Iterator
 
+from router.doctor.catalogue import Finding, names
 from router.doctor.event_checks import growth
 from router.doctor.facts import FleetFacts, RouterSeen
-from router.doctor.findings import Finding, names
 
 FULL_RATIO = 0.9
 """Of queues, which the next burst fills, and of the log, which is purged at three quarters if a snapshot allows it."""

@@ -23,8 +23,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from router.doctor.facts import AddressAnswer, Bounds, FleetFacts, LogSeen, WorkerSeen
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch
-from router.doctor.router_probe import RouterProbe, ready_answer
-from router.doctor.worker_probe import WorkerProbe
+from router.doctor.probes import RouterProbe, WorkerProbe, ready_answer
 
 
 class CannotLook(Exception):

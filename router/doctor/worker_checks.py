@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TypeVar
 
+from router.doctor.catalogue import Finding, names
 from router.doctor.facts import FleetFacts, StreamHead
-from router.doctor.findings import Finding, names
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")

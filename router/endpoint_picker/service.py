@@ -20,10 +20,9 @@ from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
 from router.config.picker import PickerSection
 from router.endpoint_picker import wire
-from router.endpoint_picker.addresses import endpoint_of
+from router.endpoint_picker.addresses import Addresses, alternatives, endpoint_of
 from router.endpoint_picker.messages import AnswerCame, FromGateway, Immediate, Lines, ToGateway
 from router.endpoint_picker.metrics import Outcome, PickerStatistics
-from router.endpoint_picker.picked import Addresses, alternatives
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.stream import (
     Accepted,

@@ -22,7 +22,7 @@ from router.doctor.pairing import pairing_findings
 from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
 
 if TYPE_CHECKING:
-    from router.doctor.findings import Finding
+    from router.doctor.catalogue import Finding
 
 TICK_S = 1.0
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S

@@ -29,8 +29,7 @@ from router.metrics.prompts import prompt_families
 from router.metrics.sockets import http_families
 from router.names import Names
 from router.pools.config import PoolsConfig
-from router.pools.control_plane import PoolControl
-from router.pools.endpoints import pool_endpoints
+from router.pools.endpoints import pool_control, pool_endpoints
 from router.pools.metrics import PoolMetrics
 from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
@@ -122,7 +121,7 @@ class PoolsProcess:
         new_id = Names(uuid.uuid4().hex).new
         service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = pool_endpoints(service)
-        app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
+        app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(
             app,
             settings.control.host,

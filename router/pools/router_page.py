@@ -7,7 +7,7 @@
 | `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks; and of |
 | | | `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds` the buckets, of all modes |
 
-Of a page's thousands of lines only those are parsed. Source: `docs/reference/metrics.md`.
+Source: `docs/reference/metrics.md`.
 """
 
 from collections import defaultdict
@@ -15,9 +15,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
-from router.doctor.pages import PageUnreadable, decoded
+from router.doctor.pages import PageUnreadable, decoded, samples
 from router.pools.probes import Attained, LiveLimits, Queue, Target, attained
 
 _QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
@@ -25,7 +24,6 @@ _LATENCIES: dict[str, Target] = {
     "kvrouter_time_to_first_token_seconds_bucket": "ttft",
     "kvrouter_inter_token_latency_seconds_bucket": "itl",
 }
-_OPENINGS = tuple(f"{name}{after}" for name in (_QUEUED, _WAITING, *_LATENCIES) for after in "{ ")
 _MS_PER_S = 1000
 
 
@@ -55,16 +53,14 @@ def not_serving(body: bytes, models: Collection[str]) -> str:
 
 def busyness(page: bytes, limits: LiveLimits) -> Busyness:
     """Return the load by the metrics; latencies against the bounds of `limits`. Raise `PageUnreadable`."""
-    lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(_OPENINGS)]
     waiting: defaultdict[str, float] = defaultdict(float)
     buckets: dict[Target, defaultdict[float, float]] = {"ttft": defaultdict(float), "itl": defaultdict(float)}
     try:
-        for family in text_string_to_metric_families("\n".join([*lines, ""])):
-            for sample in family.samples:
-                if (target := _LATENCIES.get(sample.name)) is None:
-                    waiting[sample.name] += sample.value
-                else:
-                    buckets[target][float(sample.labels["le"])] += sample.value
+        for sample in samples(page, (_QUEUED, _WAITING, *_LATENCIES)):
+            if (target := _LATENCIES.get(sample.name)) is None:
+                waiting[sample.name] += sample.value
+            else:
+                buckets[target][float(sample.labels["le"])] += sample.value
         return Busyness(
             Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None,
             _attained(buckets["ttft"], limits.ttft_bound_ms),

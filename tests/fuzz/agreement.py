@@ -6,11 +6,12 @@ libFuzzer keeps inputs that cover new code of the native tree, so a few inputs c
 import msgspec
 
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import read_body, unseal
+from indexer.index.snapshot import unseal
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock
 from tests.contract.whole_tree import whole_tree
 from tests.fuzz.programs import MakeIndex, Outcome, Program, restored
+from tests.reference.index.snapshot_body import read_body
 
 
 def _known(index: PrefixIndex) -> dict[str, Outcome]:

@@ -54,7 +54,6 @@ class Connection:
         *,
         is_connection: bool,
         spoil: Spoiler = cut,
-        on_lost: Callable[[], None] = _nothing,
         on_found: Callable[[], None] = _nothing,
     ) -> None:
         self._broker, self._timeline, self._spoil = broker, network.timeline, spoil
@@ -65,7 +64,7 @@ class Connection:
         if not is_connection:
             self._up = network.way(process, BROKER, faults, is_connection=False)
             self._down = network.way(BROKER, process, faults, is_connection=False)
-        self._on_lost, self._on_found = on_lost, on_found
+        self._on_found = on_found
         self.life = 0
         self.is_connected = self._is_closed = False
         self._broker_life = -1
@@ -93,7 +92,6 @@ class Connection:
     def _lose(self) -> None:
         self.is_connected = False
         self._tried_at_s = self._timeline.now_s
-        self._on_lost()
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for failed in unconfirmed.values():
             failed()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import msgspec
 import pytest
 
-from indexer.follow.effects import Effect
 from indexer.follow.follower import StreamFollower, StreamState
+from indexer.follow.inputs import Effect
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
 from kv_protocol.journal import OutcomeKnown

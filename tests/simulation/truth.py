@@ -149,7 +149,8 @@ class Truth:
 
     def _check_asking(self, life: int, index: Index, rank: WorkerRank) -> None:
         follower, now_s = index.follower(rank), index.clock.now()
-        if not follower.is_recovering or follower.is_in_flight(now_s) or not index.connection.is_connected:
+        question = follower.question
+        if question.wants is None or question.is_in_flight(now_s) or not index.connection.is_connected:
             self._silences.pop((life, rank), None)
             return
         request_id = index.newest_question.get(rank, 0)

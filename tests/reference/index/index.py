@@ -24,7 +24,7 @@ from indexer.index.buffers import (
 )
 from indexer.index.outline import PassedRequest
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, RefusedEvent
-from indexer.index.snapshot import read_body, seal, unseal
+from indexer.index.snapshot import seal, unseal
 from kv_protocol.codec import decode_frame, pack_u64, split_message
 from kv_protocol.digest import TierDigest, is_in_buckets
 from kv_protocol.errors import MalformedMessage
@@ -34,7 +34,7 @@ from tests.reference.index.nodes import ranks_of
 from tests.reference.index.outline import ReferenceOutline, chain_from
 from tests.reference.index.parents_first import parents_first
 from tests.reference.index.snapshot import saved
-from tests.reference.index.snapshot_body import write_body
+from tests.reference.index.snapshot_body import read_body, write_body
 from tests.reference.index.tree import ReferenceTree
 from tests.reference.index.walks import children_of
 

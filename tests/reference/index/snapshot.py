@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
-from indexer.index.snapshot import SavedParked, SavedRun, Snapshot
 from kv_protocol.events import TIERS
 from tests.reference.index.holder import RankHolding
 from tests.reference.index.nodes import Forest, Node
 from tests.reference.index.parked import ParkedBlocks
+from tests.reference.index.snapshot_body import SavedParked, SavedRun, Snapshot
 from tests.reference.index.walks import walk
 
 

@@ -10,12 +10,12 @@ measured with `tracemalloc` on CPython 3.11; bit sets of very many ranks cost mo
 from collections.abc import Sequence
 
 from indexer.index.prefix_index import IndexFull
-from indexer.index.snapshot import Snapshot
 from kv_protocol.events import TIERS, Tier
 from tests.reference.index.holder import RankHolding
 from tests.reference.index.nodes import Forest, Node
 from tests.reference.index.parked import ParkedBlock, ParkedBlocks
 from tests.reference.index.snapshot import rebuilt
+from tests.reference.index.snapshot_body import Snapshot
 
 NODE_BYTES = 320
 HOLDING_BYTES = 96

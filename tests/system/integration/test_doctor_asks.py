@@ -20,8 +20,7 @@ from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
-from router.doctor.router_probe import RouterProbe
-from router.doctor.worker_probe import WorkerProbe
+from router.doctor.probes import RouterProbe, WorkerProbe
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
@@ -157,10 +156,10 @@ async def test_the_log_s_size_is_as_the_server_has_it(log: EventLog) -> None:
 
 
 async def test_a_server_that_does_not_answer_is_unavailable(broker: Broker) -> None:
-    async with connected(broker.url, confirm_s=0.2) as connection:
+    async with connected(broker.url, confirm_s=0.2) as log:
         broker.freeze()
         try:
             with pytest.raises(BrokerUnavailable, match="INFO"):
-                await fills(connection.log)
+                await fills(log)
         finally:
             broker.thaw()

@@ -94,9 +94,9 @@ class Life:
         return HeartbeatArrived(self.rank, heartbeat)
 
     def answer(self, question: Question) -> list[AnswerArrived]:
-        return [AnswerArrived(self.rank, part) for part in self.parts(question.request)]
+        return [AnswerArrived(self.rank, part) for part in self._parts(question.request)]
 
-    def parts(self, request: RecoverRequest) -> list[Answer]:
+    def _parts(self, request: RecoverRequest) -> list[Answer]:
         """Return the repair, the replay or the dump that is asked for."""
         number, tail = request.request_id, [batch for batch in self.ring if batch.seq > request.after_seq]
         if request.epoch == self.epoch and request.buckets:

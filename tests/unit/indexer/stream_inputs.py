@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets
 from indexer.follow.follower import FollowerLimits, StreamFollower
+from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets
 from indexer.follow.question import OpenQuestion
 from indexer.follow.status import FollowerCounts
 from kv_protocol import codec
@@ -103,7 +103,7 @@ def give(
     """Return what the stream wants done and asked, of which everything is done, and asked at once."""
     effects: list[Effect | OpenQuestion] = [*_given(follower, one, now_s)]
     follower.prove(digest_of or holds(), now_s)
-    return [*effects, follower.begin_question(now_s)] if follower.is_due(now_s) else effects
+    return [*effects, follower.begin_question(now_s)] if follower.question.is_due(now_s) else effects
 
 
 def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effect]:

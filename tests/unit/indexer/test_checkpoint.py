@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, HeartbeatArrived, Question, WorkerGone
-from indexer.follow.question_turns import RECOVERIES_MAX
+from indexer.follow.question import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import Heartbeat

@@ -18,7 +18,7 @@ from indexer.follow.inputs import (
     Question,
     WorkerGone,
 )
-from indexer.follow.question_turns import RECOVERIES_MAX
+from indexer.follow.question import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import StreamFollower
+from indexer.follow.inputs import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.question import OpenQuestion
 from indexer.follow.status import StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
@@ -366,9 +366,9 @@ def test_a_proof_does_not_outlive_what_it_proved() -> None:
 @pytest.mark.parametrize("before", [LIVE, HOLE, DOUBT])
 def test_room_again_is_one_question_for_all(before: Sequence[Input]) -> None:
     follower = overfull(*before)
-    follower.on_memory_freed(2)
+    follower.want_dump(2)
     asked = give(follower, TICK, 2)
-    follower.on_memory_freed(2)
+    follower.want_dump(2)
     assert [asked, give(follower, TICK, 2)] == [[dump(follower.begin_question(2).request_id - 1)], []]
 
 
@@ -404,7 +404,7 @@ def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[
         compared.clear()
         before = follower.position
         effects = give(follower, one, now_s, digest_of)
-        is_proven = bool(compared) and not follower.is_recovering
+        is_proven = bool(compared) and follower.question.wants is None
         if is_proven or follower.position[0] != before[0]:
             asked_at_s = float("-inf")
         if any(isinstance(effect, OpenQuestion) for effect in effects):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from indexer.follow.effects import ReplaceAll
 from indexer.follow.follower import AHEAD_MAX, StreamFollower
+from indexer.follow.inputs import ReplaceAll
 from indexer.follow.question import WHOLE_ANSWER_S
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from tests.unit.indexer.stream_inputs import (
@@ -222,7 +222,7 @@ def test_a_repair_in_vain_of_a_former_epoch_is_forgotten() -> None:
 
 def test_a_question_that_is_not_true_any_more_makes_all_wanted() -> None:
     follower = after(*DOUBT)
-    follower.on_untrue_question(1)
+    follower.want_dump(1)
     assert [give(follower, repaired(1, 3), 1), give(follower, TICK, 2)] == [[], [dump(2)]]
 
 

@@ -13,7 +13,7 @@ from indexer.index.outline import PassedRequest
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
 from indexer.service.prefix_explorer import PrefixExplorer, TreePage, TreeQuery
-from indexer.service.tree_routes import BadParameter, tree_page, tree_query
+from indexer.service.routes import BadParameter, tree_page, tree_query
 from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from tests.contract.indexes import chain

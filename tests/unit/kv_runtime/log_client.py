@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, StreamSpec
 from tests.system.integration.broker import eventually
@@ -29,30 +28,18 @@ class Reader:
         assert self.data == list(expected)
 
 
-class Connection(NamedTuple):
-    """An event log whose `run` runs, and what it said of its connection."""
-
-    log: EventLog
-    said: list[str]
-
-
 @asynccontextmanager
-async def connected(url: str, confirm_s: float = CONFIRM_S) -> AsyncIterator[Connection]:
-    said: list[str] = []
-    log = await EventLog.connect(
-        url,
-        name="test",
-        on_lost=lambda: said.append("lost"),
-        on_found=lambda: said.append("found"),
-        confirm_s=confirm_s,
-    )
+async def connected(url: str, confirm_s: float = CONFIRM_S) -> AsyncIterator[EventLog]:
+    """An event log whose `run` runs."""
+    log = await EventLog.connect(url, name="test", confirm_s=confirm_s)
     stop = asyncio.Event()
+    running = asyncio.ensure_future(log.run(stop))
     try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(log.run(stop))
-            yield Connection(log, said)
-            stop.set()
+        yield log
+        stop.set()
+        await running
     finally:
+        running.cancel()
         await log.close()
 
 

@@ -56,13 +56,12 @@ async def test_who_waits_for_a_server_stops_when_asked() -> None:
         await connecting
 
 
-async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):
-            await connection.log.follow("TEST", "test.>", Reader().on_message)
+async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(log: EventLog) -> None:
+    with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):
+        await log.follow("TEST", "test.>", Reader().on_message)
 
 
-async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Broker) -> None:
+async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(log: EventLog) -> None:
     told: list[bytes] = []
     inside = 0
 
@@ -74,68 +73,63 @@ async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Br
         told.append(message.data)
         inside -= 1
 
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM._replace(max_bytes=1 << 28))
-        await publish_all(connection.log, numbers(1, 500))
-        await connection.log.follow("TEST", "test.>", slow)
-        await eventually(lambda: len(told) >= 500)
+    await log.ensure_stream(STREAM._replace(max_bytes=1 << 28))
+    await publish_all(log, numbers(1, 500))
+    await log.follow("TEST", "test.>", slow)
+    await eventually(lambda: len(told) >= 500)
     assert told == numbers(1, 500)
 
 
-async def test_an_announcement_reaches_subscribers_with_its_reply_subject(broker: Broker) -> None:
+async def test_an_announcement_reaches_subscribers_with_its_reply_subject(log: EventLog) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
-        await connection.log.announce("core.a", b"before any subscriber")
-        await connection.log.listen("core.>", reader.on_message)
-        await connection.log.announce("core.a", b"hello", "core.answer")
-        await connection.log.announce("core.b", b"bye")
-        await reader.until([b"hello", b"bye"])
+    await log.announce("core.a", b"before any subscriber")
+    await log.listen("core.>", reader.on_message)
+    await log.announce("core.a", b"hello", "core.answer")
+    await log.announce("core.b", b"bye")
+    await reader.until([b"hello", b"bye"])
     assert [(message.subject, message.reply, message.stream_seq) for message in reader.messages] == [
         ("core.a", "core.answer", 0),
         ("core.b", "", 0),
     ]
 
 
-async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(broker: Broker) -> None:
+async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(broker: Broker, log: EventLog) -> None:
     reader, heard = Reader(), Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await log.listen("core.a", heard.on_message)
-        await publish_all(log, numbers(1, 20))
-        await reader.until(numbers(1, 20))
-        await broker.kill()
-        await eventually(lambda: connection.said == ["lost"])
-        await broker.start()
-        await eventually(lambda: connection.said == ["lost", "found"])
-        await publish_all(log, numbers(21, 40))
-        await reader.until(numbers(1, 40))
-        await log.announce("core.a", b"again")
-        await heard.until([b"again"])
+    await log.ensure_stream(STREAM)
+    await log.follow("TEST", "test.>", reader.on_message)
+    await log.listen("core.a", heard.on_message)
+    await publish_all(log, numbers(1, 20))
+    await reader.until(numbers(1, 20))
+    await broker.kill()
+    await eventually(lambda: not log.is_connected)
+    await broker.start()
+    await eventually(lambda: log.is_connected)
+    await publish_all(log, numbers(21, 40))
+    await reader.until(numbers(1, 40))
+    await log.announce("core.a", b"again")
+    await heard.until([b"again"])
     assert [message.stream_seq for message in reader.messages] == list(range(1, 41))
 
 
 async def test_nothing_is_published_or_announced_while_the_server_is_away_and_that_is_known_at_once(
     broker: Broker,
+    log: EventLog,
 ) -> None:
     heard = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await log.listen("core.a", heard.on_message)
-        await broker.kill()
-        await eventually(lambda: not log.is_connected)
-        async with asyncio.timeout(0.5):
-            with pytest.raises(BrokerUnavailable, match=r"^publish test\.a: not connected$"):
-                await log.publish("test.a", b"away")
-            with pytest.raises(BrokerUnavailable, match=r"^announce core\.a: not connected$"):
-                await log.announce("core.a", b"away")
-        await broker.start()
-        await eventually(lambda: log.is_connected)
-        assert await log.publish("test.a", b"back") == 1
-        await log.announce("core.a", b"back")
-        await heard.until([b"back"])
+    await log.ensure_stream(STREAM)
+    await log.listen("core.a", heard.on_message)
+    await broker.kill()
+    await eventually(lambda: not log.is_connected)
+    async with asyncio.timeout(0.5):
+        with pytest.raises(BrokerUnavailable, match=r"^publish test\.a: not connected$"):
+            await log.publish("test.a", b"away")
+        with pytest.raises(BrokerUnavailable, match=r"^announce core\.a: not connected$"):
+            await log.announce("core.a", b"away")
+    await broker.start()
+    await eventually(lambda: log.is_connected)
+    assert await log.publish("test.a", b"back") == 1
+    await log.announce("core.a", b"back")
+    await heard.until([b"back"])
 
 
 @pytest.mark.parametrize("before", [3, 30])
@@ -143,8 +137,7 @@ async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_th
     broker: Broker, before: int
 ) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection, connected(broker.url) as other:
-        log = connection.log
+    async with connected(broker.url) as log, connected(broker.url) as other:
         await log.ensure_stream(STREAM)
         await log.follow("TEST", "test.>", reader.on_message)
         await publish_all(log, numbers(1, before))
@@ -152,16 +145,15 @@ async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_th
         await broker.kill()
         broker.lose_store()
         await broker.start()
-        await eventually(lambda: other.log.is_connected)
-        await other.log.ensure_stream(STREAM)
-        await publish_all(other.log, numbers(101, 110))
+        await eventually(lambda: other.is_connected)
+        await other.ensure_stream(STREAM)
+        await publish_all(other, numbers(101, 110))
         await reader.until(numbers(1, before) + numbers(101, 110))
 
 
 async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(broker: Broker) -> None:
     reader = Reader()
-    async with connected(broker.url, confirm_s=1.0) as connection:
-        log = connection.log
+    async with connected(broker.url, confirm_s=1.0) as log:
         await log.ensure_stream(STREAM)
         await log.follow("TEST", "test.>", reader.on_message)
         await publish_all(log, numbers(1, 3))
@@ -169,11 +161,11 @@ async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_
         try:
             async with asyncio.TaskGroup() as group:
                 unconfirmed = group.create_task(error_of(log.publish("test.a", b"4", "four")))
-                await eventually(lambda: connection.said == ["lost"], "lost", timeout_s=4.9)
+                await eventually(lambda: not log.is_connected, "lost", timeout_s=4.9)
         finally:
             broker.thaw()
         assert str(unconfirmed.result()).startswith("publish test.a: ")
-        await eventually(lambda: connection.said == ["lost", "found"])
+        await eventually(lambda: log.is_connected)
         assert await log.publish("test.a", b"4", "four") == 4
         await publish_all(log, numbers(5, 6))
         await reader.until(numbers(1, 6))
@@ -185,51 +177,47 @@ async def error_of(work: Coroutine[Any, Any, object]) -> BrokerUnavailable:
     return raised.value
 
 
-async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> None:
+async def test_streams_that_the_server_lost_are_made_again(broker: Broker, log: EventLog) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await publish_all(log, numbers(1, 5))
-        await reader.until(numbers(1, 5))
-        await broker.kill()
-        broker.lose_store()
-        await broker.start()
-        await eventually(lambda: log.is_connected)
-        async with asyncio.timeout(5):
-            while True:
-                try:
-                    await log.publish("test.a", b"6")
-                    break
-                except BrokerUnavailable:
-                    await asyncio.sleep(0.01)
-        await reader.until(numbers(1, 6))
+    await log.ensure_stream(STREAM)
+    await log.follow("TEST", "test.>", reader.on_message)
+    await publish_all(log, numbers(1, 5))
+    await reader.until(numbers(1, 5))
+    await broker.kill()
+    broker.lose_store()
+    await broker.start()
+    await eventually(lambda: log.is_connected)
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await log.publish("test.a", b"6")
+                break
+            except BrokerUnavailable:
+                await asyncio.sleep(0.01)
+    await reader.until(numbers(1, 6))
 
 
 @pytest.mark.parametrize("made_again", [False, True])
 async def test_a_reading_that_the_server_ended_goes_on(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, made_again: bool
+    broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch, made_again: bool
 ) -> None:
     monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(reading, "SILENCE_S", 0.5)
     reader, client = Reader(), await nats.connect(broker.url)
-    async with connected(broker.url) as connection:
-        log = connection.log
+    await log.ensure_stream(STREAM)
+    await log.follow("TEST", "test.>", reader.on_message)
+    await publish_all(log, numbers(1, 5))
+    await reader.until(numbers(1, 5))
+    manager = client.jsm()
+    if made_again:
+        await manager.delete_stream("TEST")
         await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await publish_all(log, numbers(1, 5))
-        await reader.until(numbers(1, 5))
-        manager = client.jsm()
-        if made_again:
-            await manager.delete_stream("TEST")
-            await log.ensure_stream(STREAM)
-        else:
-            (consumer,) = await manager.consumers_info("TEST")
-            await manager.delete_consumer("TEST", consumer.name)
-        await publish_all(log, numbers(6, 15))
-        await reader.until(numbers(1, 15))
-        assert connection.said == []
+    else:
+        (consumer,) = await manager.consumers_info("TEST")
+        await manager.delete_consumer("TEST", consumer.name)
+    await publish_all(log, numbers(6, 15))
+    await reader.until(numbers(1, 15))
+    assert log.statistics().reconnects_total == 0
     await client.close()
 
 
@@ -312,21 +300,22 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
     rule(SECRET)
     server = await asyncio.create_subprocess_exec(find_binary(), "-c", str(file), stderr=asyncio.subprocess.PIPE)
     assert server.stderr is not None
-    lost, found, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    found, stop = asyncio.Event(), asyncio.Event()
     try:
         while not (listening := re.search(rb"client connections on \S+:(\d+)", await server.stderr.readline())):
             pass
         while b"Server is ready" not in await server.stderr.readline():
             pass
         url = f"nats://127.0.0.1:{int(listening[1])}"
-        log = await EventLog.connect(url, name="test", token=SECRET, on_lost=lost.set, on_found=found.set)
+        log = await EventLog.connect(url, name="test", token=SECRET, on_found=found.set)
         running = asyncio.ensure_future(log.run(stop))
         with capture_logs() as logs:
-            for token, changed in (("an0ther", lost), (SECRET, found)):
-                rule(token)
-                server.send_signal(signal.SIGHUP)
-                async with asyncio.timeout(20):
-                    await changed.wait()
+            rule("an0ther")
+            server.send_signal(signal.SIGHUP)
+            await eventually(lambda: not log.is_connected)
+            rule(SECRET)
+            server.send_signal(signal.SIGHUP)
+            await eventually(found.is_set)
         assert not running.done()
         assert log.is_connected
         (said,) = (each for each in logs if each["event"] == "log_lost")
@@ -350,55 +339,54 @@ async def test_announced_messages_that_come_faster_than_they_are_taken_are_dropp
         await may_go_on.wait()
         taken.append(message.data)
 
-    async with connected(broker.url) as connection, connected(broker.url) as other:
-        await connection.log.listen("core.a", take)
+    async with connected(broker.url) as log, connected(broker.url) as other:
+        await log.listen("core.a", take)
         with capture_logs() as logs:
             for at in range(100):
-                await other.log.announce("core.a", str(at).encode())
-            await eventually(lambda: connection.log.statistics().dropped_total >= 85)
+                await other.announce("core.a", str(at).encode())
+            await eventually(lambda: log.statistics().dropped_total >= 85)
         may_go_on.set()
-        await eventually(lambda: len(taken) + connection.log.statistics().dropped_total == 100)
+        await eventually(lambda: len(taken) + log.statistics().dropped_total == 100)
     assert taken[0] == b"0"
     assert [line["event"] for line in logs] == ["log_messages_dropped"]
 
 
 # ------------------------------------------------------------------------------------------------- conditions, headers
-async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_have(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        assert await log.publish("test.a", b"1", after_seq=0) == 1
-        await log.publish("test.b", b"2")
-        with pytest.raises(LastSequenceDiffers, match=r"test\.a"):
-            await log.publish("test.a", b"x", after_seq=0)
-        with pytest.raises(LastSequenceDiffers):
-            await log.publish("test.a", b"x", after_seq=2)
-        assert await log.publish("test.a", b"3", after_seq=1) == 3
-        assert (await log.stream_state("TEST")).last_seq == 3
+async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_have(log: EventLog) -> None:
+    await log.ensure_stream(STREAM)
+    assert await log.publish("test.a", b"1", after_seq=0) == 1
+    await log.publish("test.b", b"2")
+    with pytest.raises(LastSequenceDiffers, match=r"test\.a"):
+        await log.publish("test.a", b"x", after_seq=0)
+    with pytest.raises(LastSequenceDiffers):
+        await log.publish("test.a", b"x", after_seq=2)
+    assert await log.publish("test.a", b"3", after_seq=1) == 3
+    assert (await log.stream_state("TEST")).last_seq == 3
 
 
-async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log, reader = connection.log, Reader()
-        await log.ensure_stream(STREAM)
-        await log.follow("TEST", "test.>", reader.on_message)
-        await log.publish("test.a", b"1")
-        await reader.until([b"1"])
-        client = await nats.connect(broker.url)
-        await client.jetstream().delete_stream("TEST")
-        await client.close()
+async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(
+    broker: Broker, log: EventLog
+) -> None:
+    reader = Reader()
+    await log.ensure_stream(STREAM)
+    await log.follow("TEST", "test.>", reader.on_message)
+    await log.publish("test.a", b"1")
+    await reader.until([b"1"])
+    client = await nats.connect(broker.url)
+    await client.jetstream().delete_stream("TEST")
+    await client.close()
 
-        async def is_published() -> bool:
-            try:
-                await log.publish("test.a", b"2")
-            except BrokerUnavailable:
-                return False
-            return True
+    async def is_published() -> bool:
+        try:
+            await log.publish("test.a", b"2")
+        except BrokerUnavailable:
+            return False
+        return True
 
-        async with asyncio.timeout(20):
-            while not await is_published():
-                await SystemClock().sleep(0.1)
-        await eventually(lambda: b"2" in reader.data)
+    async with asyncio.timeout(20):
+        while not await is_published():
+            await SystemClock().sleep(0.1)
+    await eventually(lambda: b"2" in reader.data)
 
 
 async def test_refused_credentials_are_named_though_the_next_connection_is_reset() -> None:

@@ -15,50 +15,44 @@ async def followed(log: EventLog, reader: Reader, *, after_seq: int, created: st
 
 
 @pytest.mark.parametrize("after_seq", [0, 1, 5, 9])
-async def test_the_stream_of_that_birth_is_read_behind_the_place(broker: Broker, after_seq: int) -> None:
+async def test_the_stream_of_that_birth_is_read_behind_the_place(log: EventLog, after_seq: int) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 9))
-        born = (await log.stream_state("TEST")).created
-        place = await followed(log, reader, after_seq=after_seq, created=born)
-        assert (place.created, place.unread) == (born, 9 - after_seq)
-        await publish_all(log, numbers(10, 12))
-        await reader.until(numbers(after_seq + 1, 12))
-        await eventually(lambda: (place.delivered_seq, place.delivered_total, place.unread) == (12, 12 - after_seq, 0))
-        assert place.read_anew_total == 0
+    await log.ensure_stream(STREAM)
+    await publish_all(log, numbers(1, 9))
+    born = (await log.stream_state("TEST")).created
+    place = await followed(log, reader, after_seq=after_seq, created=born)
+    assert (place.created, place.unread) == (born, 9 - after_seq)
+    await publish_all(log, numbers(10, 12))
+    await reader.until(numbers(after_seq + 1, 12))
+    await eventually(lambda: (place.delivered_seq, place.delivered_total, place.unread) == (12, 12 - after_seq, 0))
+    assert place.read_anew_total == 0
 
 
 @pytest.mark.parametrize(("after_seq", "same"), [(5, False), (10, True), (10**6, True)])
 async def test_another_stream_or_a_shorter_one_is_read_from_its_beginning(
-    broker: Broker, after_seq: int, same: bool
+    log: EventLog, after_seq: int, same: bool
 ) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 9))
-        born = (await log.stream_state("TEST")).created
-        place = await followed(log, reader, after_seq=after_seq, created=born if same else "2001-02-03T04:05:06Z")
-        await reader.until(numbers(1, 9))
-        assert (place.created, place.read_anew_total) == (born, 1)
-        assert log.statistics().read_anew_total == 1
+    await log.ensure_stream(STREAM)
+    await publish_all(log, numbers(1, 9))
+    born = (await log.stream_state("TEST")).created
+    place = await followed(log, reader, after_seq=after_seq, created=born if same else "2001-02-03T04:05:06Z")
+    await reader.until(numbers(1, 9))
+    assert (place.created, place.read_anew_total) == (born, 1)
+    assert log.statistics().read_anew_total == 1
 
 
 async def test_what_is_gone_before_it_was_read_is_not_unread_any_more(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
     reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 3))
-        place = await followed(log, reader, after_seq=0, created="")
-        await reader.until(numbers(1, 3))
-        place.unread = 7  # as if the server had removed so many that it had not sent yet
-        await eventually(lambda: place.unread == 0)
+    await log.ensure_stream(STREAM)
+    await publish_all(log, numbers(1, 3))
+    place = await followed(log, reader, after_seq=0, created="")
+    await reader.until(numbers(1, 3))
+    place.unread = 7  # as if the server had removed so many that it had not sent yet
+    await eventually(lambda: place.unread == 0)
 
 
 async def _made_anew(log: EventLog) -> None:
@@ -74,30 +68,28 @@ async def _made_anew(log: EventLog) -> None:
             return
 
 
-async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broker) -> None:
+async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broker, log: EventLog) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 5))
-        place = await followed(log, reader, after_seq=0, created="")
-        await reader.until(numbers(1, 5))
-        born = place.created
-        client = await nats.connect(broker.url)
-        await client.jsm().delete_stream("TEST")
-        await client.close()
-        await _made_anew(log)
-        await publish_all(log, numbers(6, 7))
-        await reader.until(numbers(1, 7))
-        await eventually(lambda: place.delivered_seq == 2)
-        assert place.read_anew_total == 1
-        assert place.created == (await log.stream_state("TEST")).created != born
+    await log.ensure_stream(STREAM)
+    await publish_all(log, numbers(1, 5))
+    place = await followed(log, reader, after_seq=0, created="")
+    await reader.until(numbers(1, 5))
+    born = place.created
+    client = await nats.connect(broker.url)
+    await client.jsm().delete_stream("TEST")
+    await client.close()
+    await _made_anew(log)
+    await publish_all(log, numbers(6, 7))
+    await reader.until(numbers(1, 7))
+    await eventually(lambda: place.delivered_seq == 2)
+    assert place.read_anew_total == 1
+    assert place.created == (await log.stream_state("TEST")).created != born
 
 
 async def test_a_server_of_several_is_found(broker: Broker) -> None:
-    async with connected(f"nats://127.0.0.1:1,{broker.url}") as connection:
-        await connection.log.ensure_stream(STREAM)
-        assert await connection.log.publish("test.a", b"x") == 1
+    async with connected(f"nats://127.0.0.1:1,{broker.url}") as log:
+        await log.ensure_stream(STREAM)
+        assert await log.publish("test.a", b"x") == 1
 
 
 async def test_no_server_of_several_is_an_error_that_names_them_without_secrets() -> None:

@@ -4,129 +4,21 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import ClientError, ClientSession, web
+from aiohttp import ClientError, web
 from aiohttp.test_utils import make_mocked_request
-from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from structlog.testing import capture_logs
 
-from kv_runtime.http import bodies as slow_bodies
 from kv_runtime.http.acceptor import PortUsed
-from kv_runtime.http.access import OPEN_PATHS, require_token
-from kv_runtime.http.answers import error_body, json_response, openai_errors
+from kv_runtime.http.access import OPEN_PATHS
+from kv_runtime.http.answers import error_body
 from kv_runtime.http.hosts import is_loopback
 from kv_runtime.http.metrics import SAMPLES_AT_ONCE, metrics_handler
 from kv_runtime.http.server import HttpServer
 from kv_runtime.telemetry import Distribution, Projection, counter, gauge, histogram, new_registry
-
-TOKEN = "t0ken"
-BODY_BYTES_MAX = 1000
-SHAPE = {"message", "type", "param", "code"}
-
-
-class Gate:
-    """A handler that says when it was entered and leaves when it may."""
-
-    def __init__(self) -> None:
-        self.entered, self.may_leave = asyncio.Event(), asyncio.Event()
-        self.cancelled = False
-
-    async def handle(self, _: web.Request) -> web.StreamResponse:
-        self.entered.set()
-        try:
-            await self.may_leave.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        return json_response({"done": True})
-
-
-async def echo(request: web.Request) -> web.StreamResponse:
-    return json_response({"bytes": len(await request.read())})
-
-
-async def fail(_: web.Request) -> web.StreamResponse:
-    raise ValueError("the secret is xyzzy")
-
-
-async def fail_late(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(b"data: 1\n\n")
-    raise ValueError("the secret is xyzzy")
-
-
-async def redirect(_: web.Request) -> web.StreamResponse:
-    raise web.HTTPFound("/v1/echo")
-
-
-async def unavailable(_: web.Request) -> web.StreamResponse:
-    raise web.HTTPServiceUnavailable
-
-
-def application(token: str = "", gate: Gate | None = None) -> web.Application:
-    registry = CollectorRegistry()
-    Gauge("kvrouter_test", "A gauge", registry=registry).set(7)
-    app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=BODY_BYTES_MAX)
-    app.add_routes(
-        [
-            web.post("/v1/echo", echo),
-            web.get("/v1/fail", fail),
-            web.get("/v1/fail_late", fail_late),
-            web.get("/v1/redirect", redirect),
-            web.get("/v1/unavailable", unavailable),
-            web.get("/metrics", metrics_handler(registry)),
-            *([web.get("/v1/gate", gate.handle)] if gate else []),
-        ]
-    )
-    return app
-
-
-class Served:
-    """A server that runs, a client of it, and its stop."""
-
-    def __init__(self, server: HttpServer, session: ClientSession, stop: asyncio.Event) -> None:
-        self.port = server.port
-        self.session, self.stop = session, stop
-
-    async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
-        async with self.session.get(path, headers=headers) as response:
-            return response.status, await response.read()
-
-    async def post(self, path: str, data: bytes, **headers: str) -> tuple[int, bytes]:
-        async with self.session.post(path, data=data, headers=headers) as response:
-            return response.status, await response.read()
-
-    async def raw(self, request: bytes) -> bytes:
-        """Send bytes as they are; return all that comes until the server closes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(request)
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return answer
-
-
-@asynccontextmanager
-async def served(
-    app: web.Application, drain_s: float = 5.0, *, handler_cancellation: bool = False
-) -> AsyncIterator[Served]:
-    server = HttpServer(app, "127.0.0.1", 0, drain_s=drain_s, handler_cancellation=handler_cancellation)
-    stop = asyncio.Event()
-    await server.start()
-    async with (
-        asyncio.TaskGroup() as group,
-        ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
-    ):
-        group.create_task(server.run(stop))
-        try:
-            yield Served(server, session, stop)
-        finally:
-            stop.set()
-
+from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
 # ---------------------------------------------------------------- errors
 
@@ -148,26 +40,23 @@ def test_an_error_body_has_the_four_fields_of_openai() -> None:
         ("/v1/fail", 500, "server_error", "our fault: ValueError; see the log"),
     ],
 )
-async def test_every_refusal_has_an_openai_body(path: str, status: int, kind: str, words: str) -> None:
-    async with served(application()) as server:
-        found, body = await server.get(path)
+async def test_every_refusal_has_an_openai_body(server: Served, path: str, status: int, kind: str, words: str) -> None:
+    found, body = await server.get(path)
     error = json.loads(body)["error"]
     assert (found, set(error), error["type"]) == (status, SHAPE, kind)
     assert words in error["message"]
 
 
-async def test_a_fault_of_ours_is_logged_and_not_told() -> None:
+async def test_a_fault_of_ours_is_logged_and_not_told(server: Served) -> None:
     with capture_logs() as lines:
-        async with served(application()) as server:
-            _, body = await server.get("/v1/fail")
+        _, body = await server.get("/v1/fail")
     assert b"xyzzy" not in body
     assert [(line["event"], line["path"]) for line in lines] == [("request_failed", "/v1/fail")]
 
 
-async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another() -> None:
+async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another(server: Served) -> None:
     with capture_logs() as lines:
-        async with served(application()) as server:
-            answer = await server.raw(b"GET /v1/fail_late HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = await server.raw(b"GET /v1/fail_late HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.count(b"HTTP/1.1") == 1
     assert b"data: 1\n\n" in answer
     assert b"our fault" not in answer
@@ -201,22 +90,21 @@ async def test_a_client_that_went_away_is_no_fault_of_ours(caplog: pytest.LogCap
     assert (lines, caplog.records) == ([], [])
 
 
-async def test_a_redirection_is_no_error() -> None:
-    async with served(application()) as server, server.session.get("/v1/redirect", allow_redirects=False) as response:
+async def test_a_redirection_is_no_error(server: Served) -> None:
+    async with server.session.get("/v1/redirect", allow_redirects=False) as response:
         assert (response.status, response.headers["Location"]) == (302, "/v1/echo")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_beyond_the_bound_is_a_413(chunked: bool) -> None:
+async def test_a_body_beyond_the_bound_is_a_413(server: Served, chunked: bool) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(11):
             yield bytes(BODY_BYTES_MAX // 10)
 
-    async with served(application()) as server:
-        assert await server.post("/v1/echo", bytes(BODY_BYTES_MAX)) == (200, b'{"bytes":1000}')
-        body = chunks() if chunked else bytes(BODY_BYTES_MAX + 1)
-        async with server.session.post("/v1/echo", data=body) as response:
-            error = (await response.json())["error"]
+    assert await server.post("/v1/echo", bytes(BODY_BYTES_MAX)) == (200, b'{"bytes":1000}')
+    body = chunks() if chunked else bytes(BODY_BYTES_MAX + 1)
+    async with server.session.post("/v1/echo", data=body) as response:
+        error = (await response.json())["error"]
     assert (response.status, error["type"], error["code"]) == (413, "invalid_request_error", "body_too_large")
     assert "1000" in error["message"]
     assert set(error) == SHAPE
@@ -438,141 +326,3 @@ async def test_a_stop_does_not_wait_for_idle_connections() -> None:
             assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
-
-
-# ---------------------------------------------------------------- what is no request, or comes too slowly
-
-
-TWO_LENGTHS = (
-    b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    "sent", [TWO_LENGTHS, b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nx y: z\r\n\r\n"]
-)
-async def test_what_is_no_request_gets_an_error_body_and_no_traceback_is_logged(
-    sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with capture_logs() as lines:
-        async with served(application()) as server:
-            answer = await server.raw(sent)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.split(b" ")[1] == b"400"
-    assert set(json.loads(body)["error"]) == SHAPE
-    assert b"aiohttp" not in answer
-    assert caplog.records == []
-    assert [(line["event"], line["log_level"], "exc_info" in line) for line in lines] == [
-        ("request_malformed", "debug", False)
-    ]
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/v1/fail", "/nowhere"])
-async def test_no_answer_says_which_software_and_version_it_is_from(path: str) -> None:
-    async with served(application()) as server, server.session.get(path) as response:
-        assert "Server" not in response.headers
-
-
-async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
-    async with served(application()) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx")
-        answer = await reader.read()
-        writer.close()
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"body: found 1 bytes within 0 s, allowed 500 a second after 0.1 s, and 300 s in all" in answer
-    assert b"\r\nConnection: close\r\n" in answer
-    assert caplog.records == []
-
-
-async def test_a_body_that_comes_at_the_least_rate_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
-    monkeypatch.setattr(slow_bodies, "RATE_MIN_BYTES_S", 100.0)
-    gate = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"x" * 800
-        asyncio.get_running_loop().call_later(0.3, gate.set)
-        await gate.wait()
-        yield b"x"
-
-    async with served(application()) as server, server.session.post("/v1/echo", data=body()) as response:
-        assert await response.json() == {"bytes": 801}
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: lo"])
-async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_runtime.http.client_connection.HEAD_S", 0.1)
-    async with served(application()) as server:
-        assert await server.raw(sent) == b""
-
-
-CODED = b"%b %b HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: %b\r\nContent-Length: 1\r\n\r\nx"
-
-
-@pytest.mark.parametrize(
-    "coding", [b"gzip", b"GZIP", b"deflate", b"br", b"identity, gzip", b"identity\r\nContent-Encoding: gzip"]
-)
-@pytest.mark.parametrize(
-    ("method", "path"), [(b"POST", b"/v1/echo"), (b"GET", b"/metrics"), (b"POST", b"/metrics"), (b"GET", b"/nowhere")]
-)
-async def test_a_coded_body_gets_415_and_is_not_decoded(
-    method: bytes, path: bytes, coding: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`x` is in no coding: a decoder would fail."""
-    with capture_logs() as lines:
-        async with served(application(token=TOKEN)) as server:
-            answer = await server.raw(CODED % (method, path, coding))
-    assert answer.startswith(b"HTTP/1.1 415 ")
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert b"content-encoding: found '%b', allowed identity" % coding.replace(b"\r\nContent-Encoding:", b",") in answer
-    assert (lines, caplog.records) == ([], [])
-
-
-async def test_a_body_in_the_identity_coding_is_read() -> None:
-    async with served(application()) as server:
-        answer = await server.raw(
-            (CODED % (b"POST", b"/v1/echo", b"Identity")).replace(b"Host", b"Connection: close\r\nHost")
-        )
-    assert answer.endswith(b'{"bytes":1}')
-
-
-async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_runtime.http.client_connection.LINGER_S", 0.1)
-    async with served(application()) as server, asyncio.timeout(5):
-        answer = await server.raw((CODED % (b"POST", b"/v1/echo", b"gzip")).replace(b"Length: 1", b"Length: 900"))
-    assert answer.startswith(b"HTTP/1.1 415 ")
-
-
-BAD_CHUNK = b"%b %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "at_once", "status"),
-    [
-        (b"POST", b"/v1/echo", True, b"400"),
-        (b"GET", b"/metrics", True, b"400"),
-        (b"POST", b"/v1/echo", False, b"400"),
-        (b"GET", b"/metrics", False, b"200"),
-    ],
-)
-async def test_a_bad_chunk_is_the_clients_fault_and_no_traceback_is_logged(
-    method: bytes, path: bytes, at_once: bool, status: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with capture_logs() as lines:
-        async with served(application()) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            try:
-                writer.write(BAD_CHUNK % (method, path))
-                if not at_once:
-                    await server.get("/metrics")
-                writer.write(b"zz\r\n")
-                async with asyncio.timeout(5):
-                    answer = await reader.read()
-            finally:
-                writer.close()
-    assert answer.split(b" ")[1] == status
-    assert answer.count(b"HTTP/1.") == 1
-    assert caplog.records == []
-    assert {line["log_level"] for line in lines} <= {"debug"}

@@ -15,7 +15,7 @@ from kv_runtime.http.connection_limit import CONNECTIONS_MAX, CONNECTIONS_MIN, c
 from kv_runtime.http.server import HttpServer
 from kv_runtime.open_files import RESERVED, OpenFiles
 from tests.support.descriptors import no_descriptors_left
-from tests.unit.kv_runtime.test_http import Gate, application
+from tests.unit.kv_runtime.http_server import Gate, application
 
 BOUND = 2
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import HeatSource, UsesSource
 from indexer.follow.fold import FoldStatistics, IndexFold
 from indexer.follow.inputs import HeartbeatArrived
-from indexer.service.prefix_explorer import PrefixExplorer
+from indexer.service.prefix_explorer import HeatSource, PrefixExplorer, UsesSource
+from indexer.service.routes import index_routes
 from kv_protocol import fleet
 from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
@@ -54,9 +55,9 @@ class NeverThere:
         """Return no ranks."""
         return {}
 
-    def explorer(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> PrefixExplorer:
-        """Return pages of nothing."""
-        return PrefixExplorer(self._fold, ManualClock(), heat=heat, uses=uses)
+    def routes(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> Sequence[web.RouteDef]:
+        """Return routes to nothing."""
+        return index_routes(self._fold, PrefixExplorer(self._fold, ManualClock(), heat=heat, uses=uses))
 
     async def wait_for(self, _rank: WorkerRank, _epoch: int, _seq: int) -> None:
         """Wait."""

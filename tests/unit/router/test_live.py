@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.ids import WorkerRank
@@ -83,8 +84,8 @@ class Watched:
             lease.end("ok")
 
 
-@asynccontextmanager
-async def watched() -> AsyncIterator[Watched]:
+@pytest_asyncio.fixture
+async def made() -> AsyncIterator[Watched]:
     """A plane with a worker of two ranks, watched."""
     stop = asyncio.Event()
     stop.set()
@@ -100,86 +101,80 @@ async def watched() -> AsyncIterator[Watched]:
             await made.server.run(stop)
 
 
-async def test_the_fleet_is_columns_whose_words_are_numbers() -> None:
-    async with watched() as made:
-        made.plane.join("w1", "http://127.0.0.1:1", role="prefill")
-        made.plane.index.stale[rank("w0/1")] = "behind"
-        fleet = await made.get("/v1/fleet")
-        workers, ranks = fleet["workers"], fleet["ranks"]
-        assert (fleet["source"], workers["worker_id"], workers["first_rank"]) == ("now", ["w0", "w1"], [0, 2])
-        assert [fleet["roles"][each] for each in workers["role"]] == ["aggregated", "prefill"]
-        assert (ranks["worker"], ranks["dp_rank"]) == ([0, 0, 1], [0, 1, 0])
-        assert (ranks["trust"], fleet["reasons"][ranks["trust_reason"][1]]) == ([0, 1, 0], "behind")
-        assert (ranks["gpu_blocks"], ranks["host_blocks"]) == ([10, 7, 0], [2, 0, 0])
-        assert {len(column) for column in ranks.values()} == {3}
-        assert {len(column) for column in workers.values()} == {2}
+async def test_the_fleet_is_columns_whose_words_are_numbers(made: Watched) -> None:
+    made.plane.join("w1", "http://127.0.0.1:1", role="prefill")
+    made.plane.index.stale[rank("w0/1")] = "behind"
+    fleet = await made.get("/v1/fleet")
+    workers, ranks = fleet["workers"], fleet["ranks"]
+    assert (fleet["source"], workers["worker_id"], workers["first_rank"]) == ("now", ["w0", "w1"], [0, 2])
+    assert [fleet["roles"][each] for each in workers["role"]] == ["aggregated", "prefill"]
+    assert (ranks["worker"], ranks["dp_rank"]) == ([0, 0, 1], [0, 1, 0])
+    assert (ranks["trust"], fleet["reasons"][ranks["trust_reason"][1]]) == ([0, 1, 0], "behind")
+    assert (ranks["gpu_blocks"], ranks["host_blocks"]) == ([10, 7, 0], [2, 0, 0])
+    assert {len(column) for column in ranks.values()} == {3}
+    assert {len(column) for column in workers.values()} == {2}
 
 
-async def test_what_was_routed_and_reused_is_counted_by_rank() -> None:
-    async with watched() as made:
-        for _ in range(4):
-            made.decide(cached_tokens=16)
-        made.decide()
-        fleet = await made.get("/v1/fleet")
-        ranks = fleet["ranks"]
-        assert (sum(ranks["decided_total"]), fleet["requests"]["decided_total"]) == (5, 5)
-        assert fleet["requests"]["in_flight"] == sum(ranks["active_requests"]) == 1
-        ratios = [each for each in ranks["hit_ratio"] if each is not None]
-        assert ratios
-        assert all(0 <= each <= 1 for each in ratios)
+async def test_what_was_routed_and_reused_is_counted_by_rank(made: Watched) -> None:
+    for _ in range(4):
+        made.decide(cached_tokens=16)
+    made.decide()
+    fleet = await made.get("/v1/fleet")
+    ranks = fleet["ranks"]
+    assert (sum(ranks["decided_total"]), fleet["requests"]["decided_total"]) == (5, 5)
+    assert fleet["requests"]["in_flight"] == sum(ranks["active_requests"]) == 1
+    ratios = [each for each in ranks["hit_ratio"] if each is not None]
+    assert ratios
+    assert all(0 <= each <= 1 for each in ratios)
 
 
-async def test_reuse_beyond_a_prompt_length_that_is_a_lower_bound_counts_as_the_whole_prompt() -> None:
-    async with watched() as made:
-        made.decide(cached_tokens=1_000_000)
-        fleet = await made.get("/v1/fleet")
-        assert [each for each in fleet["ranks"]["hit_ratio"] if each is not None] == [1.0]
+async def test_reuse_beyond_a_prompt_length_that_is_a_lower_bound_counts_as_the_whole_prompt(made: Watched) -> None:
+    made.decide(cached_tokens=1_000_000)
+    fleet = await made.get("/v1/fleet")
+    assert [each for each in fleet["ranks"]["hit_ratio"] if each is not None] == [1.0]
 
 
-async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then() -> None:
-    async with watched() as made:
-        await made.live.keep()
-        first_s = made.plane.clock.wall_ns() / 1e9
-        await made.plane.clock.advance(10.0)
-        made.plane.hear("w0")
-        made.plane.join("w1", "http://127.0.0.1:1")
-        await made.live.keep()
-        then = await made.get(f"/v1/fleet?at={first_s + 9}")
-        assert (then["source"], then["workers"]["worker_id"], then["at_s"]) == ("ring", ["w0"], round(first_s, 3))
-        assert (await made.get(f"/v1/fleet?at={first_s + 10}"))["workers"]["worker_id"] == ["w0", "w1"]
-        history = await made.get("/v1/history")
-        assert (history["ring"]["samples"], history["ring"]["from_s"]) == (2, round(first_s, 3))
-        if first_s >= 1:
-            missing = await made.get(f"/v1/fleet?at={first_s - 1}", 404)
-            assert (missing["error"]["code"], missing["error"]["param"]) == ("not_recorded", "at")
+async def test_the_fleet_of_a_moment_is_the_one_that_was_kept_then(made: Watched) -> None:
+    await made.live.keep()
+    first_s = made.plane.clock.wall_ns() / 1e9
+    await made.plane.clock.advance(10.0)
+    made.plane.hear("w0")
+    made.plane.join("w1", "http://127.0.0.1:1")
+    await made.live.keep()
+    then = await made.get(f"/v1/fleet?at={first_s + 9}")
+    assert (then["source"], then["workers"]["worker_id"], then["at_s"]) == ("ring", ["w0"], round(first_s, 3))
+    assert (await made.get(f"/v1/fleet?at={first_s + 10}"))["workers"]["worker_id"] == ["w0", "w1"]
+    history = await made.get("/v1/history")
+    assert (history["ring"]["samples"], history["ring"]["from_s"]) == (2, round(first_s, 3))
+    if first_s >= 1:
+        missing = await made.get(f"/v1/fleet?at={first_s - 1}", 404)
+        assert (missing["error"]["code"], missing["error"]["param"]) == ("not_recorded", "at")
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "nan", "inf", ""])
 @pytest.mark.parametrize("path", ["/v1/fleet", "/v1/decisions"])
-async def test_a_time_that_is_none_is_named(path: str, value: str) -> None:
-    async with watched() as made:
-        assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at"
+async def test_a_time_that_is_none_is_named(made: Watched, path: str, value: str) -> None:
+    assert (await made.get(f"{path}?at={value}", 400))["error"]["param"] == "at"
 
 
-async def test_decisions_are_found_by_worker_model_outcome_and_time() -> None:
-    async with watched() as made:
-        over = made.decide(cached_tokens=0)
-        moment_s = made.plane.clock.wall_ns() / 1e9
-        await made.plane.clock.advance(1.0)
-        made.plane.hear("w0")
-        failed, left_open = made.decide(name="failed"), made.decide()
+async def test_decisions_are_found_by_worker_model_outcome_and_time(made: Watched) -> None:
+    over = made.decide(cached_tokens=0)
+    moment_s = made.plane.clock.wall_ns() / 1e9
+    await made.plane.clock.advance(1.0)
+    made.plane.hear("w0")
+    failed, left_open = made.decide(name="failed"), made.decide()
 
-        async def ids(query: str) -> set[str]:
-            return {each["decision_id"] for each in (await made.get(f"/v1/decisions?{query}"))["decisions"]}
+    async def ids(query: str) -> set[str]:
+        return {each["decision_id"] for each in (await made.get(f"/v1/decisions?{query}"))["decisions"]}
 
-        assert await ids("") == {over, failed, left_open}
-        assert await ids("outcome=ok") == {over}
-        assert await ids("outcome=failed&worker=w0") == {failed}
-        assert await ids("outcome=open") == {left_open}
-        assert await ids("worker=w9") == await ids("model=other") == set()
-        assert await ids(f"model={MODEL}&at={moment_s + 0.5}") == {over}
-        listed = await made.get("/v1/decisions")
-        assert (listed["from_s"], listed["decisions"][0]["model"]) == (round(moment_s, 3), MODEL)
+    assert await ids("") == {over, failed, left_open}
+    assert await ids("outcome=ok") == {over}
+    assert await ids("outcome=failed&worker=w0") == {failed}
+    assert await ids("outcome=open") == {left_open}
+    assert await ids("worker=w9") == await ids("model=other") == set()
+    assert await ids(f"model={MODEL}&at={moment_s + 0.5}") == {over}
+    listed = await made.get("/v1/decisions")
+    assert (listed["from_s"], listed["decisions"][0]["model"]) == (round(moment_s, 3), MODEL)
 
 
 class Events:
@@ -212,54 +207,51 @@ async def reading(made: Watched, query: str = "") -> AsyncIterator[Events]:
         yield events
 
 
-async def test_a_live_client_gets_the_fleet_decisions_and_marks() -> None:
-    async with watched() as made:
+async def test_a_live_client_gets_the_fleet_decisions_and_marks(made: Watched) -> None:
+    made.live.look()
+    async with reading(made, "?decisions=2") as events:
+        taken = [made.decide() for _ in range(5)]
+        await made.live.send()
+        kind, fleet = await events.next()
+        assert (kind, fleet["workers"]["worker_id"]) == ("fleet", ["w0"])
+        kind, decisions = await events.next()
+        assert (kind, decisions["skipped"]) == ("decisions", 3)
+        assert [each["decision_id"] for each in decisions["decisions"]] == [taken[4], taken[3]]
+        made.plane.index.stale[rank("w0/0")] = "behind"
         made.live.look()
-        async with reading(made, "?decisions=2") as events:
-            taken = [made.decide() for _ in range(5)]
-            await made.live.send()
-            kind, fleet = await events.next()
-            assert (kind, fleet["workers"]["worker_id"]) == ("fleet", ["w0"])
-            kind, decisions = await events.next()
-            assert (kind, decisions["skipped"]) == ("decisions", 3)
-            assert [each["decision_id"] for each in decisions["decisions"]] == [taken[4], taken[3]]
-            made.plane.index.stale[rank("w0/0")] = "behind"
-            made.live.look()
-            kind, mark = await events.next()
-            assert (kind, mark["kind"], mark["text"]) == ("mark", "trust", "w0/0 EXACT -> DEGRADED: behind")
+        kind, mark = await events.next()
+        assert (kind, mark["kind"], mark["text"]) == ("mark", "trust", "w0/0 EXACT -> DEGRADED: behind")
 
 
-async def test_the_live_stream_wants_the_token_as_a_header() -> None:
-    async with watched() as made, made.plane.session.get(f"{made.url}/v1/live") as response:
+async def test_the_live_stream_wants_the_token_as_a_header(made: Watched) -> None:
+    async with made.plane.session.get(f"{made.url}/v1/live") as response:
         assert response.status == 401
 
 
-async def test_a_number_of_decisions_beyond_its_range_is_named() -> None:
-    async with watched() as made:
-        for value in ("51", "-1", "x", "", "\u00b2"):
-            assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions"
+async def test_a_number_of_decisions_beyond_its_range_is_named(made: Watched) -> None:
+    for value in ("51", "-1", "x", "", "\u00b2"):
+        assert (await made.get(f"/v1/live?decisions={value}", 400))["error"]["param"] == "decisions"
 
 
-async def test_a_client_beyond_the_bound_is_told_to_come_again() -> None:
-    async with watched() as made:
-        with ExitStack() as connected:
-            for _ in range(CLIENTS_MAX):
-                connected.enter_context(made.live.clients.connected(0, None))
-            refused = await made.get("/v1/live", 429)
-        assert refused["error"]["code"] == "too_many_live"
-        assert made.live.clients.refused_total == 1
+async def test_a_client_beyond_the_bound_is_told_to_come_again(made: Watched) -> None:
+    with ExitStack() as connected:
+        for _ in range(CLIENTS_MAX):
+            connected.enter_context(made.live.clients.connected(0, None))
+        refused = await made.get("/v1/live", 429)
+    assert refused["error"]["code"] == "too_many_live"
+    assert made.live.clients.refused_total == 1
 
 
-async def test_the_end_of_the_router_ends_live_responses() -> None:
-    async with watched() as made, reading(made) as events:
+async def test_the_end_of_the_router_ends_live_responses(made: Watched) -> None:
+    async with reading(made) as events:
         made.live.clients.end()
         assert await events.response.content.read() == b""
         refused = await made.get("/v1/live", 503)
     assert refused["error"]["code"] == "stopping"
 
 
-async def test_a_client_that_does_not_read_is_disconnected_and_counted() -> None:
-    async with watched() as made, reading(made) as events, reading(made) as other:
+async def test_a_client_that_does_not_read_is_disconnected_and_counted(made: Watched) -> None:
+    async with reading(made) as events, reading(made) as other:
         for number in range(3000):
             made.live.clients.send("mark", {"number": number, "text": "x" * 20_000})
             assert (await other.next())[1]["number"] == number
@@ -270,9 +262,9 @@ async def test_a_client_that_does_not_read_is_disconnected_and_counted() -> None
             await events.response.content.read()
 
 
-async def test_a_quiet_stream_has_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_has_comments(made: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "COMMENT_S", 0.0)
-    async with watched() as made, reading(made) as events:
+    async with reading(made) as events:
         assert await events.response.content.readline() == b": nothing new\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
@@ -24,6 +25,12 @@ from tests.unit.router.plane import COMPLETIONS, PROMPT, Plane, encoded, running
 from tests.unit.router.samples import MODEL
 
 SERVING, NOT_SERVING = 1, 2
+
+
+@pytest_asyncio.fixture
+async def plane() -> AsyncIterator[Plane]:
+    async with running_plane() as running:
+        yield running
 
 
 def picker_of(
@@ -91,12 +98,8 @@ def process(channel: Any, messages: AsyncIterator[Any] | None = None) -> Any:
     return call(messages)
 
 
-async def test_health_checks_say_whether_requests_are_taken() -> None:
-    async with (
-        running_plane() as plane,
-        running(picker_of(plane)) as address,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
+async def test_health_checks_say_whether_requests_are_taken(plane: Plane) -> None:
+    async with running(picker_of(plane)) as address, grpc.aio.insecure_channel(address) as channel:
         assert await health(channel, "liveness") == SERVING
         assert await health(channel, "readiness") == NOT_SERVING
         plane.join("w0", "http://127.0.0.1:1")
@@ -107,8 +110,8 @@ async def test_health_checks_say_whether_requests_are_taken() -> None:
         assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    async with running_plane() as plane, running(picker_of(plane)) as address:
+async def test_a_port_that_is_taken_is_named(plane: Plane) -> None:
+    async with running(picker_of(plane)) as address:
         port = int(address.rpartition(":")[2])
         other = picker_of(plane)
         other.settings = PickerSection(port=port)
@@ -134,13 +137,12 @@ def read(file: str) -> bytes:
     return Path(file).read_bytes()
 
 
-async def test_a_new_certificate_counts_for_new_connections_and_ends_none(tmp_path: Path) -> None:
+async def test_a_new_certificate_counts_for_new_connections_and_ends_none(plane: Plane, tmp_path: Path) -> None:
     (certificate, key), (newer, newer_key) = self_signed(tmp_path, "first"), self_signed(tmp_path, "second")
     first, second = tmp_path / "served.pem", tmp_path / "served.key"
     first.write_bytes(read(certificate)), second.write_bytes(read(key))
     credentials = Credentials(CredentialFiles(certificate=str(first), key=str(second)))
     async with (
-        running_plane() as plane,
         running(picker_of(plane, credentials)) as address,
         grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(read(certificate))) as open_before,
     ):
@@ -153,17 +155,17 @@ async def test_a_new_certificate_counts_for_new_connections_and_ends_none(tmp_pa
         assert await health(open_before, "liveness") == SERVING
 
 
-async def test_with_an_authority_gateways_need_its_certificate(tmp_path: Path) -> None:
+async def test_with_an_authority_gateways_need_its_certificate(plane: Plane, tmp_path: Path) -> None:
     own, gateway, stranger = (self_signed(tmp_path, each) for each in ("own", "gateway", "stranger"))
     credentials = Credentials(CredentialFiles(certificate=own[0], key=own[1], client_ca=gateway[0]))
-    async with running_plane() as plane, running(picker_of(plane, credentials)) as address:
+    async with running(picker_of(plane, credentials)) as address:
         assert await is_served(address, own[0], gateway)
         assert not await is_served(address, own[0], stranger)
         assert not await is_served(address, own[0])
 
 
-async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
-    async with running_plane() as plane, running(picker_of(plane)) as address:
+async def test_a_gateway_that_gives_up_ends_its_lease(plane: Plane) -> None:
+    async with running(picker_of(plane)) as address:
         plane.join("w0", "http://127.0.0.1:1")
         async with grpc.aio.insecure_channel(address) as channel:
             stream = process(channel)
@@ -180,72 +182,68 @@ async def test_a_gateway_that_gives_up_ends_its_lease() -> None:
         assert plane.outcomes() == {"cancelled": 1}
 
 
-async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane)
-        plane.join("w0", "http://127.0.0.1:1")
+async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays(plane: Plane) -> None:
+    picker = picker_of(plane)
+    plane.join("w0", "http://127.0.0.1:1")
+    async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+        stream = process(channel)
+        head, body = asked(PROMPT)
+        for message in (head, body):
+            await stream.write(message)
+            await stream.read()
+        assert plane.serving.metrics.inflight == 1
+        await stream.write(head)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.read()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await until(lambda: plane.serving.metrics.inflight == 0)
+    assert plane.outcomes() == {"cancelled": 1}
+    assert picker.statistics().failed == 1
+
+
+async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_without_a_traceback(plane: Plane) -> None:
+    picker = picker_of(plane)
+    with capture_logs() as logged:
         async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
-            stream = process(channel)
-            head, body = asked(PROMPT)
-            for message in (head, body):
-                await stream.write(message)
-                await stream.read()
-            assert plane.serving.metrics.inflight == 1
-            await stream.write(head)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stream.read()
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            await until(lambda: plane.serving.metrics.inflight == 0)
-        assert plane.outcomes() == {"cancelled": 1}
-        assert picker.statistics().failed == 1
+            for data in (b"", b"\xff"):  # a message of no kind, and no message
+                stream = channel.stream_stream(f"/{PROCESSOR}/Process")()
+                await stream.write(data)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stream.read()
+                assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                assert "found none of request_headers" in (refused.value.details() or "")
+    (line,) = [each for each in logged if each["event"].startswith("picker_")]
+    assert (line["event"], line["log_level"]) == ("picker_message_refused", "warning")
+    assert picker.statistics().failed == 2
 
 
-async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_without_a_traceback() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane)
-        with capture_logs() as logged:
-            async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
-                for data in (b"", b"\xff"):  # a message of no kind, and no message
-                    stream = channel.stream_stream(f"/{PROCESSOR}/Process")()
-                    await stream.write(data)
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await stream.read()
-                    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-                    assert "found none of request_headers" in (refused.value.details() or "")
-        (line,) = [each for each in logged if each["event"].startswith("picker_")]
-        assert (line["event"], line["log_level"]) == ("picker_message_refused", "warning")
-        assert picker.statistics().failed == 2
+async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks(plane: Plane) -> None:
+    picker = picker_of(plane, streams_max=1)
+    plane.join("w0", "http://127.0.0.1:1")
+    async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+        first = process(channel)
+        await first.write(asked(PROMPT)[0])
+        await first.read()
+        assert await process(channel).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await health(channel, "") == SERVING
 
 
-async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane, streams_max=1)
-        plane.join("w0", "http://127.0.0.1:1")
-        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
-            first = process(channel)
-            await first.write(asked(PROMPT)[0])
-            await first.read()
-            assert await process(channel).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await health(channel, "") == SERVING
-
-
-async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane)
-        plane.join("w0", "http://127.0.0.1:1")
-        async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
-            streams = [process(channel) for _ in range(3)]
-            long = [number % 250 for number in range(85_000)]  # more than a third of the bound, each
-            statuses = []
-            for stream, message in itertools.product(streams, asked(long)):
-                await stream.write(message)
-                statuses.append((await stream.read()).immediate_response.status.code)
-            assert [status for status in statuses if status] == [503]
-            for stream in streams:
-                stream.cancel()
-            await until(lambda: picker.statistics().streams == 0)
-            assert picker.statistics().body_bytes == 0
-            assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
+async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room(plane: Plane) -> None:
+    picker = picker_of(plane)
+    plane.join("w0", "http://127.0.0.1:1")
+    async with running(picker) as address, grpc.aio.insecure_channel(address) as channel:
+        streams = [process(channel) for _ in range(3)]
+        long = [number % 250 for number in range(85_000)]  # more than a third of the bound, each
+        statuses = []
+        for stream, message in itertools.product(streams, asked(long)):
+            await stream.write(message)
+            statuses.append((await stream.read()).immediate_response.status.code)
+        assert [status for status in statuses if status] == [503]
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: picker.statistics().streams == 0)
+        assert picker.statistics().body_bytes == 0
+        assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
 
 
 BUFFERED, FULL_DUPLEX = 2, 4
@@ -271,26 +269,24 @@ async def replies_to(picker: EndpointPicker, message: Any, *more: Any) -> list[A
     [(BUFFERED, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_total_s": 0.05}), (FULL_DUPLEX, {"body_s": 0.05})],
 )
 async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream_ends(
-    mode: int, limit: dict[str, Any]
+    plane: Plane, mode: int, limit: dict[str, Any]
 ) -> None:
-    async with running_plane() as plane:
-        picker, head = picker_of(plane, **limit), asked(PROMPT)[0]
-        head.protocol_config.request_body_mode = mode
-        plane.join("w0", "http://127.0.0.1:1")
-        *_, last = await replies_to(picker, head)
-        assert last.immediate_response.status.code == 408
-        assert b"not complete in time" in last.immediate_response.body
-        assert dict(picker.statistics().outcomes) == {"refused": 1}
-        assert (picker.statistics().streams, picker.statistics().failed, plane.serving.metrics.inflight) == (0, 0, 0)
+    picker, head = picker_of(plane, **limit), asked(PROMPT)[0]
+    head.protocol_config.request_body_mode = mode
+    plane.join("w0", "http://127.0.0.1:1")
+    *_, last = await replies_to(picker, head)
+    assert last.immediate_response.status.code == 408
+    assert b"not complete in time" in last.immediate_response.body
+    assert dict(picker.statistics().outcomes) == {"refused": 1}
+    assert (picker.statistics().streams, picker.statistics().failed, plane.serving.metrics.inflight) == (0, 0, 0)
 
 
-async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane)
-        head, body = asked([7] * 400_000)
-        *_, last = await replies_to(picker, head, body)
-        assert last.immediate_response.status.code == 413
-        assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
+async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes(plane: Plane) -> None:
+    picker = picker_of(plane)
+    head, body = asked([7] * 400_000)
+    *_, last = await replies_to(picker, head, body)
+    assert last.immediate_response.status.code == 413
+    assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
 
 
 class SilentGateway:
@@ -309,11 +305,10 @@ class SilentGateway:
         self.written.append(message)
 
 
-async def test_the_read_that_came_too_late_is_not_cancelled() -> None:
-    async with running_plane() as plane:
-        picker = picker_of(plane, body_total_s=0.05)
-        gateway = SilentGateway(asked(PROMPT)[0].SerializeToString())
-        await picker._process(None, gateway)  # noqa: SLF001 - grpcio would call it
-        assert isinstance(gateway.written[-1], Immediate)
-        assert not any(each.cancelled() for each in gateway.reads)
-        gateway.reads[1].cancel()
+async def test_the_read_that_came_too_late_is_not_cancelled(plane: Plane) -> None:
+    picker = picker_of(plane, body_total_s=0.05)
+    gateway = SilentGateway(asked(PROMPT)[0].SerializeToString())
+    await picker._process(None, gateway)  # noqa: SLF001 - grpcio would call it
+    assert isinstance(gateway.written[-1], Immediate)
+    assert not any(each.cancelled() for each in gateway.reads)
+    gateway.reads[1].cancel()

@@ -1,12 +1,15 @@
-"""Queries one router at the beginning and the end of a survey: control plane and data plane."""
+"""Queries one router or worker at the beginning and the end of a survey.
+
+An engine that is attached without our agent has `/health` alone: whatever else it lacks is not held against it.
+"""
 
 from collections.abc import Sequence
 
 from kv_protocol.fleet import WorkerRegistered
 from router.decision.policies import MODES
-from router.doctor.facts import WATCHED, AddressAnswer, RouterLook, RouterSeen
+from router.doctor.facts import LOSSES, WATCHED, AddressAnswer, Counts, RouterLook, RouterSeen, WorkerSeen
 from router.doctor.http_client import OK, HttpAsker, Reply
-from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, not_ready
+from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, not_ready, unhealthy
 
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
@@ -89,6 +92,37 @@ class RouterProbe:
     def _fail(self, error: PageUnreadable) -> None:
         if not self.answer.problem:
             self.answer = AddressAnswer(url=self.url, problem=str(error))
+
+
+class WorkerProbe:
+    """A worker at its registered address. Call `first`, later `last`; then `seen`."""
+
+    def __init__(self, asker: HttpAsker, registration: WorkerRegistered, token: str) -> None:
+        self._asker, self._registration, self._token = asker, registration, token
+        self._url = registration.base_url.rstrip("/")
+        self._answer: AddressAnswer | None = None
+        self._before: Counts = {}
+        self._after: Counts = {}
+
+    async def first(self) -> None:
+        """Query its health; if it does not answer, query nothing else."""
+        reply = await self._asker.get(f"{self._url}/health")
+        reason = "" if reply.is_ok or reply.problem else unhealthy(reply.body) or f"status {reply.status} at /health"
+        self._answer = AddressAnswer(url=self._url, problem=reply.problem, reason=reason)
+        self._before = await self._losses()
+
+    async def last(self) -> None:
+        """Read its counters again."""
+        self._after = await self._losses()
+
+    def seen(self) -> WorkerSeen:
+        """Return the observations of both looks."""
+        return WorkerSeen(registration=self._registration, http=self._answer, before=self._before, after=self._after)
+
+    async def _losses(self) -> Counts:
+        if self._answer is None or self._answer.problem:
+            return {}
+        return counts((await self._asker.get(f"{self._url}/metrics", self._token)).body, LOSSES)
 
 
 def reads_overlap(mode: str) -> bool:
