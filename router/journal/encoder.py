@@ -40,7 +40,7 @@ class EncodedMessage(NamedTuple):
 
 
 class _Batch:
-    """Records of one message, `count` of them joined. `lost`: the numbers of those that the only record states as lost."""
+    """Records of one message, `count` of them joined. `lost`: the numbers that its only record states as lost."""
 
     __slots__ = ("count", "joined", "lost")
 

@@ -10,6 +10,7 @@ not kept.
 
 import base64
 from collections import deque
+
 import msgspec
 
 from kv_protocol.body_limits import Bytes
