@@ -24,7 +24,7 @@ from worker_agent.engines.simulated.transfer import NETWORK
 from worker_agent.engines.trtllm.config import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
-from worker_agent.events.publisher_config import PublisherSection
+from worker_agent.events.publishers import PublisherSection
 from worker_agent.fleet.endpoint_names import default_endpoint, endpoint_name
 from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 

@@ -18,7 +18,7 @@ from worker_agent.engines.servers import ASSUMED, SERVERS
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher_addresses import rank_endpoints
+from worker_agent.events.publishers import rank_endpoints
 
 _ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)

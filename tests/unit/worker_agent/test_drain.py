@@ -1,6 +1,6 @@
 """How urgently a source is polled, by what its polls brought."""
 
-from worker_agent.events.poll_urgency import Drain
+from worker_agent.events.poll_rules import Drain
 
 
 def turn(drain: Drain, *polls: int, is_lossy: bool = False) -> bool:

@@ -1,7 +1,7 @@
 """Questions about a rank: which are taken, and which is answered next."""
 
 from kv_protocol.recovery import RecoverRequest
-from worker_agent.events.questions import QUESTIONS_MAX, PendingRecovery, Questions
+from worker_agent.events.recoveries import QUESTIONS_MAX, PendingRecovery, Questions
 
 FIRST, SECOND = RecoverRequest(1), RecoverRequest(2)
 

@@ -1,6 +1,6 @@
 """When a rank is known again whose source lost events."""
 
-from worker_agent.events.relearning import DrainedMoment, Relearning
+from worker_agent.events.poll_rules import DrainedMoment, Relearning
 
 
 def missing(

@@ -23,7 +23,7 @@ from worker_agent.events.engine_events import (
     EngineStored,
     RankEvent,
 )
-from worker_agent.events.relearning import DrainedMoment
+from worker_agent.events.poll_rules import DrainedMoment
 from worker_agent.events.source_poller import Source, SourcePoller, batches_of
 from worker_agent.port.types import EngineError
 

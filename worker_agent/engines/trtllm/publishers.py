@@ -28,7 +28,7 @@ from worker_agent.engines.trtllm.slurm_nodes import expanded
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher_addresses import PORT_MAX, checked_endpoint, rank_endpoint
+from worker_agent.events.publishers import PORT_MAX, checked_endpoint, rank_endpoint
 
 ENDPOINT_DEFAULT = "tcp://*:5557"
 _CONFIG = ("kv_cache_config", "kv_events_config")
