@@ -21,7 +21,7 @@ from worker_agent.api.parsers.families import (
     canonical_tool_call_parser,
 )
 from worker_agent.engines.simulated.transfer import NETWORK
-from worker_agent.engines.trtllm.config import TrtllmSection
+from worker_agent.engines.trtllm.settings import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
 from worker_agent.events.publishers import PublisherSection

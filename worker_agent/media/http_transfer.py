@@ -25,7 +25,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import TransferSection
-from worker_agent.media.offers import TTL_S, Offers
+from worker_agent.media.embedding_stores import TTL_S, Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, HttpDescriptor
 

@@ -33,7 +33,7 @@ from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
-from worker_agent.media.offers import Offers
+from worker_agent.media.embedding_stores import Offers
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
