@@ -70,7 +70,6 @@ class HeldBlocks:
     """The blocks of a set of buckets, or all if it is empty; iterating yields rows, parents first."""
 
     def __init__(self, tier_bits: Mapping[int, int], blocks: Mapping[int, MirrorBlock], buckets: bytes) -> None:
-        self._buckets = buckets
         self._tier_bits = dict(tier_bits) if not buckets else _of_buckets(tier_bits, buckets)
         self._blocks = dict(blocks) if not buckets else {each: blocks[each] for each in self._tier_bits}
 
