@@ -360,7 +360,6 @@ class Rank:
             cached_tokens=cached_tokens,
             finish_reason=finish_reason,
             logprobs=logprobs,
-            stop_token_id=tokens[-1] if finish_reason == "stop" else None,
             handoff=handoff,
         )
 

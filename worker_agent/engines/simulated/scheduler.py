@@ -100,7 +100,6 @@ class Simulator:
         self._iteration = 0
         self._has_unreported = False
         self._foreseen_s: list[float] = []
-        self._durations_s: list[float] = []
         self._counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
