@@ -7,7 +7,7 @@ import pytest
 from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.text.byte_model import ByteText
 from tests.unit.worker_agent.test_request_rules import completion
-from worker_agent.api.request_tokens import (
+from worker_agent.api.request_rules import (
     BAD_WORDS_MAX,
     BIASES_MAX,
     STOP_TOKENS_MAX,
