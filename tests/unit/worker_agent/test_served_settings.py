@@ -75,7 +75,10 @@ def test_what_is_printed_loads_again(kind: str, tmp_path: Path) -> None:
 
 def test_an_endpoint_is_the_role_s_unless_it_is_named() -> None:
     assert loaded("worker.role=prefill").worker.endpoint_name == "dynamo.prefill.generate"
-    assert loaded("worker.endpoint=dyn://a.b.c").worker.endpoint_name == "a.b.c"
+    assert loaded("worker.endpoint=dyn://a-1.B_2.c").worker.endpoint_name == "a-1.B_2.c"
+    for text in ("dyn://", "a.b", "a.b.c.d", "a..c", "a.b.c ", "http://a.b.c", "dyn://dyn://a.b.c", f"a.b.{'c' * 65}"):
+        with pytest.raises(ConfigurationError, match=r"worker\.endpoint: .*allowed namespace\.component\.endpoint"):
+            loaded(f"worker.endpoint='{text}'")
 
 
 def test_a_stop_has_time_for_all_that_has_to_end() -> None:
