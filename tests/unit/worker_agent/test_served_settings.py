@@ -49,7 +49,6 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Engi
         (["engine.window_sizes=[0,65536]"], "engine.window_sizes"),
         (["engine.window_sizes=[512,512,65536]"], "each allowed once"),
         (["engine.window_sizes=[512,512]"], "window_sizes: the widest is 512, not max_seq_len, 65536"),
-        (["engine.window_sizes=[512,512]"], "each allowed once"),
         (["engine.host_blocks=-1"], "engine.host_blocks"),
     ],
 )

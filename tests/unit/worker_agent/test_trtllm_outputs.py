@@ -26,7 +26,6 @@ class Said:
     logprobs: Any = field(default_factory=list)
     prompt_logprobs: Any = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
     disaggregated_params: Any = None
     request_perf_metrics: Any = None
 
