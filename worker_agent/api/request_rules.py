@@ -114,12 +114,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Options that no engine supports, and their neutral values."""
 
 
-class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of these names of an `EngineRequest`."""
+
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    is_context_and_generation: bool = False
+
+
+class RequestOptions(GenerationPhase, frozen=True, kw_only=True):
     """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
 
-    handoff: Handoff | None
-    transfer_id: int | None
-    is_context_and_generation: bool
     lora_name: str | None
     cache_salt: str | None
     sampling: Sampling
@@ -298,14 +303,6 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
     "prefill": ("context_only",),
     "decode": ("generation_only", "context_only", "context_and_generation"),
 }
-
-
-class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of these names of an `EngineRequest`."""
-
-    handoff: Handoff | None = None
-    transfer_id: int | None = None
-    is_context_and_generation: bool = False
 
 
 def phase_of(request: Request, role: Role) -> GenerationPhase:
