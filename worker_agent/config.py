@@ -3,12 +3,13 @@
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
-from kv_protocol.errors import LimitExceeded
+from kv_protocol.fleet import Role
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config.sections import LINES, BodyBoundsSection, NatsClientSection, Section, Settings, TelemetrySection
 from kv_runtime.http.hosts import HostName, HostNames, is_loopback
@@ -21,11 +22,10 @@ from worker_agent.api.parsers.families import (
     canonical_tool_call_parser,
 )
 from worker_agent.engines.simulated.transfer import NETWORK
-from worker_agent.engines.trtllm.config import TrtllmSection
+from worker_agent.engines.trtllm.settings import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX
-from worker_agent.events.publisher_config import PublisherSection
-from worker_agent.fleet.endpoint_names import default_endpoint, endpoint_name
+from worker_agent.events.publishers import PublisherSection
 from worker_agent.media.config import EncodeSection, ImageModelSection, MediaSection, TransferSection
 
 SIMULATED = "sim-8b"
@@ -35,6 +35,18 @@ _HOST_CHARACTERS_MAX = 48
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _Taint = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s,]([^,]*[^\s,])?$")]
 """Requests name taints by commas: no comma, no space at the ends."""
+_ENDPOINT = re.compile(r"(?:dyn://)?((?:[A-Za-z0-9_-]{1,64}\.){2}[A-Za-z0-9_-]{1,64})")
+"""A worker's endpoint name, which separates the pools of one fleet.
+
+Source: `docs/SOURCES.md` D6.1 (three parts, `dyn://`, defaults); characters and lengths are ours.
+"""
+_COMPONENTS: Mapping[Role, str] = {
+    "aggregated": "backend",
+    "prefill": "prefill",
+    "decode": "backend",
+    "encode": "encode",
+}
+"""The middle part of the default endpoint name."""
 _OF_EVERY_ENGINE = {
     *("kind", "model", "served_names", "text", "chat_template", "default_max_tokens"),
     *("tool_call_parser", "reasoning_parser"),
@@ -82,10 +94,10 @@ class WorkerSection(Section):
     @field_validator("endpoint")
     @classmethod
     def _three_parts(cls, endpoint: str) -> str:
-        try:
-            return str(endpoint_name(endpoint)) if endpoint else ""
-        except LimitExceeded as error:
-            raise ValueError(f"allowed {error.allowed}") from error
+        named = _ENDPOINT.fullmatch(endpoint)
+        if endpoint and named is None:
+            raise ValueError("allowed namespace.component.endpoint, each 1..64 letters, digits, `_` or `-`")
+        return named[1] if named else ""
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> "WorkerSection":
@@ -112,7 +124,7 @@ class WorkerSection(Section):
     @property
     def endpoint_name(self) -> str:
         """The name that is registered."""
-        return self.endpoint or str(default_endpoint(self.role))
+        return self.endpoint or f"dynamo.{_COMPONENTS[self.role]}.generate"
 
 
 class ServedWorkerSection(WorkerSection, BodyBoundsSection):

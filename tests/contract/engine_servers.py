@@ -34,6 +34,9 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import MediaSection
+from worker_agent.media.loader import MediaLoader
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineError, EngineStopped
 
@@ -66,7 +69,7 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     return Completions(
         engine,
         text,
-        EnginePrompts(text),
+        EnginePrompts(text, ChatMedia(text, MediaLoader(MediaSection()), None)),
         rules,
         names=(model,),
         wall_ns=clock.wall_ns,

@@ -14,7 +14,7 @@ from tests.contract.event_paths import WAYS, Engine, StartEngine, polled
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import NATS, batches_in, connected, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.events.consolidation import OriginStatistics
+from worker_agent.events.consolidation import PublisherState
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 
 
@@ -47,7 +47,7 @@ def held(engine: Engine, dp_rank: int = 0) -> set[int]:
     return {block.sequence_hash for chunk in engine.path.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
 
 
-def counted(engine: Engine) -> OriginStatistics:
+def counted(engine: Engine) -> PublisherState:
     (statistics,) = engine.path.consolidator.core.statistics().origins.values()
     return statistics
 

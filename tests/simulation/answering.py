@@ -13,7 +13,7 @@ from tests.simulation.connection import Connection
 from tests.simulation.timeline import Timeline
 from tests.simulation.traffic import Answers
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.questions import PendingRecovery, Questions
+from worker_agent.events.recoveries import PendingRecovery, Questions
 
 
 class Answering:

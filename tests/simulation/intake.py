@@ -17,8 +17,7 @@ from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import engine_wire as hop_a
 from worker_agent.events.outbox import Outbox
-from worker_agent.events.poll_urgency import Drain
-from worker_agent.events.relearning import DrainedMoment, Relearning
+from worker_agent.events.poll_rules import Drain, DrainedMoment, Relearning
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0

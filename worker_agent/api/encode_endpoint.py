@@ -18,12 +18,11 @@ from aiohttp import web
 from kv_runtime.http.answers import error_response
 from worker_agent.api.bodies import no_such_model
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
-from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.embedding_stores import EmbeddingCache, NoRoom
 from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeRequest, EncodeUnreadable, read_request
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.offers import NoRoom
 from worker_agent.media.parts import media_part
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer

@@ -9,19 +9,13 @@ any other                     rendered, and tokenized; a completion may have sev
 
 from functools import partial
 
-import msgspec
-
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is_given
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
 from worker_agent.api.request_rules import prompt_field, prompt_ids
-from worker_agent.media.chats import NO_IMAGES, ChatMedia
-from worker_agent.media.parts import names_media
-from worker_agent.media.refusals import MediaRefused
-from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import Media
+from worker_agent.media.chats import NO_IMAGES, ChatMedia, EnginePrompt
 
 TOKENS_MAX = 1 << 30
 _OFF_LOOP_BYTES = 4 << 10
@@ -30,22 +24,10 @@ _SLICE = 256 << 10
 _TOKEN_BYTES = 4
 
 
-class EnginePrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
-
-    `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
-    """
-
-    tokens: tuple[int, ...]
-    media: tuple[Media, ...] = ()
-    text: str | None = None
-    handoff: Handoff | None = None
-
-
 class EnginePrompts:
-    """Prompts of one worker's requests; without `media` it accepts only text."""
+    """Prompts of one worker's requests."""
 
-    def __init__(self, text: Text, media: ChatMedia | None = None) -> None:
+    def __init__(self, text: Text, media: ChatMedia) -> None:
         self._text, self._media = text, media
 
     async def prompts(
@@ -62,28 +44,14 @@ class EnginePrompts:
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
                 return [EnginePrompt(tokens=await worked(is_long, work))]
-            chat = await self._with_media(request, body)
+            chat = await self._media.prompt(request, body)
             if chat is not None:
                 return [chat]
         field = prompt_field(request)
         prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
-        if self._media is not None:
-            for tokens in prompts:
-                self._media.check(tokens, 0, field)
+        for tokens in prompts:
+            self._media.check(tokens, 0, field)
         return [EnginePrompt(tokens=tokens) for tokens in prompts]
-
-    async def _with_media(self, request: ChatRequest, body: Body) -> EnginePrompt | None:
-        if self._media is None:
-            if names_media(request.messages):
-                raise MediaRefused(
-                    "text_only", "messages", "parts that are not text", "text: the worker takes no media"
-                )
-            return None
-        chat = await self._media.prompt(request, body)
-        if chat is None:
-            return None
-        became = chat.media
-        return EnginePrompt(tokens=tuple(chat.tokens), text=chat.text, media=became.media, handoff=became.handoff)
 
     def _packed(self, request: Request) -> list[bytes]:
         if request.kv_prompt_ids is not None:

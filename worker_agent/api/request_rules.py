@@ -12,13 +12,19 @@
     any other priority                                   used by the router's queue only
     model                                                a served name, or a LoRA's
     max_tokens                                           1 on a prefill worker, whatever the request has
+    stop_token_ids                                       these and the model's end tokens; with `ignore_eos` only these
+    logit_bias {"id": -100..100}                         pairs of token and bias; at most 1,024
+    bad_words ["a", ..]                                  the token of each word, at a text's begin and after a space; at
+                                                         most 128. A word of several tokens is refused: its tokens may
+                                                         not be banned one by one
 
-Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
+Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`); the OpenAI
+interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
 """
 
 import base64
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,10 +33,65 @@ from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
-from worker_agent.api.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
 from worker_agent.port.handoff import Handoff, handoff_of_request
 from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
+
+STOP_TOKENS_MAX = 128
+BIASES_MAX = 1024
+BAD_WORDS_MAX = 128
+_Item = TypeVar("_Item")
+
+
+class Vocabulary(Protocol):
+    """A model's tokens."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the text's tokens."""
+
+
+def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
+    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
+    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
+    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
+
+
+def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
+    biases = request.logit_bias or {}
+    if len(biases) > BIASES_MAX:
+        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
+    return tuple((_token(key, vocabulary.vocab_size), bias) for key, bias in biases.items())
+
+
+def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
+    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
+    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, vocabulary)))
+
+
+def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
+    if items is not None and len(items) > items_max:
+        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
+    return items or ()
+
+
+def _token(key: str, vocab_size: int) -> int:
+    if int(key) >= vocab_size:
+        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
+    return int(key)
+
+
+def _tokens_of(at: int, word: str, vocabulary: Vocabulary) -> Iterator[int]:
+    encoded = [vocabulary.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}")]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if not single:
+        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
+    yield from single
+
 
 _TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16
@@ -53,12 +114,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Options that no engine supports, and their neutral values."""
 
 
-class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of these names of an `EngineRequest`."""
+
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    is_context_and_generation: bool = False
+
+
+class RequestOptions(GenerationPhase, frozen=True, kw_only=True):
     """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
 
-    handoff: Handoff | None
-    transfer_id: int | None
-    is_context_and_generation: bool
     lora_name: str | None
     cache_salt: str | None
     sampling: Sampling
@@ -237,14 +303,6 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
     "prefill": ("context_only",),
     "decode": ("generation_only", "context_only", "context_and_generation"),
 }
-
-
-class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of these names of an `EngineRequest`."""
-
-    handoff: Handoff | None = None
-    transfer_id: int | None = None
-    is_context_and_generation: bool = False
 
 
 def phase_of(request: Request, role: Role) -> GenerationPhase:

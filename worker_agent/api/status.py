@@ -53,8 +53,8 @@ def status_server(
     tracing: Tracing | None,
     consolidators: Callable[[], Sequence[Consolidator]],
     *,
-    families: Callable[[], Iterable[Family]] = list,
-    sources: Callable[[], list[dict[str, Any]]] = list,
+    families: Callable[[], Iterable[Family]],
+    sources: Callable[[], list[dict[str, Any]]],
 ) -> HttpServer:
     """Return the server, not started. The process is healthy while it answers; stale ranks do not make it unhealthy.
 

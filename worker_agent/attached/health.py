@@ -78,8 +78,8 @@ class HealthWatch:
         clock: Clock,
         *,
         log_connections: Callable[[], int],
-        describe: Describe | None = None,
-        is_asleep: Callable[[], bool] = lambda: False,
+        describe: Describe,
+        is_asleep: Callable[[], bool],
     ) -> None:
         self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
@@ -122,8 +122,6 @@ class HealthWatch:
 
     async def _described(self, *, anew: bool) -> bool | None:
         """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
-        if self._describe is None:
-            return False
         registration = await self._describe(anew)
         return None if registration is None else self._membership.renew(registration)
 

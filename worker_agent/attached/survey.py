@@ -16,8 +16,8 @@ import structlog
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.openai.endpoints import PATHS, stated_paths
 from worker_agent.attached.client import EngineClient, EngineUnanswered, Question
+from worker_agent.attached.config import SERVERS
 from worker_agent.engines.server import TOKENS_MAX, EngineFacts, decoded, within
-from worker_agent.engines.servers import SERVERS
 
 _PATH_CHARACTERS_MAX = 4096
 _BY_OWNER = {server.owned_by: server for server in SERVERS.values()}

@@ -32,7 +32,7 @@ from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
-from worker_agent.engine_args.rules import FLAGS, Circumstances
+from worker_agent.engine_args.rules import FLAGS, Circumstances, streams_events
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
@@ -40,7 +40,7 @@ from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
+from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription
@@ -119,7 +119,7 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
     return EngineChoice(
         args,
         model or str(args.value("model")),
-        polls_events=has_events and not is_streaming(args),
+        polls_events=has_events and not streams_events(args.tree),
         publishers=_publishers(settings, args) if has_events else (),
         has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
         event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,

@@ -20,7 +20,7 @@ from kv_runtime.supervise import PartGaveUp
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
-from worker_agent.attached.config import AttachSettings
+from worker_agent.attached.config import SERVERS, AttachSettings
 from worker_agent.commands.attach import run_attached
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
@@ -29,7 +29,6 @@ from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
-from worker_agent.engines.servers import SERVERS
 from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)

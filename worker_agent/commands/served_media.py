@@ -23,7 +23,7 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.config import AgentSettings
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EncodeSection, TransferSection
-from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.embedding_stores import EmbeddingCache, Offers
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
@@ -31,7 +31,6 @@ from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts, load_image_rule
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
-from worker_agent.media.offers import Offers
 
 
 class ServedMedia:

@@ -86,19 +86,9 @@ def integer(least: int, *, also: tuple[int | str, ...] = ()) -> Field:
     return Field(kind="integer", least=least, also=also)
 
 
-def boolean() -> Field:
-    """Return a field for true and false."""
-    return Field(kind="boolean")
-
-
 def text(*choices: str) -> Field:
     """Return a field for texts, or for those texts alone."""
     return Field(kind="text", choices=choices)
-
-
-def mapping() -> Field:
-    """Return a field for mappings whose contents are the engine's business."""
-    return Field(kind="mapping")
 
 
 def section(class_name: str, **fields: Field) -> Field:

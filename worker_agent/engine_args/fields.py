@@ -14,9 +14,10 @@ and `tensorrt_llm/usage/llm_args_golden_manifest.json`, both at commit 000439672
 of them refuse names that they do not know (`extra="forbid"`).
 """
 
-from worker_agent.engine_args.field_kinds import BACKENDS, Field, boolean, integer, mapping, section, text
+from worker_agent.engine_args.field_kinds import BACKENDS, Field, integer, section, text
 from worker_agent.engine_args.layers import Path
 
+_BOOLEAN = Field(kind="boolean")
 _COUNT = integer(1)
 _WORLD_SIZE = "it shards by `world_size` alone"
 _ONLY_AUTODEPLOY = "only `_autodeploy` knows it"
@@ -37,12 +38,12 @@ _KV_CACHE = section(
     "KvCacheConfig",
     block_reuse_config=section("BlockReuseConfig", **_texts("policy"), **_others("max_num_turns")),
     dtype=text(),
-    enable_block_reuse=boolean(),
-    enable_partial_reuse=boolean(),
+    enable_block_reuse=_BOOLEAN,
+    enable_partial_reuse=_BOOLEAN,
     event_buffer_max_size=integer(0),
     kv_events_config=section(
         "KVEventsConfig",
-        enable_kv_cache_events=boolean(),
+        enable_kv_cache_events=_BOOLEAN,
         publisher=text("null", "zmq").or_null(),
         endpoint=text(),
         replay_endpoint=text().or_null(),
@@ -134,17 +135,17 @@ _CLASSES = {
 _READ = {
     "backend": text(*BACKENDS),
     "context_parallel_size": _COUNT.not_in("_autodeploy", _WORLD_SIZE),
-    "enable_attention_dp": boolean().not_in("_autodeploy", _WORLD_SIZE),
-    "enable_chunked_prefill": boolean(),
-    "enable_iter_perf_stats": boolean(),
-    "enable_lora": boolean(),
+    "enable_attention_dp": _BOOLEAN.not_in("_autodeploy", _WORLD_SIZE),
+    "enable_chunked_prefill": _BOOLEAN,
+    "enable_iter_perf_stats": _BOOLEAN,
+    "enable_lora": _BOOLEAN,
     "gpus_per_node": _COUNT.or_null().not_in("_autodeploy", "it counts the GPUs itself"),
     "guided_decoding_backend": text().or_null(),
     "max_batch_size": _COUNT.or_null(),
     "max_num_tokens": _COUNT.or_null(),
     "max_seq_len": integer(2).or_null(),
     "model": text(),
-    "model_kwargs": mapping().or_null(),
+    "model_kwargs": Field(kind="mapping").or_null(),
     "moe_cluster_parallel_size": _MOE_SIZE,
     "moe_expert_parallel_size": _MOE_SIZE,
     "moe_tensor_parallel_size": _MOE_SIZE,

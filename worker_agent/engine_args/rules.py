@@ -149,7 +149,7 @@ def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path
 
 
 def streams_events(tree: Tree) -> bool:
-    """Whether the engine publishes its KV events over ZMQ itself, instead of keeping them until they are polled."""
+    """Whether the engine publishes its KV events over ZMQ itself: then the agent must not poll them."""
     events = ("kv_cache_config", "kv_events_config")
     return at(tree, *events, "enable_kv_cache_events") is True and at(tree, *events, "publisher") in (None, "zmq")
 

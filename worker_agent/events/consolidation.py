@@ -17,7 +17,7 @@ ends a source's staleness, unless the batch of the clear also had an unreadable 
 that lost their place or doubt their state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -68,33 +68,21 @@ class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, MirrorCounts]
 
 
-class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one publisher's payloads."""
-
-    refused_batches_total: int = 0
-    foreign_rank_batches_total: int = 0
-    losses_total: int = 0
-    refused: tuple[str, ...] = ()
-    """Reasons of the newest unreadable batches and events, oldest first."""
-    decoded: DecoderCounts
-
-
-class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of all ranks and all publishers."""
-
-    ranks: dict[int, RankStatistics]
-    origins: dict[Origin, OriginStatistics]
-
-
-class _PublisherState:
-    """The state of one publisher."""
+class PublisherState:
+    """The state of one publisher, and the counts of its payloads; they never decrease."""
 
     def __init__(self) -> None:
         self.decoder = BatchDecoder()
-        self.refused_batches = self.foreign_rank_batches = self.losses = 0
+        self.refused_batches_total = self.foreign_rank_batches_total = self.losses_total = 0
         self.refused: tuple[str, ...] = ()
+        """Reasons of the newest unreadable batches and events, oldest first."""
         self.named_rank: int | None = None
         """On a worker with one rank: the rank that its batches name."""
+
+    @property
+    def decoded(self) -> DecoderCounts:
+        """Its events so far, by what became of them."""
+        return self.decoder.counts
 
     def refuse(self, *reasons: str) -> None:
         """Record why batches or events were unreadable. The newest reasons are kept, cut short, for operators."""
@@ -107,6 +95,13 @@ class _PublisherState:
         self.decoder = BatchDecoder()
         self.decoder.counts = counts
         self.named_rank = None
+
+
+class ConsolidationStatistics(NamedTuple):
+    """Figures of all ranks and all publishers."""
+
+    ranks: dict[int, RankStatistics]
+    origins: Mapping[Origin, PublisherState]
 
 
 class Consolidation:
@@ -135,7 +130,7 @@ class Consolidation:
             for dp_rank in dp_ranks
         }
         self._chunk_blocks = chunk_blocks
-        self._publishers = {origin: _PublisherState() for origin in origins}
+        self._publishers = {origin: PublisherState() for origin in origins}
         self._stale: dict[tuple[int, str], str] = {}
 
     @property
@@ -161,7 +156,7 @@ class Consolidation:
         try:
             batch = publisher.decoder.decode(sequence, payload)
         except MalformedMessage as error:
-            publisher.refused_batches += 1
+            publisher.refused_batches_total += 1
             publisher.refuse(str(error))
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
@@ -177,7 +172,7 @@ class Consolidation:
         publisher = self._publishers[origin]
         dp_rank = self._rank_of(batch, origin)
         if dp_rank is None:
-            publisher.foreign_rank_batches += 1
+            publisher.foreign_rank_batches_total += 1
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
@@ -221,7 +216,7 @@ class Consolidation:
         Return the ranks whose outbox has new batches. `began_anew`: the publisher restarted.
         """
         publisher, changed = self._publishers[origin], set[int]()
-        publisher.losses += 1
+        publisher.losses_total += 1
         if began_anew:
             publisher.forget()
         for dp_rank in self.ranks_of(origin):
@@ -270,19 +265,8 @@ class Consolidation:
 
     def statistics(self) -> ConsolidationStatistics:
         """Return the figures for metrics and operators."""
-        return ConsolidationStatistics(
-            ranks={dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors},
-            origins={
-                origin: OriginStatistics(
-                    refused_batches_total=publisher.refused_batches,
-                    foreign_rank_batches_total=publisher.foreign_rank_batches,
-                    losses_total=publisher.losses,
-                    refused=publisher.refused,
-                    decoded=msgspec.structs.replace(publisher.decoder.counts),
-                )
-                for origin, publisher in self._publishers.items()
-            },
-        )
+        ranks = {dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors}
+        return ConsolidationStatistics(ranks, self._publishers)
 
     def _rank_statistics(self, dp_rank: int) -> RankStatistics:
         mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]

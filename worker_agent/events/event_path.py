@@ -22,8 +22,8 @@ from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import PublisherAddress, reader_at
+from worker_agent.events.poll_rules import Relearning
 from worker_agent.events.quarantine import Quarantine
-from worker_agent.events.relearning import Relearning
 from worker_agent.events.source_poller import Source, SourcePoller
 from worker_agent.port.engine import POLL_S
 

@@ -27,8 +27,7 @@ from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from worker_agent.events.block_names import EngineName, SourceNames
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.events.held_blocks import HeldBlocks
-from worker_agent.events.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
+from worker_agent.events.mirror_blocks import HeldBlocks, MirrorBlock, MirrorBlocks, Namespace
 
 NAMES_MAX = 1 << 24
 """Names of a rank's blocks, of all sources: some 8 GB; more than the blocks of any engine."""

@@ -1,4 +1,4 @@
-"""The blocks of a mirror: those that a source has a name for, and those that lately had one.
+"""The blocks of a mirror: those that a source has a name for, those that lately had one, and a copy of those held.
 
 live      has at least one name; held on a tier while one of its names is usable there
 former    its last name was removed; remembered (bounded), because an engine may store it again by its bare name
@@ -6,9 +6,12 @@ revived   a former block becomes live again if its parent is live, or if it has 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from kv_protocol.digest import BUCKETS
 from kv_protocol.events import TIERS
+from kv_protocol.recovery import HeldBlock
 
 FORMER_BLOCKS_MAX = 16_384
 
@@ -61,3 +64,32 @@ class MirrorBlocks(dict[int, MirrorBlock]):
             self._former.move_to_end(sequence_hash)
             if len(self._former) > FORMER_BLOCKS_MAX:
                 self._former.popitem(last=False)
+
+
+class HeldBlocks:
+    """The blocks of a set of buckets, or all if it is empty; iterating yields rows, parents first."""
+
+    def __init__(self, tier_bits: Mapping[int, int], blocks: Mapping[int, MirrorBlock], buckets: bytes) -> None:
+        self._tier_bits = dict(tier_bits) if not buckets else _of_buckets(tier_bits, buckets)
+        self._blocks = dict(blocks) if not buckets else {each: blocks[each] for each in self._tier_bits}
+
+    def __len__(self) -> int:
+        return len(self._tier_bits)
+
+    def __iter__(self) -> Iterator[HeldBlock]:
+        tier_bits, blocks = self._tier_bits, self._blocks
+        visited = set[int]()
+        for block in tier_bits:
+            chain = list[int]()
+            at: int | None = block
+            while at is not None and at in tier_bits and at not in visited:
+                visited.add(at)
+                chain.append(at)
+                at = blocks[at].parent
+            for each in reversed(chain):
+                yield HeldBlock(each, blocks[each].parent, tier_bits[each])
+
+
+def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
+    is_requested = [bool(buckets[bucket >> 3] >> (bucket & 7) & 1) for bucket in range(BUCKETS)]
+    return {block: bits for block, bits in tier_bits.items() if is_requested[block >> 56]}

@@ -1,6 +1,6 @@
 """Answers readers of one rank's stream that lack batches: one reader at a time.
 
-An answer shows the state at its beginning; between its parts other tasks run. `questions.py` has the queue and decides
+An answer shows the state at its beginning; between its parts other tasks run. `recoveries.py` has the queue and decides
 when an answer is obsolete.
 """
 
@@ -18,8 +18,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.events.consolidation import Consolidation
-from worker_agent.events.questions import PendingRecovery, Questions
-from worker_agent.events.recoveries import Kind, kind_of
+from worker_agent.events.recoveries import Kind, PendingRecovery, Questions, kind_of
 
 RefusalCause = Literal["unreadable", "no_reply", "full"]
 

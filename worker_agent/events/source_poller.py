@@ -2,7 +2,7 @@
 
 It never blocks the source or a request: poll and translation block only this thread. Nothing is lost between the thread
 and the event loop (`Handover`): while too much waits there, the thread waits, and the source's own buffer fills. How
-urgently it polls: `poll_urgency.py`.
+urgently it polls: `poll_rules.py`.
 
     the source                      the poller
     -----------------------------   ------------------------------------------------------------------------------------
@@ -28,9 +28,8 @@ from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, thr
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.poll_urgency import Drain
+from worker_agent.events.poll_rules import Drain, DrainedMoment
 from worker_agent.events.quarantine import Quarantine
-from worker_agent.events.relearning import DrainedMoment
 from worker_agent.port.engine import POLL_S
 from worker_agent.port.types import EngineError
 

@@ -37,10 +37,7 @@ _log = structlog.get_logger("load_reports")
 
 
 class LoadReports:
-    """`poll` belongs to a thread, `run` to the event loop.
-
-    `in_flight` returns how many requests of ours the engine has; None: unknown, and it never counts as idle.
-    """
+    """`poll` belongs to a thread, `run` to the event loop. `in_flight`: how many requests of ours the engine has."""
 
     def __init__(
         self,
@@ -51,9 +48,9 @@ class LoadReports:
         model: str,
         worker_id: str,
         instance: str,
+        dp_ranks: Iterable[int],
+        in_flight: Callable[[], int],
         poll_s: float = POLL_S,
-        dp_ranks: Iterable[int] | None = None,
-        in_flight: Callable[[], int] | None = None,
         restarts: Restarts = RESTARTS,
     ) -> None:
         self._engine, self._event_log, self._clock = engine, log, clock
@@ -120,7 +117,7 @@ class LoadReports:
             await self._clock.wait(stop, REPORT_PERIOD_S)
 
     def _is_at_rest(self) -> bool:
-        if self._in_flight is None or self._in_flight() or self.failure or self.thread.failure:
+        if self._in_flight() or self.failure or self.thread.failure:
             self._moved_s = self._clock.now()
         return self._clock.now() - self._moved_s >= REST_PERIOD_S
 

@@ -74,11 +74,10 @@ class DraftCounts(msgspec.Struct, kw_only=True):
 
 
 class LoadRows:
-    """Reads the rows of one engine. `dp_ranks` are its ranks; None: any rank is accepted."""
+    """Reads the rows of one engine. `dp_ranks` are its ranks."""
 
-    def __init__(self, instance: str, dp_ranks: Iterable[int] | None = None) -> None:
-        self._instance = instance
-        self._dp_ranks = None if dp_ranks is None else frozenset(dp_ranks)
+    def __init__(self, instance: str, dp_ranks: Iterable[int]) -> None:
+        self._instance, self._dp_ranks = instance, frozenset(dp_ranks)
         self.skipped = dict.fromkeys(PROBLEMS, 0)
         """Skipped rows by problem; the counts never decrease."""
         self.drafts = DraftCounts()
@@ -95,7 +94,7 @@ class LoadRows:
 
     def _report(self, row: object) -> tuple[int, LoadReport]:
         dp_rank, report = load_report(row, self._instance)
-        if self._dp_ranks is not None and dp_rank not in self._dp_ranks:
+        if dp_rank not in self._dp_ranks:
             raise RowSkipped("rank", dp_rank)
         if isinstance(row, dict) and dp_rank == 0 and isinstance(stats := row.get("specDecodingStats"), dict):
             self.drafts.add(stats)

@@ -46,12 +46,16 @@ class MediaEncoder(Protocol):
         """
 
 
-class ChatWithMedia(NamedTuple):
-    """A prompt as text and as tokens, one image token an item, with its media."""
+class EnginePrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
 
-    text: str
-    tokens: list[int]
-    media: EncodedMedia
+    `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
+    """
+
+    tokens: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    text: str | None = None
+    handoff: Handoff | None = None
 
 
 class ChatMedia:
@@ -62,8 +66,8 @@ class ChatMedia:
     ) -> None:
         self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
-    async def prompt(self, request: ChatRequest, body: Body = NO_IMAGES) -> ChatWithMedia | None:
-        """Return the prompt of a chat with media; None for any other, which is rendered as text.
+    async def prompt(self, request: ChatRequest, body: Body = NO_IMAGES) -> EnginePrompt | None:
+        """Return the prompt of a chat with media, one image token an item; None for any other, rendered as text.
 
         `body` has the images that were cut out of the request.
 
@@ -84,7 +88,8 @@ class ChatMedia:
             return [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
 
         parts = await asyncio.to_thread(read) if body.escaped else read()
-        return ChatWithMedia(rendered, tokens, await self._become(rendered, parts))
+        encoded = await self._become(rendered, parts)
+        return EnginePrompt(tokens=tuple(tokens), media=encoded.media, text=rendered, handoff=encoded.handoff)
 
     def check(self, tokens: Sequence[int], items: int, field: str) -> None:
         """Raise `MediaRefused` unless a prompt has one image token for each of its media, and no more."""

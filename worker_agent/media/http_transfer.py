@@ -15,7 +15,6 @@ from ipaddress import ip_address
 
 import aiohttp
 from aiohttp import web
-from blake3 import blake3
 from yarl import URL
 
 from kv_runtime.clock import Clock
@@ -25,7 +24,8 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import TransferSection
-from worker_agent.media.offers import TTL_S, Offers
+from worker_agent.media.embedding_stores import TTL_S, Offers
+from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, HttpDescriptor
 
@@ -67,7 +67,7 @@ class HttpEmbeddingTransfer:
     async def offer(self, embeddings: bytes) -> HttpDescriptor:
         """Offer `embeddings`, which must not change any more, for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
-        digest = await asyncio.to_thread(_digest, embeddings)
+        digest = await asyncio.to_thread(content_digest, embeddings)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.offers.expire(self._clock.now())
         self.offers.offer(token, embeddings, self._clock.now())
@@ -100,7 +100,7 @@ class HttpEmbeddingTransfer:
             raise _refused("unreachable", descriptor, "a worker that answers") from error
         if len(data) != descriptor.size_bytes:
             raise _refused("incomplete", descriptor, f"all of the bytes, not {len(data)}")
-        if not secrets.compare_digest(await asyncio.to_thread(_digest, data), descriptor.digest):
+        if not secrets.compare_digest(await asyncio.to_thread(content_digest, data), descriptor.digest):
             raise _refused("digest", descriptor, "the bytes that were offered")
         return data
 
@@ -150,10 +150,6 @@ async def _read(address: Address, descriptor: HttpDescriptor) -> bytes:
             if len(data) > descriptor.size_bytes:
                 raise _refused("too_large", descriptor, "as many bytes as were offered")
     return bytes(data)
-
-
-def _digest(data: bytes) -> str:
-    return blake3(data).hexdigest()
 
 
 def _refused(reason: MediaReason, descriptor: HttpDescriptor, allowed: str) -> MediaRefused:

@@ -29,11 +29,11 @@ from math import inf
 from typing import Any, TypeVar
 
 import structlog
-from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
-from worker_agent.media.offers import Offers
+from worker_agent.media.embedding_stores import Offers
+from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
@@ -91,7 +91,7 @@ class NixlEmbeddingTransfer:
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
         """Offer a copy of `embeddings` for `TTL_S` seconds; raise `NoRoom`."""
         assert embeddings
-        digest = await asyncio.to_thread(_digest, embeddings)
+        digest = await asyncio.to_thread(content_digest, embeddings)
         memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
         await self._let_go(self.offers.expire(self._clock.now()))
         self.offers.offer(token, memory, self._clock.now())
@@ -124,7 +124,7 @@ class NixlEmbeddingTransfer:
             if memory not in self._stuck:
                 await self._let_go([memory])
         data = memory.bytes()
-        if not secrets.compare_digest(await asyncio.to_thread(_digest, data), checked.digest):
+        if not secrets.compare_digest(await asyncio.to_thread(content_digest, data), checked.digest):
             raise _refused("digest", checked, "the bytes that were offered")
         return data
 
@@ -229,10 +229,6 @@ def _bounded(agent: bytes) -> bytes:
     if len(agent) > AGENT_BYTES_MAX:
         raise EngineError(f"nixl: found {len(agent)} bytes of its agent's metadata, allowed {AGENT_BYTES_MAX}")
     return agent
-
-
-def _digest(data: bytes) -> str:
-    return blake3(data).hexdigest()
 
 
 def _refused(reason: MediaReason, descriptor: NixlDescriptor, allowed: str) -> MediaRefused:

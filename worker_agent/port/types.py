@@ -116,7 +116,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     `choice` counts from 0; each has its own finish reason. The token that stopped it is among its tokens. `logprobs`,
     if requested, has one entry for each new token, None if unknown; only the first output has `prompt_logprobs`.
-    `stop_token_id` is the token that stopped the choice, if the engine reports it. `handoff` is for the next worker.
+    `handoff` is for the next worker.
 
     `prompt`, on the first output of each choice, is the prompt as the engine computed it, if that differs from the
     request's: media are expanded to all their tokens. The request to the next worker has this prompt.
@@ -128,7 +128,6 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     choice: int = 0
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    stop_token_id: int | None = None
     handoff: Handoff | None = None
     prompt: tuple[int, ...] = ()
 

@@ -31,7 +31,7 @@ from tests.system.integration.event_path import MODEL, NATS, connected, running_
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
-from worker_agent.events.publisher_addresses import rank_endpoint
+from worker_agent.events.publishers import rank_endpoint
 from worker_agent.events.source_cursor import SourceCursor
 
 LIVES = int(os.environ.get("ENGINE_LIVES", "1000"))

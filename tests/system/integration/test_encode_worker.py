@@ -36,7 +36,7 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.embedding_stores import EmbeddingCache
 from worker_agent.media.encode_client import EncodeClient
 from worker_agent.media.encode_wire import PATH, Form
 from worker_agent.media.encode_workers import EncodeWorkers

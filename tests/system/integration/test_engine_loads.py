@@ -23,8 +23,8 @@ from tests.system.integration.engine_doubles import (
     VllmDouble,
 )
 from worker_agent.attached.client import EngineClient, FetchOutcome
+from worker_agent.attached.config import SERVERS
 from worker_agent.attached.loads import EngineLoads
-from worker_agent.engines.servers import SERVERS
 
 MODEL, WORKER = "m", "w0"
 DOUBLES: list[tuple[str, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]

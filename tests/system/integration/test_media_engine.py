@@ -20,12 +20,12 @@ from tests.support.image_model import write_image_model
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
-from worker_agent.api.prompts import EnginePrompt, EnginePrompts
+from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
-from worker_agent.media.chats import ChatMedia
+from worker_agent.media.chats import ChatMedia, EnginePrompt
 from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts

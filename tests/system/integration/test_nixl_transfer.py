@@ -23,9 +23,9 @@ from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.commands.served_media import embedding_transfer
 from worker_agent.media.config import TransferSection
+from worker_agent.media.embedding_stores import NoRoom
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
-from worker_agent.media.offers import NoRoom
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer, NixlDescriptor
 

@@ -24,7 +24,7 @@ from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineStored
-from worker_agent.events.publisher_config import PublisherSection
+from worker_agent.events.publishers import PublisherSection
 
 KVBM = Origin("kvbm")
 NAMES = 1000

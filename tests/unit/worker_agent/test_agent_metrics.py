@@ -32,7 +32,7 @@ def test_every_reason_has_a_sample_and_those_that_occurred_are_counted() -> None
 
 
 def test_every_problem_of_a_row_has_a_sample() -> None:
-    rows = LoadRows("i")
+    rows = LoadRows("i", (0,))
     rows.read([None, None])
     found = samples(row_families("w", rows), "engine_stats_skipped", "problem")
     assert found == {**dict.fromkeys(PROBLEMS, 0.0), "not_a_map": 2.0}

@@ -1,4 +1,4 @@
-"""A choice's text and tokens, whatever comes at once: as if every token came alone and nothing were held back."""
+"""A choice's text and tokens, whatever comes at once and wherever stop strings end."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -8,10 +8,57 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
-from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
+from worker_agent.api.choice_text import ChoiceText, Piece, StopFilter, TokenSpan
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput
+
+
+def naive_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """Return the text up to the first stop string, found letter by letter, and whether there was one."""
+    for end in range(1, len(text) + 1):
+        if ended := [stop for stop in stops if stop and text[:end].endswith(stop)]:
+            return text[: end - max(map(len, ended))], True
+    return text, False
+
+
+def filtered(chunks: list[str], stops: tuple[str, ...]) -> str:
+    """Return what is shown of the chunks; what was shown stays true at every step."""
+    stop_filter, whole = StopFilter(stops), "".join(chunks)
+    expected, is_stopped = naive_cut(whole, stops)
+    shown = ""
+    for chunk in chunks:
+        shown += stop_filter.push(chunk)
+        assert expected.startswith(shown)
+    shown += stop_filter.flush()
+    assert stop_filter.stopped == is_stopped
+    return shown
+
+
+few_letters = st.lists(st.text("ab", max_size=4), max_size=4).map(tuple)
+
+
+@given(st.lists(st.text("ab", max_size=12), max_size=8), few_letters)
+@example(["abbab", "b"], ("bb", "abbabb"))
+@example(["a", "b", "a", "b", "b"], ("ababb", "ba"))
+@example(["12abc"], ("bc", "abc", "c"))  # they end together: the longest cuts
+@example(["ax", "b"], ("x",))
+def test_the_cut_is_that_of_the_whole_text_wherever_its_chunks_end(chunks: list[str], stops: tuple[str, ...]) -> None:
+    assert filtered(chunks, stops) == naive_cut("".join(chunks), stops)[0]
+
+
+@given(st.text("ab", max_size=30), few_letters, st.integers(1, 5))
+def test_no_more_is_held_back_than_the_longest_stop_string_less_a_letter(
+    text: str, stops: tuple[str, ...], size: int
+) -> None:
+    stop_filter = StopFilter(stops)
+    shown = 0
+    for at in range(0, len(text), size):
+        shown += len(stop_filter.push(text[at : at + size]))
+        if stop_filter.stopped:
+            return
+        assert min(at + size, len(text)) - shown <= max((len(stop) - 1 for stop in stops if stop), default=0)
+
 
 TEXT = ByteText()
 END = min(TEXT.eos_ids)
@@ -45,8 +92,8 @@ class Told(NamedTuple):
     finish_reason: str | None
 
 
-def told(given_: Iterable[EngineOutput], stops: Sequence[str], kind: type[ChoiceText] = ChoiceText) -> Told:
-    choice = kind(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
+def told(given_: Iterable[EngineOutput], stops: Sequence[str]) -> Told:
+    choice = ChoiceText(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
     pieces: list[Piece] = []
     for each in given_:
         pieces.append(choice.push(each))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint, rank_endpoints
+from worker_agent.events.publishers import checked_endpoint, rank_endpoint, rank_endpoints
 
 
 @pytest.mark.parametrize(

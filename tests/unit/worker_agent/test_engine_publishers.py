@@ -7,7 +7,7 @@ import pytest
 from kv_protocol.errors import LimitExceeded
 from tests.unit.worker_agent.engine_arguments import effective
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engines.trtllm.publishers import engine_publishers, is_streaming
+from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 
@@ -37,7 +37,6 @@ def addresses(args: EngineArgs, **place: Any) -> list[str]:
 )
 def test_an_engine_streams_when_it_is_told_to_publish(config: dict[str, Any] | None, expected: bool) -> None:
     args = effective({"kv_cache_config": {"kv_events_config": config}} if config is not None else {})
-    assert is_streaming(args) == expected
     assert bool(engine_publishers(args)) == expected
 
 

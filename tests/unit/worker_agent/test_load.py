@@ -76,7 +76,7 @@ def without(section: str, name: str) -> dict[str, Any]:
     return {**ROW, section: {key: value for key, value in ROW[section].items() if key != name}}
 
 
-def skipped(*rows: object, dp_ranks: tuple[int, ...] | None = None) -> dict[str, int]:
+def skipped(*rows: object, dp_ranks: tuple[int, ...] = (0, 1)) -> dict[str, int]:
     """Return the problems of rows of which none is reported."""
     reader = LoadRows("i", dp_ranks)
     assert reader.read(list(rows)) == []
@@ -119,13 +119,13 @@ def test_what_is_no_row_is_skipped(row: object) -> None:
 
 @pytest.mark.parametrize("rows", [None, 7, "rows", {}.keys()])
 def test_statistics_that_are_no_list_are_counted(rows: object) -> None:
-    reader = LoadRows("i")
+    reader = LoadRows("i", (0, 1))
     assert reader.read(rows) == []
     assert reader.skipped["not_a_map"] == 1
 
 
 def test_every_problem_has_its_count() -> None:
-    assert tuple(LoadRows("i").skipped) == PROBLEMS
+    assert tuple(LoadRows("i", (0, 1)).skipped) == PROBLEMS
 
 
 # -------------------------------------------------------------------- what it can
@@ -204,6 +204,6 @@ def test_drafts_are_counted_once_an_iteration_from_the_row_of_rank_0() -> None:
 
 @pytest.mark.parametrize("strange", [None, [], "7", {"numDraftTokens": -1}, {"numAcceptedTokens": True}])
 def test_strange_figures_of_drafts_count_nothing_and_cost_no_row(strange: object) -> None:
-    rows = LoadRows("i")
+    rows = LoadRows("i", (0, 1))
     assert len(rows.read([ROW | {"attentionDpRank": 0, "specDecodingStats": strange}])) == 1
     assert rows.drafts == DraftCounts()

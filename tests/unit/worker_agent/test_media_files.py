@@ -86,10 +86,6 @@ def test_a_missing_file_a_directory_and_a_pipe_are_no_files(allowed: Path) -> No
         assert reason_of([allowed], allowed / name) == "path_missing"
 
 
-def test_the_directory_itself_is_no_file(allowed: Path) -> None:
-    assert reason_of([allowed], allowed) == "path_outside"
-
-
 def test_a_file_is_bounded_and_not_empty(allowed: Path) -> None:
     (allowed / "empty.png").write_bytes(b"")
     assert reason_of([allowed], allowed / "deep" / "a.png", len(PNG) - 1) == "too_large"

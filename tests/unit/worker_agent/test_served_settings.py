@@ -49,7 +49,6 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Engi
         (["engine.window_sizes=[0,65536]"], "engine.window_sizes"),
         (["engine.window_sizes=[512,512,65536]"], "each allowed once"),
         (["engine.window_sizes=[512,512]"], "window_sizes: the widest is 512, not max_seq_len, 65536"),
-        (["engine.window_sizes=[512,512]"], "each allowed once"),
         (["engine.host_blocks=-1"], "engine.host_blocks"),
     ],
 )
@@ -75,7 +74,10 @@ def test_what_is_printed_loads_again(kind: str, tmp_path: Path) -> None:
 
 def test_an_endpoint_is_the_role_s_unless_it_is_named() -> None:
     assert loaded("worker.role=prefill").worker.endpoint_name == "dynamo.prefill.generate"
-    assert loaded("worker.endpoint=dyn://a.b.c").worker.endpoint_name == "a.b.c"
+    assert loaded("worker.endpoint=dyn://a-1.B_2.c").worker.endpoint_name == "a-1.B_2.c"
+    for text in ("dyn://", "a.b", "a.b.c.d", "a..c", "a.b.c ", "http://a.b.c", "dyn://dyn://a.b.c", f"a.b.{'c' * 65}"):
+        with pytest.raises(ConfigurationError, match=r"worker\.endpoint: .*allowed namespace\.component\.endpoint"):
+            loaded(f"worker.endpoint='{text}'")
 
 
 def test_a_stop_has_time_for_all_that_has_to_end() -> None:

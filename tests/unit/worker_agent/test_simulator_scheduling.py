@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from tests.support.amount import examples
 from tests.support.engine_description import described
+from tests.unit.worker_agent.test_simulator_scheduler import run_out, text
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, AnswerEstimate, Scheduling
@@ -69,14 +70,7 @@ def cached(scheduling: Scheduling, first: int, second: int) -> int:
     engine = Simulator(ENGINE, scheduling=scheduling)
     engine.submit(request("a", first), 0.0)
     engine.submit(request("b", second), 0.0)
-    now_s = 0.0
-    while engine.has_work:
-        step = engine.step(now_s)
-        now_s += step.duration_s
-        for request_id, output in step.outputs:
-            if request_id == "b":
-                return output.cached_tokens
-    raise AssertionError("b got no token")
+    return run_out(engine)["b"][0].cached_tokens
 
 
 def test_prompts_of_one_batch_share_blocks_at_once() -> None:
@@ -91,18 +85,6 @@ def test_chunks_are_shared_before_their_context_ends() -> None:
 
 
 PREEMPTS = Scheduling(admits="prompt")
-
-
-def answers(engine: Simulator) -> dict[str, tuple[int, ...]]:
-    """Step until there is no work; return each request's tokens."""
-    found: dict[str, tuple[int, ...]] = {}
-    now_s = 0.0
-    while engine.has_work:
-        step = engine.step(now_s)
-        now_s += step.duration_s
-        for request_id, output in step.outputs:
-            found[request_id] = found.get(request_id, ()) + output.token_ids
-    return found
 
 
 def two(scheduling: Scheduling, blocks: int = 6) -> Simulator:
@@ -214,12 +196,12 @@ def test_the_estimated_share_falls_with_decoding_and_is_set_by_a_retraction() ->
 def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_many(
     scheduling: Scheduling, sizes: list[tuple[int, int]], blocks: int, layout: CacheLayout
 ) -> None:
-    def played(blocks: int, scheduling: Scheduling, layout: CacheLayout) -> dict[str, tuple[int, ...]]:
+    def played(blocks: int, scheduling: Scheduling, layout: CacheLayout) -> dict[str, list[int]]:
         description = msgspec.structs.replace(ENGINE, total_kv_blocks=blocks)
         engine = Simulator(description, scheduling=scheduling, layout=layout)
         for number, (prompt, max_tokens) in enumerate(sizes):
             engine.submit(request(f"r{number}", prompt, max_tokens), 0.0)
-        found = answers(engine)
+        found = {name: text(outputs) for name, outputs in run_out(engine).items()}
         assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
         return found
 

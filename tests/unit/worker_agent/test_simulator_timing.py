@@ -13,27 +13,15 @@ def context(past: int, new: int) -> IterationWork:
     return IterationWork(context_tokens=new, attention_pairs=new * (past + new / 2))
 
 
-def test_a_small_prompt_takes_the_floor() -> None:
-    assert H200_8B.iteration_s(context(0, 1)) == H200_8B.iteration_s(context(0, 256)) == H200_8B.context_floor_s
-
-
-def test_decoding_has_no_floor_but_the_weights() -> None:
-    assert H200_8B.iteration_s(IterationWork(decode_sequences=1)) == H200_8B.base_s
+def test_a_small_prompt_and_a_short_chunk_take_the_floor_and_decoding_the_weights() -> None:
+    assert {H200_8B.iteration_s(context(*small)) for small in ((0, 1), (0, 256), (64, 64))} == {H200_8B.context_floor_s}
+    assert {H200_8B.iteration_s(IterationWork(decode_sequences=few)) for few in (1, 60)} == {H200_8B.base_s}
 
 
 def test_cutting_a_prompt_into_long_chunks_costs_nothing() -> None:
     whole_s = H200_8B.iteration_s(context(0, 16_384))
     halves_s = H200_8B.iteration_s(context(0, 8192)) + H200_8B.iteration_s(context(8192, 8192))
     assert halves_s == pytest.approx(whole_s)
-
-
-def test_short_chunks_cost_the_floor_each() -> None:
-    assert H200_8B.iteration_s(context(0, 64)) + H200_8B.iteration_s(context(64, 64)) == 2 * H200_8B.context_floor_s
-
-
-def test_weights_are_read_while_few_tokens_are_multiplied() -> None:
-    few_s, more_s = (H200_8B.iteration_s(IterationWork(decode_sequences=n)) for n in (1, 60))
-    assert few_s == more_s
 
 
 def test_a_request_is_on_its_way_for_the_longer_the_longer_its_prompt() -> None:

@@ -1,4 +1,4 @@
-"""A poller of any source: what it polls is what is delivered, in order, without a hole."""
+"""A poller of any source: what it polls is what is delivered, in order, without a hole; and the queue of its thread."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,8 +24,8 @@ from worker_agent.events.engine_events import (
     EngineStored,
     RankEvent,
 )
-from worker_agent.events.relearning import DrainedMoment
-from worker_agent.events.source_poller import Source, SourcePoller, batches_of
+from worker_agent.events.poll_rules import DrainedMoment
+from worker_agent.events.source_poller import Handover, Source, SourcePoller, batches_of
 from worker_agent.port.types import EngineError
 
 WAIT_S = 20.0
@@ -216,3 +217,49 @@ async def test_when_the_source_ran_dry_it_is_said_up_to_which_message_and_after_
         polls.say([RankEvent(0, EngineCleared())], [RankEvent(0, REMOVAL), RankEvent(0, EngineCleared())])
         await eventually(lambda: poller.drained == DrainedMoment(3, {0: 2}))
         assert not poller.drain.is_pressed
+
+
+# -------------------------------------------------------------------- the queue between the thread and the event loop
+T = TypeVar("T")
+
+
+def putting(waiting: Handover[T], *entries: T, weight: int) -> threading.Thread:
+    """Return a thread that puts the entries."""
+
+    def put() -> None:
+        for entry in entries:
+            waiting.put(entry, weight)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    return thread
+
+
+async def test_all_entries_come_in_their_order() -> None:
+    waiting: Handover[int] = Handover(weight_max=10)
+    thread = putting(waiting, *range(10_000), weight=3)
+    async with asyncio.timeout(WAIT_S):
+        assert [await waiting.next() for _ in range(10_000)] == list(range(10_000))
+    thread.join()
+
+
+async def test_the_thread_waits_while_the_bound_is_reached_and_an_entry_of_any_weight_passes() -> None:
+    waiting: Handover[str] = Handover(weight_max=10)
+    waiting.put("small", 9)
+    waiting.put("large", 1000)
+    thread = putting(waiting, "third", weight=1)
+    assert await waiting.next() == "small"
+    assert thread.is_alive()  # the large one waits, too heavy for more
+    assert await waiting.next() == "large"
+    async with asyncio.timeout(WAIT_S):
+        assert await waiting.next() == "third"
+    thread.join()
+
+
+async def test_once_closed_a_waiting_thread_goes_on_and_entries_are_dropped() -> None:
+    waiting: Handover[int] = Handover(weight_max=1)
+    waiting.put(0, 1)
+    thread = putting(waiting, 1, 2, 3, weight=1)
+    waiting.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()

@@ -26,7 +26,6 @@ class Said:
     logprobs: Any = field(default_factory=list)
     prompt_logprobs: Any = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
     disaggregated_params: Any = None
     request_perf_metrics: Any = None
 
@@ -167,11 +166,3 @@ def test_a_place_of_which_nothing_is_known_stays_empty() -> None:
 def test_without_a_wish_there_are_no_log_probabilities() -> None:
     (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([Said(token_ids=[7], logprobs=[{7: logprob(-1.0, 1)}])]))
     assert output.logprobs == ()
-
-
-def test_a_stop_token_is_named_and_a_stop_string_is_not() -> None:
-    cases: list[tuple[int | str | None, int | None]] = [(7, 7), ("END", None), (None, None)]
-    for reason, told in cases:
-        said = Said(token_ids=[7], finish_reason="stop", stop_reason=reason)
-        (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([said], finished=True))
-        assert output.stop_token_id == told

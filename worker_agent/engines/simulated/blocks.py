@@ -15,21 +15,65 @@ reservations stay valid, because one block becomes used and one free. (If the eq
 own block replaces it in the tree.)
 
 A block has the highest priority of all requests that used it. Eviction takes the cached block of the lowest priority,
-among these the one released longest ago. A sequence uses the complete path of each of its blocks and releases it from
-the end to the root, so a parent has at least its children's priority and is always released after them: the evicted
-block is a leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
+among these the one released longest ago: one queue for each priority in use, of which there are at most 101, so that
+every operation is O(1) in the number of blocks. A sequence uses the complete path of each of its blocks and releases it
+from the end to the root, so a parent has at least its children's priority and is always released after them: the
+evicted block is a leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
+
+Source: `docs/SOURCES.md` E1.3 (`priority`).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
+from sortedcontainers import SortedDict
 
 from kv_protocol.events import Tier
 from worker_agent.engines.simulated.events import WindowLog
-from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, stored_on_gpu
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
 from worker_agent.port.types import PRIORITY_DEFAULT
+
+
+class EvictableBlock(Protocol):
+    """A block that can be evicted; its priority does not change meanwhile."""
+
+    priority: int
+
+
+BlockT = TypeVar("BlockT", bound=EvictableBlock)
+
+
+class EvictionQueue(Generic[BlockT]):
+    """The blocks that may be evicted, in the order above."""
+
+    def __init__(self) -> None:
+        self._queues: SortedDict[int, OrderedDict[BlockT, None]] = SortedDict({PRIORITY_DEFAULT: OrderedDict()})
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, block: BlockT) -> None:
+        """Put a block behind all others of its priority."""
+        queue = self._queues.get(block.priority)
+        if queue is None:
+            queue = self._queues[block.priority] = OrderedDict()
+        queue[block] = None
+        self._count += 1
+
+    def remove(self, block: BlockT) -> None:
+        """Take a block out: it is used again."""
+        del self._queues[block.priority][block]
+        self._count -= 1
+
+    def pop(self) -> BlockT:
+        """Remove and return the block to evict; there must be one."""
+        self._count -= 1
+        queue: OrderedDict[BlockT, None] = next(filter(None, self._queues.values()))
+        return queue.popitem(last=False)[0]
 
 
 class BlockTable:

@@ -1,12 +1,91 @@
-"""The handoff of a computed prompt between simulated engines."""
+"""The handover of computed prompts between simulated engines, at both ends.
+
+A prefill engine holds a context, a computed prompt with its blocks, until its KV was fetched:
+
+    hold        returns a name: the request's `transfer_id`, else the next free number of this engine
+    holds       whether a name and its handoff's state are those of a held context
+    give_up     ends the hold: the context was fetched
+    expired     contexts that were not fetched within `timeout_s` from the beginning of their last iteration
+
+A request of a decode rank waits for the KV of another engine:
+
+    begin       an admitted request waits, with its blocks
+    end         its KV has come, or failed; a request that was cancelled meanwhile is forgotten
+    take        requests whose KV came or failed since the last iteration: the next one begins with them
+"""
 
 from itertools import chain, repeat
+from typing import NamedTuple
 
+from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.sequences import RunningRequest
-from worker_agent.engines.simulated.transfer import Fetch
+from worker_agent.engines.simulated.transfer import Fetch, state_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput
+
+
+class HeldContext(NamedTuple):
+    """A computed prompt, its blocks at a rank, and the state that a fetch must present."""
+
+    dp_rank: int
+    table: BlockTable
+    prompt: tuple[int, ...]
+    state: bytes
+    until_s: float
+
+
+class HeldContexts:
+    """The contexts of all ranks of one engine; the ranks' blocks bound their number."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._held: dict[int, HeldContext] = {}
+        self._number = 0
+        self.endpoint: str | None = None
+        """The address to fetch them from, once it is known."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens' KV is held."""
+        return sum(len(each.prompt) for each in self._held.values())
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When the next one expires; None if none is held."""
+        return min((each.until_s for each in self._held.values()), default=None)
+
+    def count_at(self, dp_rank: int) -> int:
+        """Return how many a rank holds."""
+        return sum(each.dp_rank == dp_rank for each in self._held.values())
+
+    def hold(
+        self, dp_rank: int, table: BlockTable, prompt: tuple[int, ...], now_s: float, transfer_id: int | None
+    ) -> tuple[int, bytes]:
+        """Return the context's name, not in use before, and its state."""
+        while transfer_id is None or transfer_id in self._held:
+            self._number += 1
+            transfer_id = self._number
+        state = state_of(prompt, transfer_id)
+        self._held[transfer_id] = HeldContext(dp_rank, table, prompt, state, now_s + self._timeout_s)
+        return transfer_id, state
+
+    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
+        """Return whether so many tokens of the context are held."""
+        held = self._held.get(transfer_id)
+        return held is not None and held.state == state and 0 < tokens <= len(held.prompt)
+
+    def give_up(self, transfer_id: int) -> HeldContext | None:
+        """Remove and return the context, whose blocks the caller releases; None if it is not held."""
+        return self._held.pop(transfer_id, None)
+
+    def expired(self, now_s: float) -> list[HeldContext]:
+        """Remove and return the contexts that were not fetched in time, likewise."""
+        late = [name for name, each in self._held.items() if each.until_s <= now_s]
+        return [self._held.pop(name) for name in late]
 
 
 def context_handoff(
@@ -24,7 +103,7 @@ def context_handoff(
     )
 
 
-def fetch_of(running: RunningRequest) -> Fetch:
+def _fetch_of(running: RunningRequest) -> Fetch:
     """Return the fetch of an admitted request: the KV of all tokens that the engine has not cached."""
     request, handoff = running.request, running.request.handoff
     assert handoff is not None
@@ -67,3 +146,59 @@ def _first_logprob(token: int, alternatives: tuple[TokenLogprob, ...] | float | 
         return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=alternatives))
     chosen = next((each for each in alternatives or () if each.token_id == token), None)
     return None if chosen is None else TokenLogprobs(chosen=chosen, top=(alternatives or ())[:top])
+
+
+class FetchingRequests:
+    """The requests of a decode rank that wait for KV of another engine, by id."""
+
+    def __init__(self) -> None:
+        self._begun: list[RunningRequest] = []
+        self._waiting: dict[str, RunningRequest] = {}
+        self._come: dict[str, RunningRequest] = {}
+        self._failed: dict[str, RunningRequest] = {}
+
+    def __len__(self) -> int:
+        """How many have blocks and are not decoded."""
+        return len(self._waiting) + len(self._come) + len(self._failed)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for their KV."""
+        return len(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no request waits for the next iteration to begin with it."""
+        return not (self._come or self._failed)
+
+    def begin(self, running: RunningRequest) -> None:
+        """Let an admitted request wait for its KV."""
+        self._waiting[running.request.request_id] = running
+        self._begun.append(running)
+
+    def waiting(self, request_id: str) -> RunningRequest | None:
+        """Return a request that waits for its KV."""
+        return self._waiting.get(request_id)
+
+    def end(self, request_id: str, *, has_come: bool) -> RunningRequest:
+        """End the wait of a request and return it. A cancelled one is forgotten."""
+        running = self._waiting.pop(request_id)
+        if not running.is_cancelled:
+            (self._come if has_come else self._failed)[request_id] = running
+        return running
+
+    def forget(self, request_id: str) -> RunningRequest | None:
+        """Remove and return a request whose wait is over."""
+        return self._come.pop(request_id, None) or self._failed.pop(request_id, None)
+
+    def take(self) -> tuple[list[RunningRequest], list[RunningRequest]]:
+        """Return the requests whose KV came, and those whose KV failed, since the last call."""
+        come, failed = [*self._come.values()], [*self._failed.values()]
+        self._come.clear()
+        self._failed.clear()
+        return come, failed
+
+    def take_begun(self) -> tuple[Fetch, ...]:
+        """Return the fetches of the requests that began to wait since the last call."""
+        begun, self._begun = self._begun, []
+        return tuple(map(_fetch_of, begun))

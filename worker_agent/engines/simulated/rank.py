@@ -27,14 +27,14 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.fetching import FetchingRequests
 from worker_agent.engines.simulated.handovers import (
+    FetchingRequests,
+    HeldContexts,
     context_handoff,
     failed_output,
     first_logprobs,
     resume_after_first_tokens,
 )
-from worker_agent.engines.simulated.held_contexts import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
 from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
@@ -175,9 +175,9 @@ class Rank:
         if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
             self._moved_blocks += moved_blocks
             work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
-        begun = self._fetching.take_begun()
-        did = self._did(work, chunks, len(begun) + sum(chunk.is_first for chunk in chunks))
-        return RankStep(work=work, outputs=outputs, fetches=tuple(fetch for _, fetch in begun), did=did)
+        fetches = self._fetching.take_begun()
+        did = self._did(work, chunks, len(fetches) + sum(chunk.is_first for chunk in chunks))
+        return RankStep(work=work, outputs=outputs, fetches=fetches, did=did)
 
     def quiet_iterations(self, iterations_max: int) -> int:
         """Return for how many iterations only decoding can happen: no request begins, ends or takes a block."""
@@ -360,7 +360,6 @@ class Rank:
             cached_tokens=cached_tokens,
             finish_reason=finish_reason,
             logprobs=logprobs,
-            stop_token_id=tokens[-1] if finish_reason == "stop" else None,
             handoff=handoff,
         )
 

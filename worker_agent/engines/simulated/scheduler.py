@@ -21,7 +21,7 @@ from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import PoolStatistics
 from worker_agent.engines.simulated.events import EngineEvent
-from worker_agent.engines.simulated.held_contexts import HeldContexts
+from worker_agent.engines.simulated.handovers import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.rank import Rank
@@ -100,7 +100,6 @@ class Simulator:
         self._iteration = 0
         self._has_unreported = False
         self._foreseen_s: list[float] = []
-        self._durations_s: list[float] = []
         self._counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()

@@ -81,12 +81,12 @@ class ScriptedSource(TokenSource, frozen=True, kw_only=True):
         return self.script[state % len(self.script)]
 
 
-def scripted(script: Sequence[int], vocabulary: tuple[int, ...] = TokenSource().vocabulary) -> ScriptedSource:
+def scripted(script: Sequence[int]) -> ScriptedSource:
     """Return the model that generates `script`, which is not empty and should end with an end token."""
     borders = [0, 0]
     for at in range(1, len(script)):
         borders.append(_after(script, borders, borders[at], script[at]))
-    return ScriptedSource(script=tuple(script), borders=tuple(borders), vocabulary=vocabulary)
+    return ScriptedSource(script=tuple(script), borders=tuple(borders))
 
 
 def _after(script: Sequence[int], borders: Sequence[int], state: int, token: int) -> int:

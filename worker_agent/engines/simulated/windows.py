@@ -14,9 +14,8 @@ blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, EvictionQueue
 from worker_agent.engines.simulated.events import WindowLog, stored_block
-from worker_agent.engines.simulated.eviction import EvictionQueue
 from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.port.types import PRIORITY_DEFAULT

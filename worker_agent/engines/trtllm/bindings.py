@@ -33,6 +33,7 @@ from worker_agent.engines.trtllm.logits import LogitsAdapter
 from worker_agent.engines.trtllm.requests import TrtllmRequest
 from worker_agent.engines.trtllm.settings import LoraAdapter
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
+from worker_agent.media.inputs import of_kind
 from worker_agent.port.handoff import HandoffInvalid
 from worker_agent.port.sampling import TokenLogprob
 from worker_agent.port.types import EngineError, Media, RequestRefused
@@ -167,8 +168,8 @@ class Bindings:
         """
         sampling = self._sampling(request, adapters)
         disaggregated = _optional(self._disaggregated, request.disaggregated)
-        inputs: Any = list(request.prompt)
-        if request.text is not None or request.images or request.embeddings:
+        inputs: Any = list(request.asked.prompt)
+        if request.text is not None or request.asked.media:
             inputs = llm.preprocess(_with_media(llm, request), sampling, disaggregated)
         return Call(inputs, sampling, disaggregated)
 
@@ -181,14 +182,14 @@ class Bindings:
     ) -> Any:  # noqa: ANN401 - as above
         """Submit one request and return its result object at once; raise what the library raises."""
         wishes = {
-            "lora_request": _optional(self._lora(loras), request.lora_name),
+            "lora_request": _optional(self._lora(loras), request.asked.lora_name or None),
             "disaggregated_params": call.disaggregated,
             "scheduling_params": _optional(self._scheduling, request.dp_rank),
             "conversation_params": _optional(self._conversation, request.conversation_id),
             "kv_cache_retention_config": _optional(self._retention, request.retention_priority),
-            "trace_headers": request.trace_headers or None,
+            "trace_headers": dict(request.asked.trace_headers) or None,
             "cache_salt": request.cache_salt,
-            "priority": request.queue_priority,
+            "priority": request.asked.queue_priority,
         }
         return llm.generate_async(
             call.inputs,
@@ -266,8 +267,8 @@ class Bindings:
         sampling = dict(request.sampling)
         if request.guide is not None:
             sampling["guided_decoding"] = GuidedDecodingParams(**request.guide)
-        if request.logit_bias:
-            sampling["embedding_bias"] = bias_of(request.logit_bias, request.vocab_size)
+        if request.asked.logit_bias:
+            sampling["embedding_bias"] = bias_of(request.asked.logit_bias, request.vocab_size)
         if adapters:
             LogitsProcessor.register(LogitsAdapter)
             sampling["logits_processor"] = adapters
@@ -335,16 +336,16 @@ def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: AN
     embeddings and UUIDs, and has None for `mm_processor_kwargs`.
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
-    text, tokenizer = request.text, getattr(llm, "tokenizer", None)
+    text, prompt, tokenizer = request.text, list(request.asked.prompt), getattr(llm, "tokenizer", None)
     if text is None and tokenizer is not None and not _takes_tokens(llm):
-        text = tokenizer.decode(list(request.prompt))
-    inputs: dict[str, Any] = {"prompt_token_ids": list(request.prompt)} if text is None else {"prompt": text}
+        text = tokenizer.decode(prompt)
+    inputs: dict[str, Any] = {"prompt_token_ids": prompt} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
-    if request.images:
-        inputs["multi_modal_data"] = {"image": [image_of(each) for each in request.images]}
-        inputs["multi_modal_uuids"] = {"image": [each.digest for each in request.images]}
-    if request.embeddings:
-        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in request.embeddings]}
+    if images := of_kind(request.asked.media, "image"):
+        inputs["multi_modal_data"] = {"image": [image_of(each) for each in images]}
+        inputs["multi_modal_uuids"] = {"image": [each.digest for each in images]}
+    if embeddings := of_kind(request.asked.media, "embeddings"):
+        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in embeddings]}
     return inputs
 
 

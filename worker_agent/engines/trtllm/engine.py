@@ -255,7 +255,7 @@ class TensorRTLLMEngine:
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
         library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(bindings, llm, request, library_request)
+            call = await self._call(bindings, llm, library_request)
             result = bindings.generate(llm, library_request, call, self._settings.loras)
             self._has_submitted = True
         except EngineError:
@@ -275,9 +275,10 @@ class TensorRTLLMEngine:
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, llm: Any, request: EngineRequest, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
+    async def _call(self, bindings: Bindings, llm: Any, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
-        adapters = self._processors.adapters(library_request.logits_processors)
+        request = library_request.asked
+        adapters = self._processors.adapters(request.logits_processors)
         if not has_media(request):
             return bindings.call(llm, library_request, adapters)
         self._preparing.add(request.request_id)

@@ -59,7 +59,6 @@ class SequenceOutput(Protocol):
     logprobs: Any
     prompt_logprobs: Any
     finish_reason: str | None
-    stop_reason: int | str | None
     disaggregated_params: Any
     request_perf_metrics: Any
 
@@ -159,7 +158,6 @@ class Outputs:
             choice=choice.index,
             logprobs=self._new_logprobs(choice, sent, len(tokens)),
             prompt_logprobs=_token_logprobs(self._prompt, choice.prompt_logprobs) if is_first else (),
-            stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
             handoff=self._handoff(choice),
             prompt=self._reported_prompt if is_first else (),
         )

@@ -24,23 +24,18 @@ from collections.abc import Sequence
 
 from kv_protocol.errors import LimitExceeded
 from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engine_args.rules import streams_events
 from worker_agent.engines.trtllm.slurm_nodes import expanded
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.mirror import ENGINE
-from worker_agent.events.publisher_addresses import PORT_MAX, checked_endpoint, rank_endpoint
+from worker_agent.events.publishers import PORT_MAX, checked_endpoint, rank_endpoint
 
 ENDPOINT_DEFAULT = "tcp://*:5557"
 _CONFIG = ("kv_cache_config", "kv_events_config")
 _TCP = re.compile(r"tcp://(.+):([0-9]{1,5})")
 _WILDCARDS = ("*", "0.0.0.0", "[::]")  # noqa: S104 - what an engine binds
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]")
-
-
-def is_streaming(args: EngineArgs) -> bool:
-    """Return whether the engine publishes its KV events itself, so that the agent must not poll them."""
-    is_on = args.value(*_CONFIG, "enable_kv_cache_events") is True
-    return is_on and args.value(*_CONFIG, "publisher") in (None, "zmq")
 
 
 def engine_publishers(
@@ -53,7 +48,7 @@ def engine_publishers(
     Raises:
         LimitExceeded: an address, port or host may not be; the message names the argument, found and allowed.
     """
-    if not is_streaming(args):
+    if not streams_events(args.tree):
         return ()
     ranks = args.attention_dp_size
     nodes = _nodes(ranks, gpus_per_node or args.value("gpus_per_node") or ranks, hosts, nodelist)

@@ -38,11 +38,11 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.option_table import LOGPROBS_MAX
-from worker_agent.media.inputs import cache_salt_of, has_media, media_rules, of_kind
+from worker_agent.media.inputs import cache_salt_of, has_media, media_rules
 from worker_agent.port.handoff import params_of
 from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
 from worker_agent.port.sampling import Guide, Sampling
-from worker_agent.port.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, Media, RequestRefused
+from worker_agent.port.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
 
 NO_END_TOKEN = -1
 LOGIT_BIAS_MAX = 1024
@@ -59,26 +59,20 @@ _COPIED = (
 class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`.
 
-    `text` is the prompt where media belong to it and it is known as text. `logit_bias` has tokens below `vocab_size`.
+    `asked` has the fields that the library takes as they are. `text` is the prompt where media belong to it and it is
+    known as text. The tokens of `asked.logit_bias` are below `vocab_size`.
     """
 
-    prompt: tuple[int, ...]
+    asked: EngineRequest
     sampling: dict[str, Any]
     guide: dict[str, Any] | None
     disaggregated: dict[str, Any] | None
     streaming: bool
     dp_rank: int | None
-    lora_name: str | None
     cache_salt: str | None
     retention_priority: int | None
-    queue_priority: float | None
-    logits_processors: tuple[str, ...]
     text: str | None
-    images: tuple[Media, ...]
-    embeddings: tuple[Media, ...]
-    logit_bias: tuple[tuple[int, float], ...]
     vocab_size: int
-    trace_headers: dict[str, str]
     conversation_id: str | None
 
 
@@ -119,27 +113,20 @@ def check_request(
 
 def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
     """Return the request to the engine. `request` has passed `check_request`."""
-    role, with_media = abilities.role, has_media(request)
+    role = abilities.role
     conversation_id = request.conversation_id if abilities.conversations else None
     requires_rank = abilities.attention_dp and conversation_id is None
     return TrtllmRequest(
-        prompt=request.prompt,
+        asked=request,
         sampling=sampling_fields(request, role, abilities.end_ids),
         guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
         disaggregated=_disaggregated(request, role),
         streaming=role != "prefill",
         dp_rank=request.dp_rank if requires_rank else None,
-        lora_name=request.lora_name or None,
         cache_salt=cache_salt_of(request),
         retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
-        queue_priority=request.queue_priority,
-        logits_processors=request.logits_processors,
-        text=request.text if with_media else None,
-        images=of_kind(request.media, "image"),
-        embeddings=of_kind(request.media, "embeddings"),
-        logit_bias=request.logit_bias,
+        text=request.text if has_media(request) else None,
         vocab_size=abilities.vocab_size,
-        trace_headers=dict(request.trace_headers),
         conversation_id=conversation_id,
     )
 

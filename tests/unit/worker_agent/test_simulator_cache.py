@@ -1,0 +1,127 @@
+"""What a simulated KV cache gives up first, what it keeps on the host, and what a narrow window holds.
+
+That it tells what it holds, and reuses what it tells, is a property: `tests/unit/properties/test_simulated_blocks.py`.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.events import Tier
+from tests.support.engine_description import described
+from worker_agent.engines.simulated.blocks import BlockPool
+from worker_agent.engines.simulated.events import RankEventLog
+from worker_agent.engines.simulated.host import HostTier
+from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.port.types import PRIORITY_DEFAULT, EngineRequest, RequestRefused
+
+PLAIN = EngineNamespace()
+ENGINE = described(total_kv_blocks=32, max_seq_len=128)
+
+
+class Cache:
+    """A pool of four 4-token blocks, with three more on the host if that is wanted, and what it told."""
+
+    def __init__(self, host_blocks: int = 0) -> None:
+        self.log = RankEventLog()
+        window = self.log.window(512, 4)
+        self.pool = BlockPool(4, 4, window, host=HostTier(host_blocks, window) if host_blocks else None)
+        self.told()
+
+    def hold(self, prompt: range, priority: int = PRIORITY_DEFAULT) -> None:
+        table = self.pool.admit(prompt, len(prompt), PLAIN, priority)
+        assert table is not None
+        self.pool.release(table, prompt)
+
+    def reusable_blocks(self, *prompts: range) -> list[int]:
+        return [len(self.pool.match(prompt, PLAIN)) for prompt in prompts]
+
+    def told(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(event)["data"] for event in self.log.take()]
+
+
+def test_the_oldest_leaf_goes_first_and_no_child_is_orphaned() -> None:
+    cache = Cache()
+    cache.hold(range(8))
+    cache.hold(range(100, 108))
+    cache.hold(range(5))  # its first block is the first one's, used again; its second takes the oldest leaf's place
+    assert cache.reusable_blocks(range(9), range(100, 109)) == [1, 2]
+    cache.hold(range(200, 204))
+    assert cache.reusable_blocks(range(9), range(100, 109)) == [1, 1]
+
+
+def test_removals_in_a_row_are_one_event() -> None:
+    cache = Cache()
+    cache.hold(range(16))
+    cache.told()
+    cache.hold(range(100, 108))
+    removed, stored = cache.told()
+    assert (removed["type"], len(removed["block_hashes"]), stored["type"]) == ("removed", 2, "stored")
+
+
+def test_the_lowest_priority_gives_way_first_and_of_equals_the_oldest() -> None:
+    cache = Cache()
+    for first, priority in ((0, 80), (10, 35), (20, 35), (30, 10)):
+        cache.hold(range(first, first + 4), priority=priority)
+    prompts = [range(first, first + 5) for first in (0, 10, 20, 30)]
+    found = []
+    for new in (40, 50, 60):
+        cache.hold(range(new, new + 4), priority=90)
+        found.append(cache.reusable_blocks(*prompts))
+    assert found == [[1, 1, 1, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+
+
+def test_reuse_raises_a_priority_and_tells_so() -> None:
+    cache = Cache()
+    cache.hold(range(4))
+    cache.told()
+    cache.hold(range(5), priority=80)
+    assert cache.told()[0] == {
+        "type": "updated",
+        "block_hash": trtllm_block_hash(range(4)),
+        "cache_level": None,
+        "priority": {"type": "event_diff", "new_value": 80, "old_value": 35},
+    }
+
+
+@pytest.mark.parametrize(("prompt", "priority"), [(range(6), 35), (range(4), 34)])
+def test_partial_blocks_and_those_of_low_priority_are_not_worth_the_copy(prompt: range, priority: int) -> None:
+    cache = Cache(host_blocks=3)
+    cache.hold(prompt, priority)
+    partial_or_low = cache.told()[-1]["blocks"][-1]["block_hash"]
+    cache.hold(range(100, 116), priority=90)
+    assert partial_or_low in {block for data in cache.told() for block in data.get("block_hashes", ())}
+    assert partial_or_low not in cache.pool.held_hashes(Tier.HOST)
+
+
+# -------------------------------------------------------------------- narrow windows
+def request(name: str, prompt: range, max_tokens: int) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(prompt), max_tokens=max_tokens)
+
+
+def test_each_window_s_pool_is_created_first_with_numbers_of_one_sequence() -> None:
+    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8, 16), narrow_blocks=12))
+    events = [msgspec.to_builtins(event) for event in simulator.drain_events()]
+    assert [
+        (event["event_id"], event["window_size"], event["data"]["num_blocks_per_cache_level"]) for event in events
+    ] == [(0, 128, [32, 0]), (1, 8, [12, 0]), (2, 16, [12, 0])]
+
+
+def test_a_decoding_sequence_keeps_no_more_than_its_window() -> None:
+    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=3))
+    simulator.submit(request("a", range(9), max_tokens=100), 0.0)
+    while simulator.has_work:
+        simulator.step(0.0)
+    with pytest.raises(RequestRefused, match="at most the 3 blocks of window 8's pool"):
+        simulator.submit(request("b", range(13), max_tokens=1), 0.0)
+
+
+def test_blocks_that_a_narrow_pool_cannot_promise_keep_a_request_waiting() -> None:
+    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=12))
+    for name, first in (("a", 0), ("b", 100)):
+        simulator.submit(request(name, range(first, first + 28), max_tokens=3), 0.0)
+    (row,) = simulator.step(0.0).statistics
+    assert (row.num_active_requests, row.num_queued_requests) == (1, 1)
