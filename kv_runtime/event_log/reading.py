@@ -9,7 +9,7 @@
 
 The server sends no faster than messages are processed (flow control), and sends a heartbeat every `HEARTBEAT_S`.
 
-Single messages are found by seq, one without a message gives the first behind it, and by time. Times are read in
+Single messages are found by time, or by seq: a seq without a message gives the first one behind it. Times are read in
 nanoseconds, so that messages of one microsecond stay apart: the client's own `get_msg` cuts them to microseconds. They
 are the server's, and ascend unless its clock is set back or another server of a cluster takes over.
 """

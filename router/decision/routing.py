@@ -160,7 +160,7 @@ class Lease(DecisionRecord):
 
         `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered tokens;
         `came_whole`: the answer's first byte came with its last. The others are as in `latency_of`; `later_tokens`
-        None: as many as `output_tokens` says.
+        None: all of `output_tokens` but the first.
         """
         if self.outcome is not None:
             return

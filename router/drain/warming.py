@@ -90,7 +90,7 @@ class Warming:
 class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
 
-    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over", "records")
+    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over")
 
     def __init__(
         self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]
@@ -98,10 +98,14 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
         """`verdict` is the decision for the first worker; `decide` chooses the one that fetches its KV."""
         self._wish, self._serving, self._decide = wish, serving, decide
         self._verdict: Verdict | None = verdict
-        self.records = self
         self.over = asyncio.Event()
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
+
+    @property
+    def records(self) -> "_Cache":
+        """The prompt's destination itself."""
+        return self
 
     async def read(self, request: FleetRequest) -> None:
         """Set the wish's body, prompt and route, and a plan with one try at each phase."""

@@ -40,7 +40,10 @@ class EncodedMessage(NamedTuple):
 
 
 class _Batch:
-    """Records of one message, `count` of them joined. `lost`: the numbers that its only record states as lost."""
+    """Records of one message, `count` of them joined.
+
+    `lost`: how many records its only one, a `Lost`, stands for; 0: it has other records.
+    """
 
     __slots__ = ("count", "joined", "lost")
 

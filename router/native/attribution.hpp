@@ -70,7 +70,7 @@ public:
 
 private:
     std::vector<Row> rows_;
-    // Of each row `requests + missed`, and the number of its name among all that had a row: read of all rows with each new name.
+    // Of each row: `requests + missed`, and when it got its name, as a count. Apart from the rows: each new name looks at all of them.
     std::vector<std::pair<i64, u64>> ages_;
     OrderedMap<std::size_t> places_;  // of names
     u64 names_ = 0;

@@ -29,8 +29,8 @@ std::vector<char> spilled(const RankNumbers& ranks, const Question& question, co
     return found;
 }
 
-// Sets `out` to the blocks credited to each rank for what it holds. `lost`: of each rank, those that will be evicted before; none: it
-// is not foreseen.
+// Sets `out` to the blocks credited to each rank for what it holds. `lost`: of each rank, how many of them will be evicted before the
+// request is computed; null: evictions are not foreseen.
 void credit_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights, const double* lost, double* out) {
     const std::size_t count = ranks.count;
     if (weights.overlap_credit == 0.0 || count == 0) {

@@ -25,6 +25,7 @@ class Room {
 public:
     Room() = default;
     Room(const Room&) : Room() {}
+    Room(Room&&) = delete;  // columns that moved would lie in the memory of the other one
     std::pmr::memory_resource* memory() { return &more_; }
 
 private:

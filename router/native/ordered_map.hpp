@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <string>
 #include <string_view>
@@ -110,9 +111,25 @@ private:
         Node* next;  // of its bucket
         typename Nodes::iterator place;
     };
+    // Goes over entries in place of nodes.
     template <typename Iterator>
-    struct Entries : Iterator {
-        auto& operator*() const { return Iterator::operator*().entry; }
+    struct Entries {
+        using iterator_category = std::forward_iterator_tag;
+        using value_type = Entry;
+        using difference_type = std::ptrdiff_t;
+        using reference = decltype((std::declval<Iterator>()->entry));
+        using pointer = std::add_pointer_t<reference>;
+
+        reference operator*() const { return at->entry; }
+        Entries& operator++() {
+            ++at;
+            return *this;
+        }
+        Entries operator++(int) { return Entries{at++}; }
+        bool operator==(const Entries& other) const { return at == other.at; }
+        bool operator!=(const Entries& other) const { return at != other.at; }
+
+        Iterator at;
     };
 
     Node*& bucket(std::size_t hash) { return buckets_[hash & (buckets_.size() - 1)]; }

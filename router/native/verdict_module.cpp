@@ -45,13 +45,14 @@ Value read(const nb::handle& of, const char* name) {
 
 Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{} : Seconds(nb::cast<double>(value)); }
 
+std::string estimated_scheme;  // `kv_protocol.hashing.TEXT_SCHEME`: of prompts whose length is an estimate
+
 // Reads a `kv_protocol.decided.RouteRequest`.
 std::shared_ptr<const Request> request_of(const nb::handle& given) {
     static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), tenant("tenant"),
         lora("lora"), isl_tokens("isl_tokens"), hash_scheme("hash_scheme"), block_size("block_size"), max_tokens("max_tokens"),
         expected_osl("expected_osl"), pinned_worker("pinned_worker"), ttft_target_s("ttft_target_s"), itl_target_s("itl_target_s"),
         sequence_hashes("sequence_hashes");
-    static const std::string estimated = nb::cast<std::string>(nb::module_::import_("kv_protocol.hashing").attr("TEXT_SCHEME"));
     const nb::object of_phase = phase.of(given), of_scheme = hash_scheme.of(given);
     auto made = std::make_shared<Request>();
     made->decision_id = text_of(decision_id.of(given));
@@ -60,7 +61,7 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     made->tenant = text_of(tenant.of(given));
     made->lora = text_of(lora.of(given));
     made->isl_tokens = nb::cast<i64>(isl_tokens.of(given));
-    made->known_tokens = text_of(of_scheme) == estimated ? 0 : made->isl_tokens;
+    made->known_tokens = text_of(of_scheme) == estimated_scheme ? 0 : made->isl_tokens;
     made->block_size = nb::cast<i64>(block_size.of(given));
     made->max_tokens = nb::cast<i64>(max_tokens.of(given));
     made->expected_osl = nb::cast<i64>(expected_osl.of(given));
@@ -262,6 +263,7 @@ Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
+    estimated_scheme = nb::cast<std::string>(nb::module_::import_("kv_protocol.hashing").attr("TEXT_SCHEME"));
     nb::class_<Policy>(module, "Policy");
     module.def("policy", &policy_of, "policy"_a, "mode"_a, "reads_overlap"_a, "reads_load"_a, "reads_forecast"_a);
     nb::class_<Standing>(module, "Standing");

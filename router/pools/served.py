@@ -88,18 +88,23 @@ class PoolAttempt(Attempt):
 class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
     """The pools of one request."""
 
-    __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service", "records")
+    __slots__ = ("_phase", "_question", "_routers", "_sequences", "_service")
 
     _question: PoolQuestion
 
     def __init__(self, service: PoolService) -> None:
-        self._service, self.records = service, self
+        self._service = service
         self._sequences: tuple[PoolSequence, ...] = ()
         """The pools of each phase."""
         self._phase = ""
         """The one whose routers are tried."""
         self._routers: tuple[tuple[str, str], ...] = ()
         """Its namespaces and URLs, in the order of trial."""
+
+    @property
+    def records(self) -> "Pools":
+        """The pools themselves."""
+        return self
 
     # ------------------------------------------------------------------------------------------- until it is sent
 

@@ -48,7 +48,10 @@ class Destination(ABC, Generic[A]):
 
     __slots__ = ()
 
-    records: RequestRecords[A]
+    @property
+    @abstractmethod
+    def records(self) -> RequestRecords[A]:
+        """What gets the records of its requests."""
 
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:

@@ -23,8 +23,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import structlog
-
 from kv_protocol.body_limits import Body
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.decided import RouteRequest
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
 
 _USAGE_BYTES = 4096
 
-_log = structlog.get_logger("router")
 A = TypeVar("A", bound=Attempt)
 T = TypeVar("T")
 

@@ -76,7 +76,7 @@ class Serving(Destination[RankAttempt]):
         """
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
-        self.records = FleetRecords(routing, admission, metrics, self.request_log)
+        self._records = FleetRecords(routing, admission, metrics, self.request_log)
         self.reader = RequestReader(routing, prompts, metrics, tenants, settings, new_id)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
@@ -110,7 +110,12 @@ class Serving(Destination[RankAttempt]):
         self.request_log.refused(refusal)
         refuse(exchange, refusal)
 
-    # ------------------------------------------------------------------------------------------- admission
+    # ------------------------------------------------------------------------------------------- reading, admission
+
+    @property
+    def records(self) -> FleetRecords:
+        """The records of all requests to workers."""
+        return self._records
 
     def read(self, request: FleetRequest) -> Coroutine[Any, Any, None]:
         """Set the request's body, prompt, route and plan."""
@@ -286,5 +291,3 @@ class Serving(Destination[RankAttempt]):
         lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n".encode()
         self._rank_lines[rank] = lines
         return lines
-
-    # ------------------------------------------------------------------------------------------- the records

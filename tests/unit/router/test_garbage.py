@@ -16,9 +16,11 @@ from kv_protocol.fleet import WorkerDraining
 from kv_protocol.journal import FleetApplied, TimePassed
 from router.decision.policy import Policy
 from router.http.limits import HttpLimits
+from router.pools.served import Pools
 from tests.reference.predictions import SEEN_S
 from tests.unit.router.plane import COMPLETIONS, Plane, encoded, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
+from tests.unit.router.test_handover import asked, draining
 from tests.unit.router.upstream import (
     DONE,
     STREAM_HEAD,
@@ -256,3 +258,18 @@ def test_a_cycle_is_found() -> None:
         plane.itself = plane
         del plane
     assert found == ["router.planted.Planted"]
+
+
+def test_the_pools_of_a_request_leave_nothing_to_the_collector() -> None:
+    service: Any = None  # nothing is asked of it
+    with collected() as found:
+        Pools(service)
+    assert found == []
+
+
+async def test_a_prompt_that_is_computed_for_a_cache_leaves_nothing_to_the_collector() -> None:
+    async with draining(answers(500), RoleWorker()) as drained:
+        drained.recent.add(asked(1))
+        with collected() as found:
+            assert (await drained.drain()).warmed == 1
+    assert [name for name in found if name.startswith("router.drain.warming")] == []

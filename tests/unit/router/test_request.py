@@ -60,7 +60,6 @@ class Life(Destination[Try], RequestRecords[Try]):
                  waits: bool = False, fails: str = "", **body: Any) -> None:  # fmt: skip
         """`chosen`: workers' names in their order, or why there is none; `fails`: each call does, at once."""
         self.facts: list[str] = []
-        self.records = self
         self.written = b""
         self._chosen, self._waits, self._fails = list(chosen), waits, fails
         self._plan = RequestPlan(phase, retry_limit=retries, migration_limit=migrations)
@@ -75,6 +74,10 @@ class Life(Destination[Try], RequestRecords[Try]):
         return facts
 
     # ------------------------------------------------------------------------------------------- as a destination
+
+    @property
+    def records(self) -> "Life":
+        return self
 
     async def read(self, request: Request[Try]) -> None:
         request.body = Body(request.exchange.body)
