@@ -1,4 +1,4 @@
-"""A decision as a journal record: small, and enough to repeat it and to compare the result.
+"""A decision as a journal record: small, and enough to make it again and compare the result.
 
     request    as routing read it, with its packed sequence hashes
     best       the columns of at most eight candidates: the winner, then the others, cheapest first. A column is a
@@ -45,7 +45,7 @@ _HASH_BYTES = 8
 
 Depths = tuple[int, int, int, int]
 RequestPhase = Literal["whole", "prefill", "decode", "alone"]
-"""The work for a worker: prompt and generation (`whole`); only the prompt (`prefill`); only the generation, with the
+"""What a worker computes: prompt and generation (`whole`); only the prompt (`prefill`); only the generation, with the
 prompt's KV from the prefill worker (`decode`); or both on a decode worker (`alone`)."""
 
 
@@ -58,13 +58,13 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
     lora                the requested adapter; empty: the base model
     session_id          its requests prefer to stay at one rank; empty: no session
-    pinned_*            None, or the only worker or rank allowed
-    tried               ranks that failed this phase of the request already
-    phase               the work for its worker
-    transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
-    prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None:
-                        no KV is transferred (so in records of versions without this field, which checked no pairs)
-    endpoint            the OpenAI endpoint that its worker must state
+    pinned_*            the only worker or rank allowed; None: any
+    tried               ranks that already failed this phase of the request
+    phase               what the worker computes
+    transfer_domain     decode: the domain in which the prompt's KV lies; None: any, or there is no KV
+    prefill_worker      decode: the worker that computed the prompt, empty if unknown; prefill: empty. None: no KV is
+                        transferred. Records of older versions have None: these did not check that workers fit
+    endpoint            the OpenAI endpoint that the worker must serve
     allowed_workers     the workers that a gateway can reach and wants to choose from; None: any
     """
 
@@ -99,7 +99,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
         if self.block_size < 1:
             raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
         if len(self.sequence_hashes) % _HASH_BYTES:
-            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
+            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
         checked_u64("isl_tokens", self.isl_tokens)
 
     @property
@@ -124,12 +124,12 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """A decision, and its lease: the request's blocks and `uncached_tokens`, under its `decision_id`.
+    """A decision. It begins a lease with the request's blocks and `uncached_tokens`, under its `decision_id`.
 
-    `now_s` is the view's time; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
-    stream. `kv_seq` is the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the same model. `best`,
-    `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router writes
-    it with `router/native/record.cpp`. Decoding does not compare the columns with `ranks`: `check` does.
+    `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is that
+    of the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
+    `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
+    writes the record with `router/native/record.cpp`. Decoding does not compare columns with `ranks`: `check` does.
     """
 
     now_s: float
@@ -149,7 +149,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     epoch: int = 0
     action: str = "admit"
     ttft_s: float | None = None
-    """The predicted time to the first token at the winner, as `itl_s` is between tokens; None: no prediction."""
+    """The predicted time to the first token at the winner; `itl_s`: between tokens. None: no prediction."""
     itl_s: float | None = None
     best: bytes = b""
     terms: bytes = b""
@@ -206,9 +206,9 @@ def _check_costs(decided: Decided) -> None:
         raise LimitExceeded("best", decided.best.hex(), f"u16s of {decided.ranks} columns, {BEST_MAX} at most")
     mask, size = terms_mask(decided.terms) if decided.terms else (0, 1)
     if len(decided.terms) != (size + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):
-        raise LimitExceeded("terms", f"{len(decided.terms)} bytes", f"a mask, and for each of its terms 8 x {count}")
+        raise LimitExceeded("terms", f"{len(decided.terms)} bytes", f"a mask, and {8 * count} bytes for each term")
     if len(decided.costs) % 4 or len(decided.costs) // 4 + count > decided.ranks:
-        raise LimitExceeded("costs", f"{len(decided.costs)} bytes", f"4 a candidate, {decided.ranks} with the best")
+        raise LimitExceeded("costs", f"{len(decided.costs)} bytes", f"4 bytes each, {decided.ranks} with the best")
 
 
 def _check_overlap(data: bytes, ranks: int) -> None:
@@ -217,7 +217,7 @@ def _check_overlap(data: bytes, ranks: int) -> None:
         if flags >> tier & 1:
             holders = data[at : at + size]
             if int.from_bytes(holders, "little") >> ranks:
-                raise LimitExceeded("overlap", holders.hex(), f"bits of {ranks} columns")
+                raise LimitExceeded("overlap", holders.hex(), f"bits for {ranks} columns")
             at += size + (4 if flags & WIDE else 2) * int.from_bytes(holders, "little").bit_count()
     if at != len(data) or flags & ~(WIDE | 0xF):
         raise LimitExceeded("overlap", f"{len(data)} bytes, flags {flags:#x}", f"{at} bytes, flags {WIDE | 0xF:#x}")
@@ -235,7 +235,7 @@ def packed_mask(mask: int) -> bytes:
 
 
 def terms_mask(terms: bytes) -> tuple[int, int]:
-    """Return the mask of the recorded terms, and its size in bytes. If its end is missing, it has an unknown term."""
+    """Return the mask of the recorded terms, and its size in bytes. Without its end it has an unknown term."""
     mask = 0
     for at, byte in enumerate(terms[:_MASK_BYTES_MAX]):
         mask |= (byte & (_MORE - 1)) << at * _MASK_BITS

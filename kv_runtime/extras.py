@@ -16,7 +16,7 @@ import click
 
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
-"""Where wheels have `dashboards` and, of kv-router-tools, `bench`; a checkout has them beside this package instead."""
+"""The folder of `dashboards` and, from kv-router-tools, `bench` in an installation; a checkout has both at its root."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
@@ -46,14 +46,14 @@ def require(extra: str, program: str, what: str) -> None:
 def require_built(program: str, *packages: str) -> None:
     """End the process with one sentence and exit status 1 if one of the packages cannot be imported.
 
-    Such a package has a C++ extension, and raises `ImportError` where that cannot be used.
+    Such a package has a C++ extension, and raises `ImportError` if the extension cannot be loaded.
     """
     for package in packages:
         try:
             import_module(package)
         except ImportError as error:
             command = f"pip install --force-reinstall --no-deps --no-cache-dir {DISTRIBUTION}"
-            sys.exit(f"{program}: {error}; where a C++17 compiler is: {command}")
+            sys.exit(f"{program}: {error}; with a C++17 compiler, build it anew: {command}")
 
 
 def reach_tools() -> None:
@@ -67,7 +67,7 @@ def reach_tools() -> None:
 
 
 class LazyCommand(click.Command):
-    """A command that is imported when it is called: `place` is `package.module:name`, `text` its help in a list."""
+    """A command that is imported when called. `place` is `package.module:name`, `text` its help in a list."""
 
     def __init__(self, name: str, place: str, text: str) -> None:
         super().__init__(name, help=text)
@@ -91,10 +91,10 @@ class LazyCommand(click.Command):
 
 
 class InstalledCommands(click.Group):
-    """A group with further commands: entry points of the installation, each imported when it is called.
+    """A group of commands and of the installation's entry points in `kv_router.<program>`.
 
-    The entry points of `program` are the group `kv_router.<program>`; `texts` has their help in a list, and one that is
-    not there is imported for it. An entry point in brackets names the extra that has the command.
+    An entry point is imported when its command is called. `texts` has the commands' help in a list; for the help of a
+    command that is not in `texts`, its entry point is imported. An entry point's extra is the one that has its command.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class InstalledCommands(click.Group):
         return sorted({*super().list_commands(ctx), *self._entries()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name; without its extra, one that says what to install."""
+        """Return the command of this name; if its extra is not installed, a command that says what to install."""
         command = super().get_command(ctx, cmd_name)
         entry = None if command else self._entries().get(cmd_name)
         if entry is None:
             return command
         extra = "".join(entry.extras)
         if missing(extra):
-            return _without(extra, self._program, cmd_name)
+            return _install_hint(extra, self._program, cmd_name)
         reach_tools()
         command = LazyCommand(cmd_name, f"{entry.module}:{entry.attr}", self._texts.get(cmd_name, ""))
         return command if cmd_name in self._texts else command.imported()
@@ -128,8 +128,8 @@ class InstalledCommands(click.Group):
         return {entry.name: entry for entry in metadata.entry_points(group=f"kv_router.{self._program}")}
 
 
-def _without(extra: str, program: str, name: str) -> click.Command:
-    """Return the command of a missing extra: with any arguments, it says what to install."""
+def _install_hint(extra: str, program: str, name: str) -> click.Command:
+    """Return a command in place of one whose extra is missing: with any arguments, it says what to install."""
     anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     text = f"needs {DISTRIBUTION}[{extra}]"
     return click.Command(

@@ -112,7 +112,7 @@ for _command in (
     LazyCommand(
         "pools",
         "router.cli.serve:pools",
-        "Choose a pool of workers for each request, by its length and its targets, and by how pools are now.",
+        "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
     ),
     LazyCommand(
         "replay",

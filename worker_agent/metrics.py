@@ -25,7 +25,7 @@ PUBLISHER_COUNTS = {
     "partial_blocks_dropped": "Partial blocks that were not published",
     "nameless_blocks_dropped": "Blocks dropped because their engine hash is null",
     "under_withheld_dropped": "Blocks dropped because their parent was not published",
-    "withheld_forgotten": "Unpublished blocks forgotten (65,536 are kept); their removals are unknown_removal",
+    "withheld_forgotten": "Unpublished blocks forgotten (65,536 are kept); their removals count as unknown_removal",
     "tier_moves": "Blocks that the engine moved between GPU and host",
     "priority_changes": "Blocks whose retention priority changed",
     "named_items": "Multimodal items that have their caller's name (UUID) instead of a digest; the name is hashed",
@@ -53,7 +53,7 @@ PHASES = {
         "kv_tokens",
     ),
 }
-"""Gauges by phase: meaning, phases, and the end of the fields' names in `PhaseLoad`."""
+"""Gauges by phase: the meaning, the phases, and what follows the phase in the names of `PhaseLoad`'s fields."""
 
 
 class AgentMetrics:
@@ -95,7 +95,7 @@ def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Famil
 
 
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
-    """Yield the counts of polled KV events before they are handed on."""
+    """Yield the counts of polled KV events, by kind, reason and problem."""
     at, counts = (worker,), rules.counts
     kinds = by_name(at, {kind: getattr(counts, kind) for kind in ENGINE_EVENT_KINDS})
     yield counter("engine_events", "KV events of the engine, by kind", ("worker", "kind"), kinds)
@@ -111,7 +111,7 @@ def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
     """Yield the statistics of event polls."""
     pollers = [((worker, name), each) for name, each in path.pollers.items()]
     failed = [(at, each.poll_failures_total) for at, each in pollers]
-    pressed = "Polls that emptied the engine's buffer before anything was handed on"
+    pressed = "Cycles in which the agent first emptied the engine's buffer: it was filling up, or had lost events"
     ratio = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"
     for family, name, meaning, rows in (
         (counter, "engine_polls", "Polls for KV events", [(at, each.drain.polls_total) for at, each in pollers]),
@@ -127,7 +127,7 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
     reports = [((worker, str(rank)), report) for rank, report in newest.items()]
     labels = ("worker", "dp_rank")
     for name, meaning in (
-        ("running_requests", "Requests that the engine runs; 0 while it rests"),
+        ("running_requests", "Requests that the engine runs; 0 while it is idle"),
         (
             "waiting_requests",
             "Requests that wait in the engine; with attention DP TensorRT-LLM reports them on rank 0 only",
@@ -138,18 +138,18 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
         yield gauge(f"engine_{name}", meaning, labels, [(at, getattr(report, name)) for at, report in reports])
     seconds = [(at, report.iteration_s) for at, report in reports]
     yield gauge("engine_iteration_seconds", "Duration of the newest iteration", labels, seconds)
-    for name, (meaning, phases, figure) in PHASES.items():
+    for name, (meaning, phases, suffix) in PHASES.items():
         samples = [
             ((*at, phase), value)
             for at, report in reports
             for phase in phases
-            if report.phases is not None and (value := getattr(report.phases, f"{phase}_{figure}")) is not None
+            if report.phases is not None and (value := getattr(report.phases, f"{phase}_{suffix}")) is not None
         ]
         yield gauge(name, meaning, (*labels, "phase"), samples)
 
 
 def row_families(worker: str, rows: LoadRows) -> Iterator[Family]:
-    """Yield what iteration statistics say of speculative decoding, and the rows that were skipped."""
+    """Yield the counts of speculative decoding in iteration statistics, and of rows of them that were skipped."""
     for name, meaning in DRAFT_COUNTS.items():
         yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), getattr(rows.drafts, name))])
     meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"

@@ -1,11 +1,11 @@
-"""The claims of a stream's heartbeats, compared with its cursor.
+"""Compares the claims of a stream's heartbeats with its cursor, the seq of the last batch that was applied.
 
-claim.seq   than the cursor                           means
----------   ---------------------------------------   -----------------------------------------------
-above       now                                       behind: *awaited*
-equal       now, or when the cursor got there         the claim can be compared with the index
-below       in some heartbeats                        they are late: nothing
-below       as it was `late_s` ago                    the cursor is *beyond* its source: no heartbeat is that late
+claim.seq is                               meaning
+----------------------------------------   --------------------------------------------------------------------------
+above the cursor                           the index is behind: the claim is *awaited*
+equal to it, now or once it gets there     the claim's digests can be compared with the index
+below it, for less than `late_s`           the heartbeats may be late: nothing happens
+below it as it was `late_s` ago            no heartbeat is that late: the index is *beyond* what its source sent
 """
 
 from typing import NamedTuple
@@ -27,31 +27,31 @@ _NOTHING = HeartbeatClaim(-1, 0.0)
 class HeartbeatTracker:
     """The heartbeats of one epoch of one stream."""
 
-    __slots__ = ("_newest", "_passed", "awaited", "claim")
+    __slots__ = ("_cursor_then", "_newest", "awaited", "claim")
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """No heartbeat was received."""
+        """Begin again, as if no heartbeat was received."""
         self._newest = _NOTHING
-        self._passed: HeartbeatClaim | None = None
+        self._cursor_then: HeartbeatClaim | None = None  # a cursor and its time; all claims since are below that seq
         self.awaited: HeartbeatClaim | None = None
         """A claim that the cursor has not reached yet."""
         self.claim: HeartbeatClaim | None = None
-        """A claim for the cursor, or for the cursor as it was when this was set."""
+        """The newest claim that was equal to the cursor; the cursor may have moved on since."""
 
     def note(self, claim: HeartbeatClaim) -> None:
-        """Note a claim that cannot be compared now."""
+        """Remember the claim if no newer one is known, without a comparison."""
         if claim.seq >= self._newest.seq:
             self._newest = claim
 
     def compare(self, claim: HeartbeatClaim, cursor: int, late_s: float) -> bool:
-        """Compare a claim with the cursor; return whether the cursor is beyond its source."""
+        """Compare a claim with the cursor; return whether the cursor is beyond what the source sent."""
         self.note(claim)
         if claim.seq < cursor:
             return self._is_beyond(claim, cursor, late_s)
-        self._passed = None
+        self._cursor_then = None
         if claim.seq == cursor:
             self.claim = claim
         elif self.awaited is None:
@@ -59,9 +59,9 @@ class HeartbeatTracker:
         return False
 
     def _is_beyond(self, claim: HeartbeatClaim, cursor: int, late_s: float) -> bool:
-        if self._passed is None or claim.seq >= self._passed.seq:
-            self._passed = HeartbeatClaim(cursor, claim.at_s)
-        return claim.at_s - self._passed.at_s >= late_s
+        if self._cursor_then is None or claim.seq >= self._cursor_then.seq:
+            self._cursor_then = HeartbeatClaim(cursor, claim.at_s)
+        return claim.at_s - self._cursor_then.at_s >= late_s
 
     def reach(self, awaited: HeartbeatClaim, cursor: int) -> None:
         """The cursor reached the awaited claim, or passed it."""
@@ -71,20 +71,20 @@ class HeartbeatTracker:
                 self.claim = claim
 
     def settle(self, cursor: int, now_s: float) -> None:
-        """The cursor was set anew: restart the timeouts."""
-        self.awaited = self._passed = None
+        """An answer or a closed hole set the cursor: compare the newest claim again, and restart the timeouts."""
+        self.awaited = self._cursor_then = None
         if cursor < self._newest.seq:
             self.awaited = self._newest._replace(at_s=now_s)
         elif cursor == self._newest.seq:
             self.claim = self._newest
 
     def discard_beyond(self, answered_seq: int, sent_at_s: float) -> None:
-        """Drop a claim that came before a question and lies beyond its answer: it was not true."""
+        """Forget a claim that came before the question was sent and is above the answer's last seq: it was wrong."""
         if self._newest.seq > answered_seq and self._newest.at_s < sent_at_s:
             self._newest = _NOTHING
 
     def restart_timeouts(self, now_s: float) -> None:
         """Nothing could be received until now: restart the timeouts."""
-        self._passed = None
+        self._cursor_then = None
         if self.awaited is not None:
             self.awaited = self.awaited._replace(at_s=now_s)

@@ -1,7 +1,8 @@
-"""The reorder buffer of one stream: batches that came early, by seq, within bounds; the oldest are dropped first.
+"""The reorder buffer of one stream: batches that came early, by seq. Beyond its bounds it drops the lowest seqs first.
 
-The last one always stays: it proves that a batch before it is missing. Each has the id of the newest question at its
-arrival: a batch that came before a question lies within its answer, or is not genuine.
+The batch with the highest seq always stays: it proves that a batch before it is missing. Each batch is kept with the id
+of the newest question at its arrival: an answer covers all batches that came before its question. One that came before
+the question and has a higher seq than the answer was never published.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ class _EarlyBatch(NamedTuple):
 
 
 class ReorderBuffer:
-    """The early batches of one epoch."""
+    """The early batches of one epoch, at most so many, with so many blocks in all."""
 
     def __init__(self, batches_max: int, blocks_max: int) -> None:
         self._batches_max, self._blocks_max = batches_max, blocks_max
@@ -34,7 +35,7 @@ class ReorderBuffer:
         return len(self._batches)
 
     def keep(self, batch: Batch, request_id: int) -> int:
-        """Add a batch; return how many of the oldest were dropped."""
+        """Add a batch; return how many were dropped, the lowest seqs first."""
         self._take(batch.seq)
         early = self._batches[batch.seq] = _EarlyBatch(batch, request_id)
         self._blocks += early.blocks
@@ -55,13 +56,13 @@ class ReorderBuffer:
             yield early.batch
 
     def drop_up_to(self, seq: int) -> int:
-        """Drop all up to `seq`; return how many there were."""
+        """Drop the batches up to `seq`; return how many there were."""
         return self._drop(list(self._batches.irange(maximum=seq)))
 
     def drop_untrue(self, answered_seq: int, request_id: int) -> int:
-        """Drop what lies beyond an answer and came before its question; return how many there were."""
-        beyond = self._batches.irange(minimum=answered_seq + 1)
-        return self._drop([each for each in beyond if self._batches[each].request_id < request_id])
+        """Drop batches that came before a question, but are above its answer's last seq; return how many there were."""
+        above = self._batches.irange(minimum=answered_seq + 1)
+        return self._drop([each for each in above if self._batches[each].request_id < request_id])
 
     def _drop(self, seqs: list[int]) -> int:
         for seq in seqs:

@@ -4,22 +4,23 @@
     queries       overlaps, match                  ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
-                  children, holders                views for people
-                  outline, chain                   the shape of all of it, and a part of it (`outline.py`)
+                  children, holders                the neighbours and the holders of one block
+                  outline, chain                   for display: all chains without forks (`outline.py`); one of them
 
-A sequence hash identifies a block and all before it, so one node is one prefix, for all holders.
+A sequence hash identifies a block and all before it, so the index has one node for a prefix, whoever holds it.
 
-* A block is *held* after a store by its rank, and *reachable* if its whole chain is held. Only reachable blocks match:
-  a rank's match ends at its first hole; refilling the hole is enough to continue.
-* A node without holders stays while it has children, so that a refill restores their chain.
-* A stored block whose parent has no node is *parked*: bounded, for a time, counted, never made a root. It is not held
-  until its parent has a node. A dump (`load`) is authoritative: its unknown parents become nodes without holders.
+* A rank *holds* a block that it stored. The block is *reachable* if the rank holds its whole chain. Only reachable
+  blocks match: a rank's match ends before the first block that it lacks, and goes on once that block is stored.
+* A node without holders stays while it has children, so that storing its block again restores their chain.
+* A stored block whose parent has no node is *parked*: it is not held, and no root, until its parent has a node. Parked
+  blocks are bounded, counted, and dropped after a time. A dump (`load`) parks none: unknown parents become nodes
+  without holders.
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op. The first parent of a block
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix whose every block lies on one of the tiers 0..t.
-* Memory is bounded: beyond the limit, new blocks of a store are refused and the rank is *overfull* until it is cleared,
-  dropped or loaded without a refusal, or the index is restored; new ranks are refused. Removals are always done: they
-  may split runs and exceed the limit, by 60 bytes a block at most.
+* Memory is bounded: at the limit, new ranks and new blocks are refused. A rank with refused blocks is *overfull* until
+  it is cleared, dropped or loaded without a refusal, or the index is restored. Removals are always done: where they
+  split runs, they may exceed the limit by 60 bytes a block.
 * A time (`now_s`) is finite: otherwise `store`, `load`, `apply_batch` and `restore` raise `LimitExceeded` and change
   nothing.
 
@@ -52,9 +53,9 @@ class IndexFull(Exception):
 
 
 class RefusedEvent(NamedTuple):
-    """An event of a message that was not, or only partly applied: its index, its byte offset, and the reason.
+    """An event that was not applied, or only in part: its index and its byte offset in the message, and the reason.
 
-    `refused_blocks` counts its blocks without memory; 0: it was refused for another reason.
+    `refused_blocks` counts its blocks for which there was no memory; 0: it was refused for another reason.
     """
 
     event: int
@@ -64,10 +65,10 @@ class RefusedEvent(NamedTuple):
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Present state, and counts so far (`_total`), in blocks, except for two.
+    """Present state, and counts so far (`_total`), in blocks, except for `ranks` and `memory_bytes`.
 
-    `ranks` counts ranks. `nodes` counts each block once, held or not; `held_blocks` counts it once for each holder,
-    on any tiers. `memory_bytes` is bounded by the limit, the sum of `memory()`. Parked blocks are not held.
+    `nodes` counts each block once, held or not; `held_blocks` counts it once for each holder, on whichever tiers.
+    `memory_bytes` is the sum of `memory()`, which the limit bounds. Parked blocks are not held.
     """
 
     ranks: int
@@ -114,12 +115,12 @@ class PrefixIndex(Protocol):
         """
 
     def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` in `buckets` (a set, 32 bytes) by those of `chunks`.
+        """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each) by those of `chunks`.
 
         The rank's parked blocks are dropped. It stays overfull if it was, and becomes so if blocks are refused now.
 
         Raises:
-            LimitExceeded: `buckets` is no such set, or a block of `chunks` is in none of them; nothing changed.
+            LimitExceeded: `buckets` has another length, or a block of `chunks` is in none of them; nothing changed.
         """
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
@@ -146,7 +147,7 @@ class PrefixIndex(Protocol):
         """Return the digest of the blocks of `rank` on `tier`."""
 
     def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
-        """Return the digest by the top byte of the sequence hashes: 256 numbers (u64), whose sum is the digest."""
+        """Return a digest (u64) for each of the 256 top bytes of sequence hashes; their sum is the rank's digest."""
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
         """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
@@ -169,7 +170,7 @@ class PrefixIndex(Protocol):
         """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> Outline:
-        """Return the shape of the index, with these requests' heat; those whose block is unknown do not count."""
+        """Return the shape of the index with the heat of `requests`; those whose block is unknown do not count."""
 
     def chain(self, sequence_hash: int, limit: int) -> bytes:
         """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
@@ -190,4 +191,4 @@ class PrefixIndex(Protocol):
         """Return the present state and the counts."""
 
     def self_check(self) -> list[str]:
-        """Return contradictions in the index, each a bug of ours. Costs a walk over everything."""
+        """Return contradictions in the index; each is a bug of the index. Visits every object."""

@@ -1,10 +1,10 @@
 """Feeds the fold from the log: batches, heartbeats, answers and ticks in, questions out.
 
-    start   restore the best snapshot of the stream, then read the log behind it; without a snapshot, all of the log
-    then    the index is ready once it has read up to the end that the log had at the start
+    start   restore the best snapshot (`snapshot_store.py`), then read the log after it; without one, all of it
+    ready   once the feed has read up to the end that the log had at the start
 
-A part of a process: `run` ticks. All facts are applied on the event loop, one after another, and only by the feed:
-reads of the fold between two awaits are consistent.
+A part of a process: `run` ticks. Only the feed applies facts, on the event loop, one after another: reads of the fold
+between two awaits are consistent.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ class IndexFeed:
     ) -> None:
         """Nothing is read yet.
 
-        `logs_announced`: log refused fleet events and heartbeats here; False if another reader of the process does.
-        `tracer`: None: messages are not traced; those that the log had at the start never are.
+        `logs_announced`: write log lines for refused fleet events and heartbeats; False if another reader of this
+        process writes them. `tracer`: None: messages are not traced. Messages from before the start never are.
         """
         self._tracer = tracer
         self._logs_announced = logs_announced
@@ -77,25 +77,25 @@ class IndexFeed:
         self._refusals = RateLimitedLog(_log, clock)
         self._inbox = log.new_inbox()
         self._slug_of: dict[WorkerRank, str] = {}
-        self._moved = asyncio.Condition()
+        self._applied = asyncio.Condition()
         self._was_connected = True
         self._logged_refused: set[WorkerRank] = set()
         self._logged_overfull: set[WorkerRank] = set()
         self.refused_messages_total = 0
         """Malformed messages that belong to no rank; the fold counts the others."""
         self.log_position = LogPosition("", 0)
-        """Changes together with the fold: a checkpoint taken now is of this place."""
+        """Changes together with the fold: it is the position of a checkpoint that is taken now."""
         self._reading: Reading | None = None
         self._target_seq = self._to_read = 0
         self._is_caught_up = False
         self.freshness_s: dict[WorkerRank, float] = {}
-        """From the engine's flush to being applied, of each rank's newest batch."""
+        """By rank: the time from the engine's flush of its newest batch until that was applied."""
 
     async def start(self) -> None:
-        """Restore a snapshot, if there is one; subscribe to answers, heartbeats, fleet events and the log behind it.
+        """Restore a snapshot, if there is one; subscribe to answers, heartbeats, fleet events, and the log after it.
 
         Raises:
-            BrokerUnavailable: there are no streams, or no server; unreadable snapshots are no error.
+            BrokerUnavailable: no server, or no streams. Unreadable snapshots are skipped.
         """
         stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
         covered = await self._snapshots.restore(stream, self._restore)
@@ -112,7 +112,7 @@ class IndexFeed:
         self._fold.restore(checkpoint, self._clock.now())
 
     def catching_up(self) -> str:
-        """Return how much of the log as of the start was read; empty once all of it was.
+        """Return how much was read of what the log had at the start; empty once all of it was.
 
         Messages that the log dropped meanwhile, by its limits, do not count.
         """
@@ -139,15 +139,15 @@ class IndexFeed:
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
         """Return once `rank` was applied up to `seq` of `epoch`; wait for ever if that never happens.
 
-        Events that the rank's source could not read have no seq.
+        Events that the agent could not read have no seq, so no caller can wait for them.
         """
 
         def reached() -> bool:
             view = self._fold.overlap((), (rank,))[0]
             return view.epoch == epoch and view.seq >= seq and view.stale not in _NOT_APPLIED
 
-        async with self._moved:
-            await self._moved.wait_for(reached)
+        async with self._applied:
+            await self._applied.wait_for(reached)
 
     async def _watch_connection(self) -> None:
         connected = self._event_log.is_connected
@@ -173,13 +173,13 @@ class IndexFeed:
 
     def _forget_unknown_ranks(self) -> None:
         known = set(self._fold.ranks())
-        for memory in (self._slug_of, self.freshness_s):
-            for rank in memory.keys() - known:
-                del memory[rank]
+        for by_rank in (self._slug_of, self.freshness_s):
+            for rank in by_rank.keys() - known:
+                del by_rank[rank]
 
     async def _on_events(self, message: LogMessage) -> None:
         if self._reading is not None:
-            # no other task runs until the message is applied
+            # no other task runs before the message is applied
             self.log_position = LogPosition(self._reading.created, message.stream_seq)
         if (rank := self._rank_of(message)) is None:
             return
@@ -260,8 +260,8 @@ class IndexFeed:
     async def _apply(self, fact: Fact) -> None:
         questions = self._fold.apply(fact, self._clock.now())
         await self._send_questions(questions)
-        async with self._moved:
-            self._moved.notify_all()
+        async with self._applied:
+            self._applied.notify_all()
 
     async def _send_questions(self, questions: list[Question]) -> None:
         for question in questions:

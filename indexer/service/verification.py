@@ -1,12 +1,12 @@
 """Compares a live index with the mirrors of all ranks that should be in it (`difference.py`).
 
-The ranks are known by the log alone: registered ones, and those with heartbeats. Each comes with its model's slug,
+The log alone says which ranks there are: registered ones, and those with heartbeats. Each has its model's slug,
 which addresses its mirror. A worker that left is not included. A worker that died without leaving is still registered;
 its mirror does not answer. A rank that the index does not know and whose mirror does not answer is left out.
 
-The index is read first, the mirror second, so the mirror is at the same place or further. If it is further, the batches
-between are requested from it. Differences that may pass (another epoch, missing batches between, a rank unknown to the
-index) are checked again for `timeout_s`.
+The index is read first, the mirror second, so the mirror has the same seq or a higher one. If it is higher, the batches
+between are requested from the mirror. Differences that may be temporary (another epoch, missing batches between, a rank
+unknown to the index) are checked again for `timeout_s`.
 """
 
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ _POLL_S = 0.05
 
 
 class FleetRoll:
-    """The ranks of a fleet."""
+    """Reads from the log which ranks a fleet has."""
 
     def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
         """`gate` checks fleet events; None: a gate without keys."""
@@ -39,13 +39,13 @@ class FleetRoll:
         self._gate = FleetGate() if gate is None else gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
         self.beating: dict[WorkerRank, str] = {}
-        """The ranks that sent a heartbeat so far, and their models' slugs."""
+        """Each rank that sent a heartbeat so far, and its model's slug."""
 
     async def call(self, timeout_s: float) -> dict[WorkerRank, str]:
         """Return every rank and its model's slug, after `LISTEN_S`.
 
         Raises:
-            BrokerUnavailable: the log is away, has no streams, or its fleet could not be read in `timeout_s`.
+            BrokerUnavailable: the log does not answer, has no streams, or its fleet could not be read in `timeout_s`.
         """
         reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
@@ -63,7 +63,7 @@ class FleetRoll:
         try:
             event = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused:
-            return  # a live worker is found by its heartbeat
+            return  # if the worker lives, its heartbeat comes
         if isinstance(event, WorkerRegistered):
             self._registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
         elif isinstance(event, WorkerLeft):
@@ -77,12 +77,12 @@ class FleetRoll:
         self.beating[rank] = subjects.slug_of(message.subject)
 
 
-_PASSING: tuple[Verdict, ...] = ("other_epoch", "behind", "unknown")
-_AGAIN_S = 0.25
+_TEMPORARY: tuple[Verdict, ...] = ("other_epoch", "behind", "unknown")
+_RETRY_S = 0.25
 
 
 class Verification:
-    """One comparison of all ranks."""
+    """Compares all ranks once."""
 
     def __init__(
         self, index: IndexClient, mirrors: Mirrors, clock: Clock, *, timeout_s: float, examples_max: int
@@ -91,7 +91,7 @@ class Verification:
         self._timeout_s, self._examples_max = timeout_s, examples_max
 
     async def verdicts(self, slugs: dict[WorkerRank, str]) -> AsyncIterator[RankVerdict]:
-        """Yield the verdict of every rank that the index knows or whose mirror answers, by name.
+        """Yield the verdict of every rank that the index knows or whose mirror answers, in the order of ranks.
 
         Raises:
             IndexUnavailable, BrokerUnavailable: the comparison could not be completed.
@@ -107,9 +107,9 @@ class Verification:
         ends_s = self._clock.now() + self._timeout_s
         while True:
             verdict = await self._compare_once(rank, slug)
-            if verdict is None or verdict.verdict not in _PASSING or self._clock.now() >= ends_s:
+            if verdict is None or verdict.verdict not in _TEMPORARY or self._clock.now() >= ends_s:
                 return verdict
-            await self._clock.sleep(_AGAIN_S)
+            await self._clock.sleep(_RETRY_S)
 
     async def _compare_once(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
         index = await self._index.state(rank)

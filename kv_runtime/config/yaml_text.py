@@ -1,9 +1,9 @@
-"""Loads YAML text. A repeated key in a mapping is refused: its value would be ambiguous.
+"""Loads YAML text, and refuses a key that is twice in a mapping: its value would be ambiguous.
 
 Source: YAML 1.2.2, 3.2.1.1: the keys of a mapping are unique.
 
-An error has line, column and problem, and no text of the document, which may be a secret: PyYAML quotes the line, and
-the names of aliases, anchors and tags.
+An error has line, column and problem. It does not quote the document, which may have secrets; PyYAML would quote the
+line, and the names of aliases, anchors and tags.
 """
 
 import re
@@ -17,7 +17,7 @@ _QUOTED_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class KeysRepeated(yaml.YAMLError):
-    """Repeated keys; `problems` names each with its path and its lines."""
+    """Keys are twice in a mapping; `problems` has the path and the lines of each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -25,7 +25,7 @@ class KeysRepeated(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads a document; a value that its type does not allow is an error of YAML, with its place."""
+    """Loads a document; for a value that its type does not allow it raises a `MarkedYAMLError`, which has the place."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as PyYAML's
         try:
@@ -42,7 +42,7 @@ def load_yaml(text: str) -> object:
 
     Raises:
         KeysRepeated: a mapping has a key twice.
-        yaml.YAMLError: the text is no YAML, or describes something other than mappings, lists, texts and numbers.
+        yaml.YAMLError: the text is no YAML, or has something other than mappings, lists, texts and numbers.
     """
     try:
         return _loaded(text)
@@ -72,7 +72,7 @@ def _loaded(text: str) -> object:
 
 
 def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    """Yield the repeated keys in the mappings of a tree; an alias may make the tree recursive."""
+    """Yield the repeated keys in a node and its children; an alias may make a node its own child."""
     if id(node) in seen:
         return
     seen.add(id(node))

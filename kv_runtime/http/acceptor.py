@@ -1,8 +1,8 @@
-"""The listening sockets of an address: connections are accepted here, and not in the event loop, so that failures show.
+"""The listening sockets of an address. It accepts connections itself: asyncio's own server does not count failures.
 
 | the system says | outcome |
 |---|---|
-| EMFILE, ENFILE, ENOBUFS, ENOMEM | counted and logged; nothing is accepted for `PAUSE_S`: clients wait in its queue |
+| EMFILE, ENFILE, ENOBUFS, ENOMEM | counted and logged; nothing is accepted for `PAUSE_S`: clients wait in the backlog |
 | any other error | the client left before it was accepted: counted, and the next one is accepted |
 
 At a stop, connections that the system completed for this socket are accepted before the socket closes; else their
@@ -29,7 +29,7 @@ BACKLOG = 4096
 PAUSE_S = 0.1
 HANDSHAKE_S = 0.5
 _ACCEPTS_A_TURN = 64
-"""Then the event loop serves what was accepted."""
+"""Connections accepted before the event loop serves them."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SO_ATTACH_FILTER = 26
 _DROP_SYN = (
@@ -48,11 +48,11 @@ _log = structlog.get_logger("http")
 
 
 class PortUsed(Exception):
-    """Another process has the address."""
+    """The address cannot be bound: another process has it, or this machine does not."""
 
 
 class Acceptor:
-    """The sockets of one address; `take` receives and owns each accepted socket."""
+    """Accepts the connections of one address; `take` receives and owns each accepted socket."""
 
     def __init__(self, take: Callable[[socket.socket], None], clock: Clock | None = None) -> None:
         self._take = take
@@ -67,7 +67,7 @@ class Acceptor:
         """Failed accepts by the error's name."""
 
     async def bind(self, host: str, port: int, *, reuse_port: bool) -> None:
-        """Bind the address: the system completes connections, which wait in its queue.
+        """Bind the address: from now on the system completes connections, which wait in the backlog until `start`.
 
         Raises:
             PortUsed: another process has bound the address, or it is not an address of this machine.

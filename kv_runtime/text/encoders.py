@@ -1,14 +1,14 @@
-"""Text to token ids: `tokenizers` is the reference; `fastokens` is faster and is used if it is equal.
+"""Text to token ids: `tokenizers` is the reference; `fastokens` is faster, and is used if it gives the same ids.
 
     wanted   used
-    hf       the reference
-    auto     the fast one if it passes the self-check; else the reference, with the reason
-    fast     the fast one; a model that fails the self-check is refused
+    hf       tokenizers
+    auto     fastokens if it passes the self-check; else tokenizers, and `reason` says why
+    fast     fastokens; a model that fails the self-check is refused
 
-Either keeps the ids of a chat's segments if it is asked to, so that of the next turn only what is new is encoded.
+After `keep_segments` either keeps the ids of a chat's segments, so that a next turn encodes its new segments only.
 
-The self-check is a fixed corpus (`encoder_check.py`) with every added token of the model among words and spaces. If the
-fast one raises for a text later, the reference encodes that text, and the failure is counted.
+The self-check compares the ids of a fixed corpus (`encoder_check.py`) that has every added token of the model among
+words and spaces. If fastokens raises for a text later, tokenizers encodes that text, and the failure is counted.
 
 Both libraries are Rust: they panic at input that they do not expect, such as a text at which a regular expression
 exceeds its limits. A panic is raised as a `BaseException` that is no `Exception`; `text_error` makes it a `TextError`.
@@ -31,13 +31,13 @@ from kv_runtime.text.marks import KeptSegments, Segments
 IDS_MAX = 1 << 24
 """fastokens allocates a table up to the largest id; vocabularies have some 2^18."""
 CONFIGURED = "configured"
-"""The reason of a configured encoder."""
+"""The `reason` of an encoder that the settings name."""
 
 Wanted = Literal["auto", "hf", "fast"]
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether a Rust library panicked. Each has a class of this name of its own, and exports none."""
+    """Return whether a Rust library panicked. Each has its own class of this name, and does not export it."""
     return type(error).__name__ == "PanicException"
 
 
@@ -58,14 +58,14 @@ class Encoder(Protocol):
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids as little-endian u32s, optionally with the model's special tokens around them.
 
-        The library's panics pass: the caller knows the field that has the text.
+        A panic of the library is raised as it is: the caller makes it a `TextError` that names the text's field.
         """
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
         """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
 
     def kept(self) -> KeptSegments:
-        """Return the figures."""
+        """Return the totals and the size of the kept segments."""
 
 
 class HfEncoder:
@@ -98,21 +98,21 @@ class HfEncoder:
         self._segments = Segments(marks, bytes_max)
 
     def kept(self) -> KeptSegments:
-        """Return the figures."""
+        """Return the totals and the size of the kept segments."""
         return KeptSegments() if self._segments is None else self._segments.kept()
 
 
-class EncodesFlat(Protocol):
-    """The used interface of the fast library."""
+class FlatTokenizer(Protocol):
+    """What is used of a tokenizer of fastokens."""
 
     def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = ...) -> tuple[bytes, bytes]:  # noqa: FBT001
         """Return the ids of all inputs as little-endian u32s, and where each begins."""
 
     def enable_segment_cache(self, max_bytes: int) -> None:
-        """Keep segments between added tokens, of which the library knows itself where text may be cut."""
+        """Keep the ids of text between added tokens; the library itself finds where text may be cut."""
 
     def segment_cache_stats(self) -> Mapping[str, int] | None:
-        """Return the figures; None if none are kept."""
+        """Return the totals and the size of the kept segments; None if none are kept."""
 
 
 class FastEncoder:
@@ -120,9 +120,9 @@ class FastEncoder:
 
     name = "fast"
 
-    def __init__(self, tokenizer: EncodesFlat, truth: Encoder, reason: str) -> None:
+    def __init__(self, tokenizer: FlatTokenizer, reference: Encoder, reason: str) -> None:
         self._tokenizer = tokenizer
-        self._truth = truth
+        self._reference = reference
         self.reason = reason
         self.failures = 0
 
@@ -134,27 +134,27 @@ class FastEncoder:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             self.failures += 1
-            return self._truth.pack(text, add_special_tokens=add_special_tokens)
+            return self._reference.pack(text, add_special_tokens=add_special_tokens)
 
-    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - the library knows them
+    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - fastokens knows its own
         """Keep the ids of text between added tokens, in at most `bytes_max` bytes."""
         self._tokenizer.enable_segment_cache(bytes_max)
 
     def kept(self) -> KeptSegments:
-        """Return the figures."""
-        told = self._tokenizer.segment_cache_stats() or {}
-        return KeptSegments(*[told.get(name, 0) for name in KeptSegments._fields])
+        """Return the totals and the size of the kept segments."""
+        statistics = self._tokenizer.segment_cache_stats() or {}
+        return KeptSegments(*[statistics.get(name, 0) for name in KeptSegments._fields])
 
 
 def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> Encoder:
     """Return the encoder of the model whose `tokenizer.json` holds `content`, read as `tokenizer`.
 
     Raises:
-        TextError: the fast one is required and not equal.
+        TextError: fastokens is wanted, but fails the self-check.
     """
     if wanted == "hf":
         return HfEncoder(tokenizer, CONFIGURED)
-    failed = "fastokens does not read it"
+    failed = "fastokens cannot read the tokenizer"
     try:
         _check_ids(content)
         fast = fastokens.Tokenizer.from_json_str(content.decode())
@@ -179,13 +179,13 @@ class _AddedToken(msgspec.Struct, gc=False):
 
 
 class _Ids(msgspec.Struct):
-    """The ids that a `tokenizer.json` states."""
+    """The ids of added tokens in a `tokenizer.json`."""
 
     added_tokens: list[_AddedToken] | None = None
 
 
 def _check_ids(content: bytes) -> None:
-    """Raise `ValueError` for an id with which fastokens would take the memory of the process."""
+    """Raise `ValueError` for an id so large that the table of fastokens would need too much memory."""
     largest = max((token.id for token in msgspec.json.decode(content, type=_Ids).added_tokens or ()), default=0)
     if largest > IDS_MAX:
         raise ValueError(f"the added token {largest} is beyond {IDS_MAX}")

@@ -1,7 +1,7 @@
-"""`router pools`: one address in front of pools of routers.
+"""`router pools`: one address in front of several pools, each a router with its workers.
 
-Flags and environment are those of Dynamo's global router where it has them; `--set` and `KVROUTER_*` reach the sections
-`data`, `control`, `failures`, `queue` and `tokens` of the router's own tree. Source: `docs/SOURCES.md` D5.
+Flags and variables have the names of Dynamo's global router where it has such. `--set` and `KVROUTER_*` set fields in
+`data`, `control`, `failures`, `queue`, `tokens` and `telemetry` of a router's settings. Source: `docs/SOURCES.md` D5.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _log = structlog.get_logger("pools")
 
 
 def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]) -> click.Command:
-    """Return `router pools`. Exceptions in `expected` end it with `NOT_DONE`, and a line with the reason."""
+    """Return `router pools`. An exception in `expected` is printed as one line, and the exit status is `NOT_DONE`."""
 
     @click.command("pools")
     @_options
     def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> None:  # noqa: ANN401 - see _options
-        """Choose a pool of workers for each request, by its length and its targets, and by how pools are now.
+        """Choose a pool of workers for each request, by its length, its targets and the state of the pools.
 
         \b
         Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
@@ -70,7 +70,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--model-name", required=True, multiple=True, envvar=f"{_ENVIRONMENT}MODEL_NAME",
-                help="what pools serve; several times for several names",
+                help="model that the pools serve; repeat the flag for further names",
             ),
             click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools"),
             click.option(
@@ -81,7 +81,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             *_target_options("itl"),
             click.option(
                 "--pool", "places", multiple=True, metavar="NAMESPACE=URL[,CONTROL_URL]|FILE",
-                help="where a pool's router is, or the file of one in this process; instead of pools.namespaces",
+                help="a pool's router: its address, or the file of one in this process; replaces pools.namespaces",
             ),
             click.option(
                 "--text", default="", help="tokenizer: `byte`, or a local model directory; without it ISL is estimated"
@@ -89,7 +89,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--port", type=int, help="data plane port; 0: any free one"),
             click.option("--control-port", type=int, help="control plane port; 0: any free one"),
             click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
-            click.option("--check", is_flag=True, help="say what is wrong with the configuration, and end"),
+            click.option("--check", is_flag=True, help="check the configuration, print what is wrong, and end"),
         )
     ):  # fmt: skip
         command = option(command)
@@ -100,7 +100,7 @@ def _target_options(target: str) -> tuple[Callable[..., Any], ...]:
     """Return the flag of a default target, and its deprecated alias."""
     flag, variable = f"--default-{target}-target", f"{_ENVIRONMENT}DEFAULT_{target.upper()}_TARGET"
     return (
-        click.option(f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="of requests that have none"),
+        click.option(f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="for requests without a target"),
         click.option(flag, hidden=True, type=_MILLISECONDS, envvar=variable),
     )
 
@@ -141,10 +141,10 @@ def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
     config = read_config(data, dict(_pool(each) for each in given_pools))
     for warning in config.warnings:
         _warn(warning)
-    nowhere = [name for name, pool in config.pools.items() if not pool.routers and not pool.config]
-    if nowhere:
+    unplaced = [name for name, pool in config.pools.items() if not pool.routers and not pool.config]
+    if unplaced:
         allowed = "routers or config, or a flag --pool"
-        raise ConfigurationError([f"pools.namespaces.{name}: found none, allowed {allowed}" for name in nowhere])
+        raise ConfigurationError([f"pools.namespaces.{name}: found none, allowed {allowed}" for name in unplaced])
     return config
 
 
@@ -153,7 +153,7 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     urls = where.split(",")
     if name and where and "://" not in where:
         return name, PoolSettings(config=where)
-    if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - of its data and control plane
+    if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
         raise ConfigurationError([f"--pool: found {without_user(repr(given))}, allowed {allowed}"])
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))

@@ -1,4 +1,4 @@
-"""Subscribes to the log: registrations, heartbeats, load reports; and reads how full it is."""
+"""Reads the log for a survey: registrations, heartbeats, load reports, and how full its streams are."""
 
 import msgspec
 
@@ -11,12 +11,12 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.doctor.facts import StreamHead
 
 HEADS_MAX = 65_536
-"""Epochs of ranks that are kept; further ones are not looked at."""
-_LOOK_S = 0.05
+"""Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
+_POLL_S = 0.05
 
 
 class LogWatch:
-    """Messages since `start`, for the duration of a survey."""
+    """What the log's messages since `start` say; it lasts for one survey."""
 
     def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
         """`gate` checks fleet events; None: a gate without keys."""
@@ -25,13 +25,13 @@ class LogWatch:
         self._began_s = clock.now()
         self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
         self.used_blocks = dict[WorkerRank, int]()
-        """The most that every rank's engine reported."""
+        """By rank, the most used KV blocks that its engine reported."""
         self.events: dict[str, fleet.FleetEvent] = {}
         """The newest event of every worker, by its subject."""
         self.refused = ""
-        """Why the newest refused fleet event was."""
+        """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
         self.fills: dict[str, tuple[int, int]] = {}
-        """By stream, the bytes that it takes and may take; empty until `read_fills`."""
+        """By stream: its size and its limit in bytes; empty until `read_fills`."""
 
     async def start(self) -> None:
         """Subscribe to heartbeats and loads."""
@@ -52,7 +52,7 @@ class LogWatch:
                 raise BrokerUnavailable(
                     f"{subjects.FLEET_STREAM}: {reading.unread} messages not read in {timeout_s:g} s"
                 )
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
 
     async def read_fills(self) -> None:
         """Read how full the log is; raise `BrokerUnavailable`."""
@@ -119,7 +119,7 @@ class _Account(msgspec.Struct, frozen=True):
 
 
 async def fills(log: EventLog) -> dict[str, tuple[int, int]]:
-    """Return the bytes that `KV_EVENTS` and all streams of the account take, and the bound of each, 0 or less: none.
+    """Return size and limit, in bytes, of `KV_EVENTS` and of all streams of the account. A limit of 0 or less: none.
 
     Source: docs.nats.io, reference/jetstream/api: `$JS.API.INFO`, `$JS.API.STREAM.INFO.<stream>`.
 

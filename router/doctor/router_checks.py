@@ -3,9 +3,9 @@
 log.unreachable      the log did not answer, or lacks a stream
 log.full             `KV_EVENTS`, or the server's store, is nearly full
 router.not_ready     control or data plane does not answer, or /ready is 503
-router.other_fleet   it knows none of the living workers: it reads another log
-index.full           ranks were refused, or lack blocks, for lack of memory
-breaker.open         a rank gets no requests
+router.other_fleet   the router knows none of the living workers: it reads another log
+index.full           the index has no memory for a rank, or for some of its blocks
+breaker.open         a rank gets no requests: its breaker is open, or it said that it is busy
 queue.full           a queue is near its bound, or requests were refused for load during the survey
 """
 
@@ -16,7 +16,7 @@ from router.doctor.event_checks import growth
 from router.doctor.facts import FleetFacts, RouterSeen
 
 FULL_RATIO = 0.9
-"""Of queues, which the next burst fills, and of the log, which is purged at three quarters if a snapshot allows it."""
+"""A queue or log filled to this share is nearly full. The log is purged at 3/4 of its limit if a snapshot allows it."""
 _REJECTED = "kvrouter_rejected_total"
 _AVOIDED = ("breaker", "busy")
 
@@ -31,7 +31,7 @@ def log(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def planes(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield addresses that do not serve."""
+    """Yield the planes of routers that do not serve."""
     for answer in [*(router.control for router in facts.routers), *facts.planes]:
         if words := answer.problem or answer.reason:
             yield Finding("router.not_ready", answer.url, words)
@@ -44,7 +44,8 @@ def routers(facts: FleetFacts) -> Iterator[Finding]:
         if router.control.problem:
             continue
         if living and router.mode and living.isdisjoint(router.workers):
-            words = f"it knows {names(list(router.workers)) or 'no worker'}; {names(sorted(living))} live on this log"
+            known = names(list(router.workers)) or "no worker"
+            words = f"the router knows {known}, but on this log live {names(sorted(living))}"
             yield Finding("router.other_fleet", router.control.url, words)
         yield from _index(router)
         yield from _avoided(router)
@@ -56,7 +57,7 @@ def _index(router: RouterSeen) -> Iterator[Finding]:
         router.after.metrics.get(f"kvrouter_index_{what}_ranks", 0) for what in ("overfull", "refused")
     )
     if overfull or refused:
-        words = f"{overfull:.0f} ranks lack blocks, {refused:.0f} have no place"
+        words = f"{overfull:.0f} ranks lack blocks, {refused:.0f} are not in the index"
         yield Finding("index.full", router.control.url, words)
 
 

@@ -1,11 +1,11 @@
 """Connections to workers: kept alive, and lent to one request at a time.
 
-    idle --send--> lent --answer read, all of it, worker wants to go on--> idle
+    idle --send--> lent --the answer is read completely, and the worker keeps the connection open--> idle
                    lent --anything else--> closed
-    idle --worker_idle_s, unexpected bytes, the worker's end--> closed
+    idle --`worker_idle_s` passed, unexpected bytes, or the worker closed it--> closed
 
-The connection used last is lent first. Where one that was used before ends without a byte of an answer, the worker had
-closed it before the request came: the request is sent once more, over a new one, unless its call `is_once`.
+The connection used last is lent first. If a connection that was used before ends without a byte of an answer, the
+worker probably closed it before the request came: the request is sent again, over a new one, unless it `is_once`.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from router.http.timeout_sweeper import TimeoutSweeper, Watched
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""
 _JOINED_BYTES_MAX = 16 << 10
-"""Longer bodies are not copied behind their head."""
+"""Longer bodies are not copied into one buffer with their head."""
 _REQUEST_LINES_MAX = 64
-_SYSTEMS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors of this machine, whichever the worker is."""
-_RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
-"""Errors of the resolver when the system refused it a descriptor or memory: they say nothing of the worker's name."""
+_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of this machine: no worker could be reached now."""
+_LOCAL_RESOLVER_ERRORS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
+"""The resolver got no descriptor or memory: that says nothing of the worker's name."""
 OURS = HOP_BY_HOP | CORS_HEADERS | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters", b"x-kv-unrendered", b"x-kv-failure", DECODE_HEADER.encode(),
@@ -49,7 +49,7 @@ _log = structlog.get_logger("http")
 
 
 class UpstreamOrigin:
-    """A worker's address, the constant part of its request heads, and its idle connections in the order of use."""
+    """A worker's address, what its request heads begin with, and its idle connections, the last used last."""
 
     __slots__ = ("_host_line", "_prefix", "base_url", "connections", "dials", "host", "idle", "port", "starts", "tls")
 
@@ -68,7 +68,7 @@ class UpstreamOrigin:
         self.connections = self.dials = 0
 
     def start(self, method: str, path: str) -> bytes:
-        """Return the beginning of a request's head, up to its length, and keep it in `starts`."""
+        """Return the beginning of a request's head, up to the value of `content-length`, and keep it in `starts`."""
         if len(self.starts) >= _REQUEST_LINES_MAX:
             self.starts.clear()
         line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("ascii")
@@ -77,7 +77,7 @@ class UpstreamOrigin:
 
 
 class Upstreams:
-    """All connections to workers. New ones are opened by `dials`, as long as there are free ones."""
+    """All connections to workers. Tasks of `dials` open new ones; the plane sets it at its start."""
 
     def __init__(
         self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
@@ -85,15 +85,15 @@ class Upstreams:
         """`not_passed_on` are headers of workers, in lower case, that clients do not get."""
         self.limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
-        """As many as the open files allow, once that is known."""
+        """Lowered to what the limit of open files allows, once that is known."""
         self.origins: dict[str, UpstreamOrigin] = {}
-        """Workers' addresses that are remembered."""
+        """By URL: the addresses with connections, or with one being opened."""
         self._tls: ssl.SSLContext | None = None
         self._heads = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self.opened = 0
-        """Connections since the start."""
+        """Connections that were opened since the start."""
         self._log = RateLimitedLog(_log, SystemClock())
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
@@ -133,21 +133,21 @@ class Upstreams:
         """Send a call over a new connection."""
         if self.dials is None:
             reason = "the router stops"
-        elif len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
+        elif len(self.connections) + len(self.dials) >= self.connections_max and not self._close_idle():
             reason = f"{self.connections_max} connections to workers are open; try again"
         else:
             try:
-                relay.dial = self.dials.spawn(self._dialed(origin, relay))
+                relay.dial = self.dials.spawn(self._dial_and_send(origin, relay))
             except TaskSetFull as error:
                 reason = str(error)
             else:
                 origin.dials += 1
-                relay.dial.add_done_callback(partial(self._dial_ended, origin))  # also if it never begins
+                relay.dial.add_done_callback(partial(self._dial_ended, origin))  # also if the task never begins
                 return
         self.forget_unused(origin)
         relay.fail("local", reason)
 
-    def _closed_idle(self) -> bool:
+    def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
         for origin in self.origins.values():
             while origin.idle:
@@ -162,17 +162,17 @@ class Upstreams:
         origin.dials -= 1
         self.forget_unused(origin)
 
-    async def _dialed(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
+    async def _dial_and_send(self, origin: UpstreamOrigin, relay: ResponseRelay) -> None:
         phase: UpstreamStage = "connect"
         reason, connection = "", None
         try:
             async with asyncio.timeout(relay.call.limits.connect_s):
-                connection = await self._connected(origin)
+                connection = await self._connect(origin)
         except TimeoutError:
             reason = f"TimeoutError: not connected within {relay.call.limits.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            if _is_ours(error):
+            if _is_local(error):
                 self._log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
                 phase, reason = "local", "the router has no resources for another connection to a worker; try again"
         relay.dial = None
@@ -181,17 +181,17 @@ class Upstreams:
                 relay.fail(phase, reason)
                 return
             self.opened += 1
-            if connection.transport.is_closing():  # it was hardly open
+            if connection.transport.is_closing():  # the worker closed it at once
                 relay.closed(clean=False)
             else:
                 connection.enlist()
                 connection.send(relay)
                 if relay.paused:
                     connection.pause_reading()
-        except Exception:  # noqa: BLE001 - the edge: see `abandoned`
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandoned`
             abandoned(relay)
 
-    async def _connected(self, origin: UpstreamOrigin) -> "WorkerConnection":
+    async def _connect(self, origin: UpstreamOrigin) -> "WorkerConnection":
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         _, connection = await get_running_loop().create_connection(
@@ -212,20 +212,20 @@ class WorkerConnection:
         self._slot: set[Watched] | None = None
         self._used = False
         self._idle_since_s = 0.0
-        """Time of the first timeout check since it is idle; 0: none yet. That saves a read of the clock."""
+        """Time of the first timeout check since it is idle, which saves reading the clock; 0: not checked yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established. If its opener was cancelled meanwhile, it is closed silently."""
+        """The connection is established. If the task that opens it was cancelled meanwhile, asyncio closes it."""
         self.transport = cast("asyncio.Transport", transport)
 
     def enlist(self) -> None:
-        """Register it, and have its timeouts checked, until it is closed."""
+        """Register the connection, and have its timeouts checked, until it is closed."""
         self._upstreams.connections.add(self)
         self._origin.connections += 1
         self._slot = self._upstreams.timeout_sweeper.add(self)
 
     def send(self, relay: ResponseRelay) -> None:
-        """Lend it to `relay`, and send that one's call. It is open."""
+        """Lend this open connection to `relay`, and send the relay's call."""
         self._relay, relay.connection = relay, self
         call, origin = relay.call, self._origin
         body = call.body
@@ -248,7 +248,7 @@ class WorkerConnection:
                 relay.feed_head(data)
             else:
                 relay.feed(data)
-        except Exception:  # noqa: BLE001 - the edge: see `abandoned`
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandoned`
             abandoned(relay)
 
     def pause_writing(self) -> None:
@@ -258,7 +258,7 @@ class WorkerConnection:
         """The worker reads again."""
 
     def eof_received(self) -> None:
-        """The worker sends no more; close both directions."""
+        """The worker sends no more; asyncio then closes both directions."""
         self._ended(clean=True)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
@@ -282,11 +282,11 @@ class WorkerConnection:
                 self._upstreams.dial(self._origin, relay)
             else:
                 relay.closed(clean=clean)
-        except Exception:  # noqa: BLE001 - the edge: see `abandoned`
+        except Exception:  # noqa: BLE001 - a fault of the router: see `abandoned`
             abandoned(relay)
 
     def release(self, *, reusable: bool) -> None:
-        """Its call is over: keep it as idle, or close it."""
+        """The relay's call is over: keep the connection as idle, or close it."""
         relay, self._relay = self._relay, None
         transport = self.transport
         if not reusable or transport.get_write_buffer_size():
@@ -308,12 +308,12 @@ class WorkerConnection:
             self.transport.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
-        """Check the timeouts of its call, or of being idle."""
+        """Check the timeouts of the call, or how long the connection is idle."""
         relay = self._relay
         if relay is not None:
             try:
                 relay.check_timeouts(now_s)
-            except Exception:  # noqa: BLE001 - the edge: see `abandoned`
+            except Exception:  # noqa: BLE001 - a fault of the router: see `abandoned`
                 abandoned(relay)
         elif not self._idle_since_s:
             self._idle_since_s = now_s
@@ -321,11 +321,11 @@ class WorkerConnection:
             self.transport.abort()
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_local(error: Exception) -> bool:
     """Return whether this machine, not the worker, caused a failed connection."""
     if isinstance(error, socket.gaierror):
-        return error.errno in _RESOLVERS
-    return isinstance(error, OSError) and error.errno in _SYSTEMS
+        return error.errno in _LOCAL_RESOLVER_ERRORS
+    return isinstance(error, OSError) and error.errno in _LOCAL_ERRORS
 
 
 def abandoned(relay: ResponseRelay) -> None:

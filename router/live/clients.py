@@ -1,6 +1,6 @@
 """Clients of the live stream: server-sent events, each encoded once for all of them.
 
-A client's events wait in a queue of `EVENTS_MAX`. If it is full, the client does not read: it is disconnected
+A client's events wait in a queue of `EVENTS_MAX`. A client whose queue is full does not read: it is disconnected
 and counted.
 Source: HTML, "Server-sent events", https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -24,7 +24,7 @@ class TooManyClients(Exception):
 
 
 class NoMoreClients(Exception):
-    """The router stops."""
+    """The router stops, and takes no more clients."""
 
 
 class LiveClient:
@@ -48,7 +48,7 @@ class LiveClient:
         return True
 
     def end(self) -> None:
-        """Let the client's response end; disconnect a client that does not read."""
+        """End the client's response once its queue is sent; if the queue is full, disconnect it."""
         self.put(_END)
 
     async def send_to(self, response: web.StreamResponse) -> None:
@@ -82,7 +82,7 @@ class LiveClients:
 
     @contextmanager
     def connected(self, decisions_max: int, transport: asyncio.Transport | None) -> Iterator[LiveClient]:
-        """Have one more client; raise `TooManyClients`, or `NoMoreClients` after the end."""
+        """Connect a client while the context lasts; raise `TooManyClients`, or `NoMoreClients` after the end."""
         if self._is_ended or len(self._clients) >= CLIENTS_MAX:
             self.refused_total += 1
             raise NoMoreClients if self._is_ended else TooManyClients
@@ -98,7 +98,7 @@ class LiveClients:
         self._put(self.encoded(kind, value), list(self._clients))
 
     def send_decisions(self, rows: Sequence[object], skipped: int) -> None:
-        """Send each client as many of the rows as it wants; those that it does not get are counted in its event."""
+        """Send each client as many rows as it wants; its event counts the rows that it does not get, with `skipped`."""
         for wanted in {client.decisions_max for client in self._clients}:
             shown = rows[:wanted]
             value = {"decisions": shown, "skipped": skipped + len(rows) - len(shown)}
@@ -116,7 +116,7 @@ class LiveClients:
                 self.dropped_total += 1
 
     def end(self) -> None:
-        """Let all responses end, and take no more clients."""
+        """End all responses, and take no more clients."""
         self._is_ended = True
         for client in self._clients:
             client.end()

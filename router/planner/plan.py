@@ -1,22 +1,23 @@
-"""How many workers of a model and role keep the objectives, and what they would keep with one more or fewer. Pure.
+"""How many workers of a model and role keep the objectives, and how well one more or fewer keeps them. Pure.
 
-p and d are the mean learnt factors of the group's measured ranks, L the mean length of the newest answers, and capitals
-the reference engine's constants (`router/native/engine.py`). A worker has r ranks; k = workers * r.
+p and d are the mean learnt prefill and decode factors of the group's measured ranks, L is the mean length of the newest
+answers. Names in capitals are constants of the reference engine (`router/native/engine.py`). k = workers * ranks each.
 
-    prompts      M/G/k (`queueing.py`) with service p * work of the prompt (`offered.py`)
+    prompts      M/G/k (`queueing.py`) with service time p * work of the prompt (`offered.py`)
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)
                  utilisation        rate * mean service / k
     sequences    x = output tokens a second and rank, c = mean context + L / 2
                  ITL of n           d * (STEP_S + n * (STEP_SEQUENCE_S + c * STEP_KV_TOKEN_S)) = A + n * B
                  mean n             x * A / (1 - x * B), by Little's law n = x * ITL
-                 limit              most n with ITL of n <= itl_s, within `max_num_seqs` and the KV cache
-                 share in time      P(a new sequence finds less than limit sequences)
+                 limit              largest n with ITL of n <= itl_s, within `max_num_seqs` and the KV cache
+                 share in time      P(a new sequence finds fewer than limit sequences)
                  utilisation        x / (limit / ITL of limit)
-    advised      fewest workers with utilisation <= `UTILISATION_MAX` and both shares >= kept_ratio; an objective
-                 that no number of workers keeps (the service alone takes longer) is left out and named
+    advised      fewest workers with utilisation <= `UTILISATION_MAX` and both shares in time >= kept_ratio; an
+                 objective that no number of workers keeps (the service alone takes longer) is not counted, and
+                 is in `unreachable`
 
-The factors were measured while prompts and sequences shared the ranks as they do now; they are taken not to change
-with the number of workers. What was never measured is named in `unknown`, and then nothing is advised.
+The factors were measured while prompts and sequences shared the ranks as they do now. They are assumed to stay the same
+with any number of workers. If a needed rate was never measured, it is in `unknown`, and no number is advised.
 """
 
 import math
@@ -29,14 +30,15 @@ from router.planner.queueing import ServiceTimes, begun_and_served_within, poiss
 Unknown = Literal["prefill_factor", "decode_factor", "output_tokens"]
 Limit = Literal["utilisation", "ttft", "itl"]
 Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
-"""What one worker fewer would not keep; `least`: one worker suffices; `idle`: no request came."""
+"""Why not fewer workers: the limit that one fewer would break. `least`: one worker suffices; `idle`: no request came;
+`unknown`: a rate was never measured."""
 UTILISATION_MAX = 0.85
-"""Of what workers can do: the rest is for bursts shorter than an autoscaler takes."""
+"""The rest of the capacity is for bursts that end before an autoscaler has added a worker."""
 _RANKS_MAX = 8192
 
 
 class Objectives(NamedTuple):
-    """What is to be kept: the share `kept_ratio` of first tokens and of sequences in time."""
+    """At least `kept_ratio` of requests have a TTFT within `ttft_s`, and of sequences an ITL within `itl_s`."""
 
     ttft_s: float
     itl_s: float
@@ -44,7 +46,7 @@ class Objectives(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What was learnt of a group; None: nothing was measured."""
+    """The learnt rates of a group; None: never measured."""
 
     prefill_factor: float | None = None
     decode_factor: float | None = None
@@ -61,15 +63,15 @@ class Size(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """What one worker can do; None: unknown, or not its work. Sequences within the ITL objective."""
+    """What one worker can do; None: unknown, or not its role. `sequences`: at once, within the ITL objective."""
 
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
     sequences: int | None
 
 
-class Predicted(NamedTuple):
-    """Shares with so many workers; None: not this group's work, or unknown."""
+class Prediction(NamedTuple):
+    """Utilisation and shares in time with `workers` workers; None: not the group's role, or unknown."""
 
     workers: int
     utilisation_ratio: float | None
@@ -78,7 +80,7 @@ class Predicted(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """The answer for one group. `predicted`: with one worker fewer, as now, with one more."""
+    """The plan of one group. `predicted`: with one worker fewer, as now, with one more."""
 
     group: Group
     size: Size
@@ -86,7 +88,7 @@ class GroupPlan(NamedTuple):
     rates: Rates
     output_tokens_per_s: float | None
     worker_capacity: Capacity
-    predicted: tuple[Predicted, ...]
+    predicted: tuple[Prediction, ...]
     advised_workers: int | None
     reason: Reason
     unreachable: tuple[Limit, ...]
@@ -107,11 +109,11 @@ class _Sequences(NamedTuple):
 
 def plan(group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> GroupPlan:
     """Return the plan of one group."""
-    return _Planned(group, size, load, rates, objectives).plan()
+    return _GroupModel(group, size, load, rates, objectives).plan()
 
 
-class _Planned:
-    """The terms of the formulas for one group."""
+class _GroupModel:
+    """Evaluates the formulas for one group."""
 
     def __init__(self, group: Group, size: Size, load: OfferedLoad, rates: Rates, objectives: Objectives) -> None:
         self._group, self._size, self._load, self._rates, self._objectives = group, size, load, rates, objectives
@@ -122,9 +124,9 @@ class _Planned:
         if self._prefills and p is not None:
             self._prompts = ServiceTimes(tuple((p * seconds, count) for seconds, count in load.prompts.times))
         self._output_tokens_per_s = load.requests_per_s * tokens if self._decodes and tokens is not None else None
-        self._sequences = self._sequences_of() if self._decodes else None
+        self._sequences = self._sequence_model() if self._decodes else None
 
-    def _sequences_of(self) -> _Sequences | None:
+    def _sequence_model(self) -> _Sequences | None:
         d, tokens = self._rates.decode_factor, self._rates.output_tokens
         if d is None or tokens is None:
             return None
@@ -158,7 +160,7 @@ class _Planned:
             self._rates,
             self._output_tokens_per_s,
             self._capacity(),
-            tuple(self._with(workers) for workers in (now - 1, now, now + 1) if workers > 0),
+            tuple(self._predict(workers) for workers in (now - 1, now, now + 1) if workers > 0),
             advised,
             reason,
             unreachable,
@@ -183,8 +185,8 @@ class _Planned:
         return low, fewer[0] if fewer else "least", unreachable
 
     def _failing(self, workers: int) -> tuple[Limit, ...]:
-        """Return which objectives so many workers do not keep."""
-        found, wanted = self._with(workers), self._objectives
+        """Return the limits that this number of workers breaks."""
+        found, wanted = self._predict(workers), self._objectives
         failing = list[Limit]()
         if found.utilisation_ratio is not None and found.utilisation_ratio > UTILISATION_MAX:
             failing.append("utilisation")
@@ -205,24 +207,24 @@ class _Planned:
             return Capacity(prefill, None, None)
         return Capacity(prefill, ranks * sequences.tokens_per_s, ranks * sequences.limit)
 
-    def _with(self, workers: int) -> Predicted:
+    def _predict(self, workers: int) -> Prediction:
         ranks = workers * self._size.ranks_per_worker
-        busy = list[float]()
+        utilisations = list[float]()
         ttft = itl = None
         if (prompts := self._prompts) is not None and prompts.times and self._rates.prefill_factor is not None:
             rate, left_s = self._load.requests_per_s, self._objectives.ttft_s - self._rates.prefill_factor * FIRST_S
             ttft = begun_and_served_within(prompts, ranks, rate, left_s)
-            busy.append(rate * prompts.mean_s / ranks)
+            utilisations.append(rate * prompts.mean_s / ranks)
         if (sequences := self._sequences) is not None and self._output_tokens_per_s is not None:
             each = self._output_tokens_per_s / ranks
             itl = _itl_within(sequences, each)
             if sequences.limit:
-                busy.append(each / sequences.tokens_per_s)
-        return Predicted(workers, max(busy) if busy else None, ttft, itl)
+                utilisations.append(each / sequences.tokens_per_s)
+        return Prediction(workers, max(utilisations) if utilisations else None, ttft, itl)
 
 
 def _itl_within(sequences: _Sequences, tokens_per_s: float) -> float:
-    """Return the share of sequences that find less than the limit in their rank."""
+    """Return the share of sequences that find fewer than `limit` others at their rank."""
     spare = 1.0 - tokens_per_s * sequences.each_s
     if spare <= 0.0:
         return 0.0

@@ -12,21 +12,22 @@ RefusalReason = Literal["tenant_full", "queue_full", "timeout", "stopping"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = ("tenant_full", "queue_full", "timeout", "stopping")
 
 Placing = tuple[object, ...]
+"""A request's constraints and targets (`placing_of`). Requests that have the same find the same headroom."""
 OTHERS = "others"
 Order = tuple[int, float, int]
 """Order within a tenant, smallest first: strict priority (negated), the policy's key, the arrival."""
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests wait; bounds on requests, and on uncached tokens, that do. 0 for a tenant's: none of its own."""
+    """The order of waiting requests, and bounds on their number and uncached tokens. 0 for a tenant: no bound."""
 
     policy: QueuePolicy = "fcfs"
     wait_s: float = 30.0
     ttft_default_s: float = 10.0
-    """edf: the target of a request that states none: later than that of any which a person waits for."""
+    """edf: the TTFT target of a request that states none; longer than that of interactive requests."""
     requests_max: int = 2048
     tokens_max: int = 16_000_000
-    """Far more than a fleet computes within `wait_s`."""
+    """The default is far more than a fleet computes within `wait_s`."""
     tenant_requests_max: int = 0
     tenants_max: int = 256
     """Tenants with a share of their own; all others share one, `OTHERS`."""
@@ -34,7 +35,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedRequest(NamedTuple):
-    """A request in admission. `uncached_tokens`: its prompt without the longest prefix that a rank holds."""
+    """A request that asks for admission. `uncached_tokens`: its prompt without the longest prefix that a rank holds."""
 
     request: RouteRequest
     uncached_tokens: int
@@ -45,20 +46,20 @@ class QueuedRequest(NamedTuple):
         return max(1, self.uncached_tokens)
 
     def order(self, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int) -> Order:
-        """Return the request's place in its tenant's order; it was the `arrival`-th to come."""
-        request, jump = self.request, max(0, self.request.priority)
+        """Return its key in the order of its tenant's requests; `arrival` is its number among all that ever waited."""
+        request, priority = self.request, max(0, self.request.priority)
         match policy:
             case "fcfs":
-                key = now_s - jump
+                key = now_s - priority
             case "wspt":
-                key = self.cost_tokens / (1 + jump)
+                key = self.cost_tokens / (1 + priority)
             case "edf":
                 key = now_s + (ttft_default_s if request.ttft_target_s is None else request.ttft_target_s)
         return (-request.strict_priority, key, arrival)
 
 
 def placing_of(request: RouteRequest) -> Placing:
-    """Return the properties of a request, except its length, that decide whether it fits."""
+    """Return the properties of a request, except its length, that decide which ranks may take it, and how soon."""
     return (
         request.endpoint,
         request.lora,
@@ -80,9 +81,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     order: Order
     arrived_s: float
     placing: Placing
-    """Of its request."""
+    """Its request's constraints and targets."""
     kind: Placing
-    """The kind under which it waits: its placing, or the shared one if there are too many kinds."""
+    """The kind under which it waits: its placing; if its tenant has too many kinds, the one that further ones share."""
 
     @property
     def arrival(self) -> int:

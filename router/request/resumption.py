@@ -1,18 +1,18 @@
 """How an attached engine is asked for token ids, and how it continues a stream from them. Pure.
 
     asked          `"return_token_ids": true` as the first key of the client's body
-    continues      `POST /v1/completions`: prompt = the prompt's ids and the answer's, max_tokens and min_tokens less by
-                   those; events of a chat are rewritten into a chat's
+    continues      `POST /v1/completions`: prompt = the prompt's ids and the answer's; max_tokens and min_tokens are
+                   reduced by the answer's ids; the completion's events are rewritten as a chat's if the client sent one
 
-The engine's server has decoded the ids that it told, and may have held text back: half a character, and of the text the
-longest stop string's characters but one. Where it continues is therefore found in the text of the last ids:
+The engine told the ids of text that it may have held back: half a character, or as many last characters as the longest
+stop string has, less one. So the router decodes the last ids, and finds the place in them where the stream continues:
 
-    ids     i0 i1 .. ik | ik+1 ..        the text of i0..ik is whole and ends in no beginning of a stop string;
-    text    shown    | held |            ids behind ik had no part in what the client has: they are generated again
-                                         `held` is given to the client with the next text
+    ids     i0 i1 .. ik | ik+1 ..        the text of i0..ik is whole, and does not end in the beginning of a stop string
+    text    shown    | held |            `shown` is what the client has; it gets `held` with the next text
+                                         ik+1 and later ids added nothing that the client has: they are generated again
 
 Not resumed are: an answer with parts that a parser of the engine takes out of the text (tool calls, reasoning), log
-probabilities, `echo`, several choices, guided decoding, prompts with media, and a cut for which there is no such ik.
+probabilities, `echo`, several choices, guided decoding, prompts with media, and a cut for which no such ik is found.
 
 Source: vllm-project/vllm 0.24.0, `vllm/v1/engine/detokenizer.py` (`stop_buffer_length`, `DecodeStream(ids=..)` primed
 with the prompt: after half a character it would repeat the prompt's text), `vllm/entrypoints/openai/completion/
@@ -51,14 +51,14 @@ _LEFT_OUT = frozenset(
         "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "rid",
     }
 )  # fmt: skip
-"""Keys that a resumed request need not have: the prompt's ids contain their effect, the router sets them anew, or they
+"""Keys that a resumed request does not need: the prompt's ids contain their effect, the router sets them anew, or they
 do not change the answer's text."""
 _COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that states none."""
 _WINDOW = 64
-"""The last ids whose text is compared with what the client has."""
+"""So many of the answer's last ids are decoded, to compare their text with what the client has."""
 _PRIMED = 16
-"""Ids before them, behind which a decoder knows whether a word begins."""
+"""So many ids before those are decoded first, so that the decoder knows whether a word begins."""
 _TOKEN_BYTES = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "refusal"})
 _SHAPING = attrgetter(
@@ -79,7 +79,7 @@ class Decoder(Protocol):
 
 
 class CannotResume(Exception):
-    """The stream cannot be continued. `elsewhere`: by this worker; another may."""
+    """The stream cannot be continued. `elsewhere`: this worker cannot, but another may."""
 
     def __init__(self, message: str, *, elsewhere: bool = False) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class CannotResume(Exception):
 
 
 class ResumePoint(NamedTuple):
-    """Where a stream is continued: behind so many ids of the answer, after the text that was held back."""
+    """A stream continues after the answer's first `token_count` ids; the client lacks `held` of their text."""
 
     token_count: int
     held: str
@@ -111,12 +111,12 @@ def _is_set(option: msgspec.Raw) -> bool:
 
 
 def asking(body: Bytes) -> tuple[bytes, memoryview]:
-    """Return the JSON object `body`, in parts, with the wish for token ids."""
+    """Return the JSON object `body` with the key that asks for token ids, in parts."""
     return ASKED, memoryview(body)[body.index(b"{") + 1 :]
 
 
 def check_text_only(inbound: Inbound) -> None:
-    """Raise `CannotResume` if the prompt may have more than text: ids alone do not state its media."""
+    """Raise `CannotResume` if the prompt may have media, which its token ids do not contain."""
     if not isinstance(inbound, ChatInbound):
         return
     try:
@@ -136,7 +136,7 @@ def stops_of(inbound: Inbound) -> tuple[str, ...]:
 
 
 def resume_point(progress: Progress, decoder: Decoder, stops: Sequence[str]) -> ResumePoint:
-    """Return where vLLM continues the stream; raise `CannotResume` if no place is known to be without a seam."""
+    """Return where vLLM continues the stream; raise `CannotResume` if text might be lost or repeated at any place."""
     if progress.is_parsed:
         raise CannotResume("the engine parses the answer")
     ids, prompt = unpack_tokens(progress.tokens), progress.prompt
@@ -150,13 +150,13 @@ def resume_point(progress: Progress, decoder: Decoder, stops: Sequence[str]) -> 
             text += piece
             ends.append((at + 1, len(text)))
     before = max(end for token_count, end in ends if token_count <= max(first, progress.start_tokens))
-    shown = max(before, len(text) - held_characters)  # an engine holds back of its own text
+    shown = max(before, len(text) - held_characters)  # an engine holds back only text that it generated itself
     is_known = progress.text == text[:shown] if first == 0 else shown > 0 and progress.text.endswith(text[:shown])
     if is_known:
         for token_count, end in reversed(ends):
             if end >= shown and not _may_stop(text[:end], stops):
                 return ResumePoint(token_count, text[shown:end])
-    elif not stops and progress.last_tokens == 1:  # the router knows another text: one id with text held nothing back
+    elif not stops and progress.last_tokens == 1:  # texts differ; an event of one id with text held none back
         return ResumePoint(progress.text_tokens, "")
     raise CannotResume("the text of the token ids is not what the client has")
 
@@ -169,8 +169,8 @@ def _may_stop(text: str, stops: Sequence[str]) -> bool:
 def resumed_body(body: Bytes, inbound: Inbound, progress: Progress, *, max_seq_len: int) -> bytes:
     """Return the completion that continues the request `body` behind `progress`.
 
-    `max_seq_len` bounds prompt and answer together, 0: unknown. Raises `CannotResume` if nothing is left to generate,
-    or it is unknown how much.
+    `max_seq_len` bounds prompt and answer together; 0: unknown. Raises `CannotResume` if no token is left to generate,
+    or if the number is unknown.
     """
     prompt, done = unpack_tokens(progress.prompt), progress.token_count
     limit = inbound.limit_tokens
@@ -193,7 +193,7 @@ def resumed_body(body: Bytes, inbound: Inbound, progress: Progress, *, max_seq_l
 
 
 def behind(progress: Progress, point: ResumePoint) -> Progress:
-    """Return the progress at the place where the stream is continued, `point.held` included."""
+    """Return the progress at `point`, as if the client had `point.held`."""
     count = point.token_count
     return replace(
         progress,
@@ -208,13 +208,13 @@ def behind(progress: Progress, point: ResumePoint) -> Progress:
 def rewriter(inbound: Inbound, progress: Progress, held: str) -> Callable[[bytes], bytes]:
     """Return a function that turns the completion's events, in their order, into those of the continued stream.
 
-    `held` becomes the first of its text.
+    `held` is put before their first text.
     """
     return _Rewriter(inbound, progress, held)
 
 
 class _Rewriter:
-    """Events of a completion as those of the client's stream. Source of the keys and their order: the protocols."""
+    """Rewrites events of a completion as those of the client's stream, with the keys and the order of vLLM's."""
 
     def __init__(self, inbound: Inbound, progress: Progress, held: str) -> None:
         self._is_chat, self._hides_ids = inbound.path == CHAT, not inbound.return_token_ids

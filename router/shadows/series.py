@@ -1,7 +1,8 @@
-"""The mean of a series, and how sure it is, in constant memory. Pure.
+"""The mean of a series and its standard error, in constant memory. Pure.
 
 The standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
-single values would promise too much. Of a growing series there are `BATCHES` to `2 * BATCHES` batches of equal length.
+single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
+`2 * BATCHES` each two become one.
 """
 
 import math
@@ -11,11 +12,11 @@ import msgspec
 
 BATCHES = 32
 T_95 = 2.04
-"""Quantile of Student's t at 97.5 % with 31 degrees of freedom; with more it is smaller."""
+"""The 97.5 % quantile of Student's t with 31 degrees of freedom; with more batches it would be smaller."""
 
 
 class SeriesMean(msgspec.Struct, frozen=True):
-    """The mean of `count` values, and the ends of its 95 % interval; None: there are too few."""
+    """The mean of `count` values, and its standard error; None: too few values."""
 
     count: int
     mean: float
@@ -23,14 +24,14 @@ class SeriesMean(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The ends of the 95 % interval."""
+        """The ends of the 95 % confidence interval; None: too few values."""
         if self.standard_error is None:
             return None
         return self.mean - T_95 * self.standard_error, self.mean + T_95 * self.standard_error
 
 
 class Series:
-    """Values as they come."""
+    """A growing series of values."""
 
     def __init__(self) -> None:
         self.count, self.total = 0, 0.0
@@ -52,7 +53,7 @@ class Series:
                 self._length *= 2
 
     def mean(self) -> SeriesMean:
-        """Return the mean; that of no values is 0."""
+        """Return the mean and its standard error; without values the mean is 0."""
         return SeriesMean(self.count, self.total / max(1, self.count), self._standard_error())
 
     def _standard_error(self) -> float | None:
@@ -66,13 +67,13 @@ class Series:
 
 
 def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
-    """Return the mean of several series together: those of processes that serve side by side."""
+    """Return the mean of several independent series together: one of each process of a router."""
     known = [each for each in means if each.count]
     count = sum(each.count for each in known)
     if not count:
         return SeriesMean(0, 0.0, None)
     errors = [each.standard_error for each in known]
     variance = sum((each.count / count) ** 2 * (error or 0.0) ** 2 for each, error in zip(known, errors, strict=True))
-    is_sure = all(error is not None for error in errors)
+    is_known = all(error is not None for error in errors)
     mean = sum(each.mean * each.count for each in known) / count
-    return SeriesMean(count, mean, math.sqrt(variance) if is_sure else None)
+    return SeriesMean(count, mean, math.sqrt(variance) if is_known else None)

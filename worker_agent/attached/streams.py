@@ -1,7 +1,7 @@
 """The KV events of an attached engine, published or polled, and the consolidator of its streams.
 
 published   the engine publishes frames (vLLM, SGLang, TensorRT-LLM when it streams)
-polled      as with an engine in this process, a thread polls the engine; the same rules read TensorRT-LLM's events
+polled      a thread polls the engine (trtllm-serve), as it polls an engine in the agent's process
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _decoder = msgspec.json.Decoder(list[Any])
 class PolledEvents:
     """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
 
-    The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. It
-    removes its events from the engine: there must be one client, and the ids of later events show which ones a lost
-    answer had (`dialects/trtllm.py`), after which the rank is learnt again. Older versions answer an empty list after
-    2 s, newer ones at once; so there is a pause after an empty list.
+    The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. The
+    engine forgets events that it has answered with, so it must have one client only. If an answer is lost, a jump in
+    the next events' ids shows it (`dialects/trtllm.py`), and the rank is cleared. Older versions answer an empty list
+    after 2 s, newer ones at once; so there is a pause after an empty list.
 
     Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
     """
@@ -49,16 +49,16 @@ class PolledEvents:
         self._loop = asyncio.get_running_loop()
 
     def take(self, timeout_s: float) -> list[Any]:
-        """Return the events since the last call; after a pause of `timeout_s` if there are none.
+        """Return the events since the last call; if there are none, pause for `timeout_s` first.
 
-        It belongs to the one thread that polls (`source_poller.py`), and blocks it for `answer_s` and the pause.
+        Only the polling thread (`source_poller.py`) calls it; it is blocked for at most `answer_s` and the pause.
 
         Raises:
             EngineError: the engine gave no valid answer.
         """
-        question = self._client.get("events", PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b"")
+        request = self._client.get("events", PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b"")
         try:
-            events = _decoder.decode(asyncio.run_coroutine_threadsafe(question, self._loop).result())
+            events = _decoder.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
         except EngineUnanswered as error:
             raise EngineError(f"POST {PATH}: {error}") from error
         except UNDECODABLE as error:
@@ -70,9 +70,9 @@ class PolledEvents:
 
 
 class EventStreams:
-    """One attached worker's streams, with the parts of `path`. `rules`: None unless it is polled.
+    """One attached worker's event path. `rules` translate the polled events; None if the engine is not polled.
 
-    Without events of its engine its ranks are stale for good: the worker says that it has none.
+    If the engine has no events, its ranks are always stale, with the reason `NO_EVENTS`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EventStreams:
         polled: PolledEvents | None = None,
         tracing: EventTracing | None = None,
     ) -> None:
-        """Raise `ConfigurationError` if a source is of a rank that the worker has not."""
+        """Raise `ConfigurationError` if a source belongs to a rank that the worker does not have."""
         self.rules: TrtllmRules | None = None
         sources = dict[str, Source]()
         if polled is not None:

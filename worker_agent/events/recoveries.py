@@ -1,6 +1,6 @@
-"""Recovery requests of readers of one rank: which is answered next, and how: by replay, repair or dump.
+"""The questions about one rank: which is answered next, and how: by replay, repair or dump.
 
-Requests wait in a queue, and are answered one at a time, each of them once.
+A question is a reader's recovery request. Questions wait in a queue, and are answered one at a time, each of them once.
 
     asker            the inbox that answers go to; a new question of an asker replaces its earlier one
     first question   waits; with `QUESTIONS_MAX` askers waiting it is turned away, and the asker tries again
@@ -9,14 +9,14 @@ Requests wait in a queue, and are answered one at a time, each of them once.
     overtaken        a question with a lower number than the one that waits or is being answered: it was sent earlier
                      and arrived late; ignored. An asker numbers its questions upwards
 
-    the request has                         condition                              answer
+    the question has                        condition                              answer
     -------------------------------------   ------------------------------------   -------------------------------------
     the current epoch, bucket digests                                              repair: the buckets that differ
     the current epoch                       all batches since are kept, and are    replay: these batches
                                               no larger than a dump
     anything else                                                                  dump: all blocks
 
-An answer shows the state at the time of the request, however long sending takes: the data is copied then, and split
+An answer has the state at the moment when it begins, however long sending takes: the data is copied then, and split
 into chunks while it is sent. Source: `kv_protocol/recovery.py`.
 """
 
@@ -35,7 +35,7 @@ QuestionOutcome = Literal["taken", "repeated", "replaced", "overtaken", "turned_
 
 
 class PendingRecovery(NamedTuple):
-    """A recovery request, and the inbox for its answer."""
+    """A question: a recovery request, and the inbox for its answer."""
 
     asker: str
     request: RecoverRequest
@@ -46,13 +46,13 @@ class Questions:
 
     def __init__(self) -> None:
         self._waiting: dict[str, PendingRecovery] = {}
-        self._answered: PendingRecovery | None = None
+        self._current: PendingRecovery | None = None
 
     def ask(self, question: PendingRecovery) -> QuestionOutcome:
         """Queue a question; return the outcome. `replaced`: it replaced an earlier question of the asker."""
         asker = question.asker
-        is_answered = self._answered is not None and self._answered.asker == asker
-        present = self._waiting.get(asker) or (self._answered if is_answered else None)
+        is_current = self._current is not None and self._current.asker == asker
+        present = self._waiting.get(asker) or (self._current if is_current else None)
         if question == present:
             return "repeated"
         if present is not None and question.request.request_id < present.request.request_id:
@@ -60,23 +60,23 @@ class Questions:
         if present is None and len(self._waiting) >= QUESTIONS_MAX:
             return "turned_away"
         self._waiting[asker] = question
-        if is_answered:
-            self._answered = None
+        if is_current:
+            self._current = None
         return "taken" if present is None else "replaced"
 
     def next(self) -> PendingRecovery | None:
         """Return the question to answer now; None if none waits."""
         asker = next(iter(self._waiting), None)
-        self._answered = None if asker is None else self._waiting.pop(asker)
-        return self._answered
+        self._current = None if asker is None else self._waiting.pop(asker)
+        return self._current
 
     def is_current(self, question: PendingRecovery) -> bool:
         """Return whether the question being answered is still this one."""
-        return self._answered is question
+        return self._current is question
 
 
 CHUNK_BLOCKS = 8192
-"""Some 10 ms of work, and 136 KiB."""
+"""Blocks in a chunk: some 10 ms of work, and 136 KiB."""
 _BLOCK_BYTES = 17
 _ENVELOPE_BYTES = 256
 _NO_BLOCKS = BlockColumns(b"", b"", b"")

@@ -82,14 +82,14 @@ def test_a_model_whose_encoders_differ_gets_tokenizers_and_the_reason() -> None:
 def test_a_model_that_the_fast_one_does_not_read_gets_tokenizers_and_the_reason() -> None:
     encoder = choose_encoder(llama_like(), b'{"version": "1.0"}')
     assert encoder.name == "hf"
-    assert encoder.reason.startswith("fastokens does not read it: ")
+    assert encoder.reason.startswith("fastokens cannot read the tokenizer: ")
 
 
 def test_a_model_with_an_id_beyond_the_fast_ones_memory_gets_tokenizers_and_the_reason() -> None:
     content = json.loads(llama_like().to_str())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 4_294_967_290, "content": "<far>"})
     reason = choose_encoder(llama_like(), json.dumps(content).encode()).reason
-    assert reason == f"fastokens does not read it: the added token 4294967290 is beyond {IDS_MAX}"
+    assert reason == f"fastokens cannot read the tokenizer: the added token 4294967290 is beyond {IDS_MAX}"
 
 
 def test_a_fast_encoder_that_is_wanted_and_not_equal_is_refused() -> None:

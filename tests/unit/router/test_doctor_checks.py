@@ -178,7 +178,7 @@ CASES: dict[str, list[Case]] = {
         Case(facts(planes=(AddressAnswer(url=DATA, reason="no worker is fit"),)), DATA, "no worker is fit"),
     ],
     "router.other_fleet": [
-        Case(facts(routers=(router(workers=("w7",)),)), ROUTER, "it knows w7; w0, w1 live on this log",
+        Case(facts(routers=(router(workers=("w7",)),)), ROUTER, "the router knows w7, but on this log live w0, w1",
              facts(routers=(router(workers=("w1", "w7")),))),
     ],
     "index.full": [Case(with_metric("kvrouter_index_overfull_ranks", 2), ROUTER, "2 ranks lack blocks")],

@@ -1,10 +1,11 @@
-"""The simulated engine, live: the pure simulator stepped in wall time, `speed` engine seconds per wall second.
+"""The simulated engine in a process: it steps the pure simulator in real time, `speed` engine seconds per second.
 
-An iteration's outputs, events and statistics become visible at its deadline: the deadline before plus its duration. So
-a late wake-up shortens the next wait. A delay of more than one iteration is not caught up.
+An iteration's outputs, events and statistics become visible at its deadline: the previous deadline plus its duration.
+So a late wake-up shortens the next wait. A delay of more than one iteration is not caught up.
 
-    aggregated   both phases of a generation
-    prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or its time is up
+    role         what it computes
+    aggregated   both phases of a request: prefill and decode
+    prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or has expired
     decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`
     encode       images only, by `encode` and `embeddings`
 """
@@ -66,7 +67,7 @@ class SimulatedEngine:
         self.held_hashes, self.transfer_statistics = simulator.held_hashes, simulator.transfer_statistics
         self._clock = clock
         self.speed = speed
-        """Seconds of virtual time in a second of the clock; a test may change it."""
+        """Engine seconds per second of the clock; a test may change it."""
         self._carrier = carrier
         self._transfers: Transfers | None = None
         self._streams: dict[str, _ChoiceQueue] = {}
@@ -96,29 +97,29 @@ class SimulatedEngine:
         """Step the simulator until `stop`, waiting without polling while there is nothing to do."""
         self._running = True
         described = self.describe()
-        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # tasks of finished fetches may remain
+        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # twice: finished fetches' tasks may remain
         try:
             async with TaskSet(1 + fetches_max) as tasks:
                 if self._carrier is not None:
                     tasks.spawn(self._carrier.run(self._ended), name="kv carrier")
                 try:
                     while not self._is_over():
-                        await self._go_on(tasks)
+                        await self._step_or_wait(tasks)
                 finally:
                     self._end()
         finally:
             self._running = False
-            await self._hang_up()
+            await self._end_all()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new requests; return when none runs. After `grace_s`, end those that run at the iteration's end."""
+        """Refuse new requests; return when none runs. After `grace_s`, end the running ones at the iteration's end."""
         self._accepting = False
         self._stop_at_s = self._clock.now() + grace_s
         self._work.set()
         if self._running:
             await self._ended.wait()
         else:
-            await self._hang_up()
+            await self._end_all()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield one token of a choice at a time; see `Engine`."""
@@ -137,9 +138,9 @@ class SimulatedEngine:
             while running:
                 output = await outputs.get()
                 if output is None:
-                    raise EngineStopped(f"{request.request_id}: the engine stopped first")
+                    raise EngineStopped(f"{request.request_id}: the engine stopped before the answer's end")
                 if output.finish_reason == "error":
-                    raise TransferFailed(f"{request.request_id}: the prompt's KV did not come from the prefill worker")
+                    raise TransferFailed(f"{request.request_id}: its KV was not fetched from the prefill worker")
                 running -= output.finish_reason is not None
                 yield output
         finally:
@@ -194,7 +195,7 @@ class SimulatedEngine:
             and not request.is_context_and_generation
             and self._carrier is None
         ):
-            raise RequestRefused("role", self._simulator.role, "roles that need no KV transfer: it has no carrier")
+            raise RequestRefused("role", self._simulator.role, "a role without KV transfer: it has no KV carrier")
         endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
         if self._carrier is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
             self._carrier.check(endpoint)
@@ -207,13 +208,13 @@ class SimulatedEngine:
         if self._stop_at_s is None:
             return False
         if self._is_overdue:
-            self._cut()
+            self._end_streams()
         elif self._simulator.has_requests or self._simulator.has_work:
             return False
         return self._simulator.next_expiry_s is None
 
-    async def _go_on(self, tasks: TaskSet) -> None:
-        """Compute an iteration, or wait until there is something to do."""
+    async def _step_or_wait(self, tasks: TaskSet) -> None:
+        """Compute one iteration, or wait until there is something to do."""
         self._simulator.expire(self._clock.now() * self.speed)
         if self._simulator.has_work and not self._is_overdue:
             await self._iterate(tasks)
@@ -254,11 +255,11 @@ class SimulatedEngine:
             self._statistics.extend(step.statistics)
             self._changed.notify_all()
 
-    def _cut(self) -> None:
+    def _end_streams(self) -> None:
         for stream in self._streams.values():
             stream.outputs.put_nowait(None)
 
-    async def _hang_up(self) -> None:
+    async def _end_all(self) -> None:
         """End all requests and transfers, also if the carrier's task never ran."""
         self._end()
         if self._carrier is not None and self._transfers is not None:
@@ -266,7 +267,7 @@ class SimulatedEngine:
 
     def _end(self) -> None:
         self._accepting = False
-        self._cut()
+        self._end_streams()
         self._ended.set()
 
 
@@ -284,7 +285,7 @@ def encoded(media: Sequence[Media]) -> Handoff:
     """
     if not media or len(of_kind(media, "image")) < len(media):
         found = [each.kind for each in media]
-        raise RequestRefused("media", found, "images, one or more: embeddings are encoded already")
+        raise RequestRefused("media", found, "one or more images, and nothing else")
     return Handoff(
         multimodal_embedding_handles=tuple(_handle(each.digest) for each in media),
         multimodal_hashes=tuple(digest_words(each.digest) for each in media),

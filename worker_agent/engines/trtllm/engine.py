@@ -168,7 +168,7 @@ class TensorRTLLMEngine:
         finally:
             self._aborts = None
             self._is_accepting = False
-            self._cut("the engine stopped first")
+            self._cut("the engine stopped before the answer's end")
             await self._shut_down()
         if self._fault is not None:
             raise EngineStopped(f"the engine is dead: {self.fault}") from self._fault
@@ -177,7 +177,7 @@ class TensorRTLLMEngine:
         """Refuse new requests; return when the engine is shut down, or did not end within `shutdown_s`."""
         self._is_accepting = False
         await self._clock.wait(self._idle, grace_s)
-        self._cut("the engine stopped first")
+        self._cut("the engine stopped before the answer's end")
         if self._last_handoff_s is not None and self._fault is None:
             await self._await_transfers(self._last_handoff_s)
         self._ended.set()

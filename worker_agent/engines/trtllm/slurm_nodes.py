@@ -2,11 +2,11 @@
 
     list    = group {"," group}                      a,b             a b
     group   = (text | "[" numbers "]"), repeated     n[1-3,7]        n1 n2 n3 n7
-    numbers = number | first "-" last {"," ...}      n[08-11]        n08 n09 n10 n11     as wide as `first` is written
+    numbers = number | first "-" last {"," ...}      n[08-11]        n08 n09 n10 n11     padded as `first` is
     several brackets: the last varies fastest        r[1-2]n[1-2]    r1n1 r1n2 r2n1 r2n2
 
 The hosts have the order of the list, in which Slurm numbers a step's nodes; a host that is twice in the list is twice
-in the result. A text has letters, digits, `.`, `_` and `-`. Why no library expands it: ADR 24.
+in the result. `text` has letters, digits, `.`, `_` and `-`. Why no library expands it: ADR 24.
 
 Source: Slurm's `sbatch`, `scontrol show hostnames`; the grammar of RFC 29 of the Flux framework
 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_29.html).
@@ -19,7 +19,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import DP_RANK_MAX
 
 HOSTS_MAX = DP_RANK_MAX + 1
-"""As many as a worker may have ranks."""
+"""A worker may have as many ranks."""
 _CHARACTERS_MAX = 65_536
 _DIGITS_MAX = 9
 _ALLOWED = "hosts as Slurm writes them: node[01-04,7],login"
@@ -32,7 +32,7 @@ def expanded(nodelist: str) -> tuple[str, ...]:
     """Return the hosts of a list in their order; () for an empty one.
 
     Raises:
-        LimitExceeded: it has another form, or more than `HOSTS_MAX` hosts.
+        LimitExceeded: the list has another form, or more than `HOSTS_MAX` hosts.
     """
     if not nodelist:
         return ()
