@@ -47,10 +47,6 @@ class LiveClient:
             return False
         return True
 
-    def end(self) -> None:
-        """End the client's response once its queue is sent; if the queue is full, disconnect it."""
-        self.put(_END)
-
     async def send_to(self, response: web.StreamResponse) -> None:
         """Write events as they come, and a comment when none came for `COMMENT_S`, until the end or a disconnection."""
         while True:
@@ -118,5 +114,4 @@ class LiveClients:
     def end(self) -> None:
         """End all responses, and take no more clients."""
         self._is_ended = True
-        for client in self._clients:
-            client.end()
+        self._put(_END, list(self._clients))

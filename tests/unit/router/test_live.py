@@ -15,7 +15,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.live import clients
-from router.live.clients import CLIENTS_MAX
+from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
 from router.live.decision_rows import TailOfDecisions
 from router.live.routes import LiveRoutes
 from router.live.service import Live
@@ -260,6 +260,15 @@ async def test_a_client_that_does_not_read_is_disconnected_and_counted(made: Wat
         assert made.live.clients.dropped_total == 1
         with pytest.raises(aiohttp.ClientError):
             await events.response.content.read()
+
+
+def test_a_client_whose_queue_is_full_at_the_end_is_counted_as_dropped() -> None:
+    clients = LiveClients()
+    with clients.connected(0, None):
+        for number in range(EVENTS_MAX):
+            clients.send("mark", number)
+        clients.end()
+    assert clients.dropped_total == 1
 
 
 async def test_a_quiet_stream_has_comments(made: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
