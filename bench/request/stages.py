@@ -57,7 +57,10 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "request": (
         "router.request.request",
         "router.request.attempt",
+        "router.request.callback_coroutine",
         "router.request.passed",
+        "router.request.reading",
+        "router.request.records",
         "router.request.serving",
         "router.drain.warming",
         "router.endpoint_picker",

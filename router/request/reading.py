@@ -63,13 +63,8 @@ class RequestReader:
         new_id: Callable[[], str],
     ) -> None:
         self.bodies = BodyParser(settings.data.body_limits())
-        self._routing, self._prompts, self._metrics, self._tenants, self._new_id = (
-            routing,
-            prompts,
-            metrics,
-            tenants,
-            new_id,
-        )
+        self._routing, self._prompts, self._metrics = routing, prompts, metrics
+        self._tenants, self._new_id = tenants, new_id
         self._conditional = settings.disaggregation.limits()
         self._failures, disaggregation = settings.failures, settings.disaggregation
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
