@@ -338,13 +338,8 @@ def decode_record(data: bytes) -> JournalRecord:
 
 def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:
     """Return a message of encoded records; the caller respects `MESSAGE_BYTES_MAX`."""
-    return pack_joined(life, first, len(encoded), b"".join(encoded))
-
-
-def pack_joined(life: int, first: int, count: int, joined: bytes | bytearray) -> bytes:
-    """Return a message of so many encoded records, which follow one another in `joined`."""
     head = map(_encoder.encode, (VERSION, life, first))
-    return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), joined))
+    return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
 
 def decode_journal(data: bytes) -> JournalMessage:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_joined
+from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.records import Recordable, RecordedStandings
@@ -40,26 +40,19 @@ class EncodedMessage(NamedTuple):
 
 
 class _Batch:
-    """Records of one message, `count` of them joined.
+    """Records of one message. `numbers`: how many they are, with those that they state as lost."""
 
-    `lost`: how many records its only one, a `Lost`, stands for; 0: it has other records.
-    """
-
-    __slots__ = ("count", "joined", "lost")
+    __slots__ = ("numbers", "records", "size")
 
     def __init__(self) -> None:
-        self.joined = bytearray()
-        self.count = self.lost = 0
+        self.records = list[bytes]()
+        self.size = self.numbers = 0
 
-    def add(self, encoded: bytes) -> None:
+    def add(self, encoded: bytes, numbers: int = 1) -> None:
         """Add a record."""
-        self.joined += encoded
-        self.count += 1
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers the records take."""
-        return self.lost or self.count
+        self.records.append(encoded)
+        self.size += len(encoded)
+        self.numbers += numbers
 
 
 class _Checkpoint(NamedTuple):
@@ -115,7 +108,7 @@ class JournalEncoder:
 
     def __len__(self) -> int:
         batches = (*self._first, self._part, *self._waiting, self._newest)
-        return sum(each.count for each in batches if isinstance(each, _Batch))
+        return sum(len(each.records) for each in batches if isinstance(each, _Batch))
 
     # ------------------------------------------------------------------------------------------------- what is added
 
@@ -134,9 +127,11 @@ class JournalEncoder:
         except _NOT_ENCODABLE:
             encoded = self._loss(1, "not_encodable", what.now_s)
         newest = self._newest
-        if 0 < newest.count < _RECORDS_MAX and len(newest.joined) + len(encoded) <= self._message_bytes_max:
-            newest.joined += encoded  # the usual case
-            newest.count += 1
+        size = newest.size + len(encoded)
+        if 0 < newest.numbers < _RECORDS_MAX and size <= self._message_bytes_max:  # the usual case
+            newest.records.append(encoded)
+            newest.size = size
+            newest.numbers += 1
             return
         try:
             parts = in_parts(encoded, what.now_s)
@@ -155,7 +150,7 @@ class JournalEncoder:
 
     def _add(self, encoded: bytes) -> None:
         newest = self._newest
-        if newest.count >= _RECORDS_MAX or len(newest.joined) + len(encoded) > self._message_bytes_max:
+        if newest.numbers >= _RECORDS_MAX or newest.size + len(encoded) > self._message_bytes_max:
             self._complete()
             self._make_room()
         self._newest.add(encoded)
@@ -163,10 +158,10 @@ class JournalEncoder:
 
     def _complete(self) -> None:
         """Begin another message."""
-        if not self._newest.count:
+        if not self._newest.records:
             return
         self._waiting.append(self._newest)
-        self._waiting_bytes += len(self._newest.joined)
+        self._waiting_bytes += self._newest.size
         self._newest = _Batch()
 
     def _make_room(self) -> None:
@@ -178,7 +173,7 @@ class JournalEncoder:
             if isinstance(oldest, _Checkpoint):
                 self.is_in_checkpoint = False
             else:
-                self._waiting_bytes -= len(oldest.joined)
+                self._waiting_bytes -= oldest.size
                 self.pushed_out += oldest.numbers
 
     def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
@@ -200,12 +195,12 @@ class JournalEncoder:
             oldest = self._waiting.popleft() if self._waiting else _Batch()
             assert isinstance(oldest, _Batch), "`step` has begun a checkpoint that is the oldest"
             batch = oldest
-            self._waiting_bytes -= len(batch.joined)
+            self._waiting_bytes -= batch.size
         first = self._next
         self._next += batch.numbers
-        self.records_total += batch.count
-        self.bytes_total += len(batch.joined)
-        return EncodedMessage(pack_joined(self._life, first, batch.count, batch.joined), first, batch.count)
+        self.records_total += len(batch.records)
+        self.bytes_total += batch.size
+        return EncodedMessage(pack_journal(self._life, first, batch.records), first, len(batch.records))
 
     def step(self, now_s: float) -> bool:
         """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
@@ -214,8 +209,8 @@ class JournalEncoder:
         if self._checkpoint is None:
             if self.pushed_out:
                 lost = _Batch()
-                lost.add(self._loss(self.pushed_out, "buffer_full", now_s))
-                lost.lost, self.pushed_out = self.pushed_out, 0
+                lost.add(self._loss(self.pushed_out, "buffer_full", now_s), self.pushed_out)
+                self.pushed_out = 0
                 self._first.append(lost)
                 return True
             if not self._waiting or not isinstance(oldest := self._waiting[0], _Checkpoint):
@@ -236,15 +231,15 @@ class JournalEncoder:
             self._part.add(self._loss(1, "too_large" if isinstance(error, LimitExceeded) else "not_encodable", now_s))
             return True
         for part in parts:
-            if len(self._part.joined) + len(part) > RECORD_BYTES_MAX:
+            if self._part.size + len(part) > RECORD_BYTES_MAX:
                 self._first.append(self._part)
                 self._part = _Batch()
             self._part.add(part)
         if not isinstance(record, CheckpointEnded):
             return False
         batches = (*self._first, self._part)
-        records = self.records_total + sum(each.count for each in batches)
-        bytes_ = self.bytes_total + sum(len(each.joined) for each in batches)
+        records = self.records_total + sum(len(each.records) for each in batches)
+        bytes_ = self.bytes_total + sum(each.size for each in batches)
         self.checkpoints_total += 1
         self.checkpoint_bytes = bytes_ - self._checkpoint_from
         self.checkpoint_at = now_s, records, bytes_
