@@ -2,7 +2,7 @@
 
     started    `python -m bench.<module of the role> <arguments as JSON>`
     first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
-    then       a request line {"command": ..., ...}, a response line, or {"error": why}; until stdin ends
+    then       a request line {"command": a method of it, ...}, a response line or {"error": why}, until stdin ends
 
 Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
 """
@@ -12,10 +12,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol, Self, TextIO
+from typing import IO, Any, Self, TextIO, TypeVar
 
+import click
 import msgspec
 
 from bench.processes import own_environment
@@ -24,32 +25,29 @@ from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import configure_logs
 
 Answer = dict[str, Any]
-Commands = Mapping[str, Callable[..., Awaitable[Answer]]]
+FoundT = TypeVar("FoundT")
 _DRAIN_S = 5.0
 _ANSWER_S = 120.0
 _ANSWER_BYTES_MAX = 1 << 28
 
 
-class Role(Protocol):
-    """What a process does."""
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
+class Role:
+    """What a process does. Its other public coroutines are its commands."""
 
     async def begin(self) -> Answer:
         """Set up everything that does not need the parts to run."""
+        return {}
 
     def parts(self) -> list[Part]:
         """Return the parts to run after `begin`, from stage 1 on."""
+        return []
 
     async def end(self) -> None:
         """Free all resources."""
 
-
-async def cpu() -> Answer:
-    """Return the CPU time that this process has used."""
-    return {"cpu_ns": time.process_time_ns()}
+    async def cpu(self) -> Answer:
+        """Return the CPU time that this process has used."""
+        return {"cpu_ns": time.process_time_ns()}
 
 
 def serve(make: Callable[..., Role]) -> None:
@@ -74,7 +72,7 @@ class _RoleProcess:
             self._write({"began_ns": self._began_ns} | await role.begin())
 
             async def questions(part_stop: asyncio.Event) -> None:
-                await until(part_stop, self._answer_all(role.commands))
+                await until(part_stop, self._answer_all(role))
                 stop.set()
 
             await run_parts([Part("questions", questions), *role.parts()], stop=stop, drain_s=_DRAIN_S)
@@ -84,13 +82,13 @@ class _RoleProcess:
         finally:
             await role.end()
 
-    async def _answer_all(self, commands: Commands) -> None:
+    async def _answer_all(self, role: Role) -> None:
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for line in reader:
             request = json.loads(line)
             try:
-                self._write(await commands[request.pop("command")](**request))
+                self._write(await getattr(role, request.pop("command"))(**request))
             except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
                 self._write({"error": _error_text(error)})
 
@@ -104,6 +102,28 @@ def _error_text(error: BaseException) -> str:
 
 class BenchFailed(Exception):
     """A measured process ended, failed a command, or did not answer in time."""
+
+
+def finished(work: Coroutine[Any, Any, FoundT], failures: tuple[type[Exception], ...] = (BenchFailed,)) -> FoundT:
+    """Run the work of a bench's command, and return what it found.
+
+    Raises:
+        click.ClickException: the work raised some of `failures`.
+        click.Abort: a signal stopped it.
+    """
+    found: list[FoundT] = []
+
+    async def main(stop: asyncio.Event) -> None:
+        if (result := await until(stop, work)) is not None:
+            found.append(result)
+
+    try:
+        run_process(main)
+    except* failures as group:
+        raise click.ClickException("; ".join(map(str, group.exceptions))) from group
+    if not found:
+        raise click.Abort
+    return found[0]
 
 
 class Child:

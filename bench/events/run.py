@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import psutil
 
-from bench.child import Child
+from bench.child import Child, Role
 from indexer.embedded import ensure_streams
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.nats_server import EmbeddedNats
@@ -23,6 +24,20 @@ OURS = "events"
 BARE_STREAM, BARE_SUBJECT = "BARE", "bare.stored"
 """The stream and the subject of the bare client, beside our streams."""
 _BARE_BYTES = 512 << 20
+
+
+class LogRole(Role):
+    """A role on the log at `url`; `begin` connects."""
+
+    _log: EventLog
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._clock = SystemClock()
+
+    async def end(self) -> None:
+        """Close the connection."""
+        await self._log.close()
 
 
 class Stage:
