@@ -1,16 +1,15 @@
 """`router bench soak`: the command."""
 
-import asyncio
 import sys
 import time
 from pathlib import Path
 
 import click
 
+from bench.child import finished
 from bench.soak.report import markdown
 from bench.soak.run import SoakPlan, SoakRun
-from bench.soak.verdicts import Soak, problems
-from kv_runtime.process import run_process
+from bench.soak.verdicts import problems
 
 
 @click.command("soak", context_settings={"show_default": True})
@@ -43,19 +42,9 @@ def soak(
     """
     plan = SoakPlan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
     began_s = time.perf_counter()
-    found: list[Soak] = []
-
-    async def life(stop: asyncio.Event) -> None:
-        running = asyncio.ensure_future(SoakRun(plan, click.echo).run())
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        running.cancel()
-        found.append(await running)
-
-    run_process(life)
-    wrong = problems(found[0])
-    text = markdown(found[0], wrong, time.perf_counter() - began_s)
+    found = finished(SoakRun(plan, click.echo).run())
+    wrong = problems(found)
+    text = markdown(found, wrong, time.perf_counter() - began_s)
     click.echo(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
