@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from tempfile import TemporaryFile
 from typing import IO, Any, Self, TextIO, TypeVar
 
@@ -129,33 +129,45 @@ def finished(work: Coroutine[Any, Any, FoundT], failures: tuple[type[Exception],
 class Child:
     """A process that runs a role."""
 
-    def __init__(self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
-        self._role, self._process, self._errors = role, process, errors
+    def __init__(
+        self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None
+    ) -> None:
+        self._role, self._process, self._errors, self._answer_s = role, process, errors, answer_s
         self.spawned_ns = time.time_ns()
         self.started: Answer = {}
         """Its first line: the result of `begin`."""
 
     @classmethod
-    async def start(cls, role: str, arguments: dict[str, Any]) -> Self:
-        """Start a process and return it after its `begin`.
+    async def start(
+        cls,
+        role: str,
+        arguments: dict[str, Any],
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        answer_s: float | None = _ANSWER_S,
+    ) -> Self:
+        """Start a process and return it after its `begin`. `answer_s`: how long a command may take; None: for ever.
 
         Raises:
             BenchFailed: `begin` failed.
+            OSError: the interpreter cannot be started.
         """
         errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
         spawned_ns = time.time_ns()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"bench.{role}",
-            json.dumps(arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=own_environment(),
-            limit=_ANSWER_BYTES_MAX,
-        )
-        child = cls(role, process, errors)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(python, "-m", f"bench.{role}", json.dumps(arguments)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=own_environment() if environment is None else environment,
+                limit=_ANSWER_BYTES_MAX,
+            )
+        except OSError:
+            errors.close()
+            raise
+        child = cls(role, process, errors, answer_s)
         child.spawned_ns = spawned_ns
         try:
             child.started = await child._answer("begin")
@@ -177,11 +189,11 @@ class Child:
     async def _answer(self, command: str) -> Answer:
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 line = await self._process.stdout.readline()
         except TimeoutError:
             raise BenchFailed(
-                f"{self._role}: {command}: no answer within {_ANSWER_S:.0f} s; {self._error_output()}"
+                f"{self._role}: {command}: no answer within {self._answer_s} s; {self._error_output()}"
             ) from None
         if not line:
             raise BenchFailed(f"{self._role}: {command}: it ended: {self._error_output()}")
