@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from bench.child import finished
+from bench.child import BenchFailed, finished
 from bench.dataplane.command import cores
-from bench.dataplane.systems import on_core
+from bench.dataplane.systems import SystemAbsent, on_core
 from bench.request.run import MODES, SHAPES, MeasuredAmount, RequestBench
 from bench.request.stages import ELSE, LOOP, STAGES, Moment, own_shares, shares
 from bench.rounds import Rounds
@@ -39,7 +39,7 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         flags |= _QUICK
     amount = MeasuredAmount(flags["rounds"], flags["seconds"], flags["sample_s"], cores())
     with on_core(amount.cores[1]):
-        found = finished(_measured(amount))
+        found = finished(_measured(amount), (BenchFailed, SystemAbsent))
     facts = [f"routers on core {amount.cores[0]}; medians of {amount.rounds} rounds of {amount.seconds:g} s"]
     measured = {
         "cells": found.rounds.plain(),
@@ -52,6 +52,7 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
 async def _measured(amount: MeasuredAmount) -> RequestBench:
     async with RequestBench(amount) as bench:
+        await bench.begin()
         with progress(bench.steps) as on_progress:
             await bench.run(on_progress)
     return bench
