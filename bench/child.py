@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from tempfile import TemporaryFile
 from typing import IO, Any, Self, TextIO, TypeVar
 
@@ -120,10 +120,16 @@ def finished(work: Coroutine[Any, Any, FoundT], failures: tuple[type[Exception],
     try:
         run_process(main)
     except* failures as group:
-        raise click.ClickException("; ".join(map(str, group.exceptions))) from group
+        raise click.ClickException("; ".join(map(str, _errors(group)))) from group
     if not found:
         raise click.Abort
     return found[0]
+
+
+def _errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group, and of the groups in it."""
+    for error in group.exceptions:
+        yield from _errors(error) if isinstance(error, BaseExceptionGroup) else (error,)
 
 
 class Child:

@@ -28,10 +28,9 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
-from bench.routing.workloads import Agents, Workload, agents, blocks, following
+from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 
