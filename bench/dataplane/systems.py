@@ -15,7 +15,6 @@ import os
 import resource
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from bench.dataplane.backend import BLOCK_SIZE, WORKERS
 from bench.dataplane.wire import MODEL, PATH, requests
 from bench.ports import free_ports
 from bench.processes import ChildProcess, ProcessFailed
+from bench.report import cpu_s
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
 OURS, NGINX, DIRECT, DYNAMO = "router", "nginx", "direct", "dynamo"
@@ -48,8 +48,6 @@ _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-si
 _READY_S, _POLL_S = 60.0, 0.1
 _ANSWER_S = 2.0
 _OK = 200
-_CLOCK_KIND_BITS, _CLOCK_OF_SCHEDULER = 3, 2
-"""Of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
 _NGINX = """daemon off;
 worker_processes 1;
 worker_rlimit_nofile {files};
@@ -140,13 +138,8 @@ class RunningSystem(NamedTuple):
         process = psutil.Process(self.process.pid)
         tree = [process, *process.children(recursive=True)]
         own = [each for each in tree if each.name() != _NATS]
-        nats_s = sum(_cpu_s(each.pid) for each in tree if each.name() == _NATS)
-        return Used(sum(_cpu_s(each.pid) for each in own), nats_s, sum(each.memory_info().rss for each in own))
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and all its past and present threads, from its CPU clock."""
-    return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
+        nats_s = sum(cpu_s(each.pid) for each in tree if each.name() == _NATS)
+        return Used(sum(cpu_s(each.pid) for each in own), nats_s, sum(each.memory_info().rss for each in own))
 
 
 def found(
