@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from bench.child import Answer, Role, serve
-from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
+from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, content_length, json_answer
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -75,8 +75,7 @@ class BackendConnection(asyncio.Protocol):
             end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
-            length = _length(self._buffer[:end])
-            request_end = end + 4 + length
+            request_end = end + 4 + (content_length(self._buffer[:end].lower()) or 0)
             if len(self._buffer) < request_end:
                 return
             is_chat = self._buffer.startswith(_CHAT)
@@ -129,11 +128,6 @@ class BackendConnection(asyncio.Protocol):
         if self._left:
             self._lost.append(CutStream(time.time_ns(), round(1000 * self._pause_s)))
             self._left = 0
-
-
-def _length(head: bytes) -> int:
-    _, found, behind = head.lower().partition(b"content-length:")
-    return int(behind.split(b"\r\n", 1)[0]) if found else 0
 
 
 class BackendRole(Role):

@@ -53,8 +53,8 @@ class Sizing(NamedTuple):
         return max(1, round(number * self.scale))
 
 
-Check = Callable[[Sequence[RequestFigures], Workload, int], float]
-"""Returns the share to be checked, of outcomes, the workload, and the number of workers."""
+Check = Callable[[Sequence[RequestFigures], Workload], float]
+"""Returns the share to be checked, of outcomes and the workload."""
 
 
 class Regime(NamedTuple):
@@ -194,14 +194,14 @@ def _poisson(
     return Workload(made, {})
 
 
-def share_beside_the_long_prompt(outcomes: Sequence[RequestFigures], _workload: Workload, _workers: int) -> float:
+def share_beside_the_long_prompt(outcomes: Sequence[RequestFigures], _workload: Workload) -> float:
     """Return the share of the short requests that the long prompt's worker got."""
     (busy,) = (each.worker for each in outcomes if each.isl_tokens == LONG_TOKENS)
     short = [each.worker for each in outcomes if each.isl_tokens != LONG_TOKENS]
     return short.count(busy) / len(short)
 
 
-def greatest_share_after_restart(outcomes: Sequence[RequestFigures], workload: Workload, _workers: int) -> float:
+def greatest_share_after_restart(outcomes: Sequence[RequestFigures], workload: Workload) -> float:
     """Return the greatest share of a worker in the requests after the restart."""
     after = [each.worker for each in outcomes if each.arrival_s >= restart_s(workload)]
     return max(Counter(after).values()) / len(after)

@@ -37,11 +37,6 @@ class Workload(NamedTuple):
     requests: list[TraceRequest]
     follow_ups: FollowUps
 
-    @property
-    def size(self) -> int:
-        """How many requests there are."""
-        return len(self.requests) + sum(map(len, self.follow_ups.values()))
-
 
 def agents(shape: Agents, seed: int) -> Workload:
     """Return the same sessions for the same seed; `concurrent` begin at once, each end lets another one begin."""

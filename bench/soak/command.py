@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,23 +27,13 @@ from bench.soak.verdicts import problems
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="write the report there, too")
 @click.pass_context
-def soak(
-    context: click.Context,
-    requests: int,
-    workers: int,
-    users: int,
-    fault_every: int,
-    seed: int,
-    programs: Path,
-    out: Path | None,
-) -> None:
+def soak(context: click.Context, /, out: Path | None, **plan: Any) -> None:  # noqa: ANN401 - as `SoakPlan` has them
     """Send many requests through real processes while faults happen, and print what became of them.
 
     Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
     """
-    plan = SoakPlan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
     began_s = time.perf_counter()
-    found = finished(SoakRun(plan, click.echo).run())
+    found = finished(SoakRun(SoakPlan(**plan), click.echo).run())
     wrong = problems(found)
     text = markdown(found, wrong, time.perf_counter() - began_s)
     click.echo(text)
