@@ -2,7 +2,7 @@
 
     started    `python -m bench.<module of the role> <arguments as JSON>`
     first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
-    then       a request line {"command": ..., ...}, a response line, or {"error": why}; until stdin ends
+    then       a request line {"command": a method of it, ...}, a response line or {"error": why}, until stdin ends
 
 Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
 """
@@ -12,10 +12,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol, Self, TextIO
+from typing import IO, Any, Self, TextIO, TypeVar
 
+import click
 import msgspec
 
 from bench.processes import own_environment
@@ -24,32 +25,29 @@ from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import configure_logs
 
 Answer = dict[str, Any]
-Commands = Mapping[str, Callable[..., Awaitable[Answer]]]
+FoundT = TypeVar("FoundT")
 _DRAIN_S = 5.0
 _ANSWER_S = 120.0
 _ANSWER_BYTES_MAX = 1 << 28
 
 
-class Role(Protocol):
-    """What a process does."""
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
+class Role:
+    """What a process does. Its other public coroutines are its commands."""
 
     async def begin(self) -> Answer:
         """Set up everything that does not need the parts to run."""
+        return {}
 
     def parts(self) -> list[Part]:
         """Return the parts to run after `begin`, from stage 1 on."""
+        return []
 
     async def end(self) -> None:
         """Free all resources."""
 
-
-async def cpu() -> Answer:
-    """Return the CPU time that this process has used."""
-    return {"cpu_ns": time.process_time_ns()}
+    async def cpu(self) -> Answer:
+        """Return the CPU time that this process has used."""
+        return {"cpu_ns": time.process_time_ns()}
 
 
 def serve(make: Callable[..., Role]) -> None:
@@ -74,7 +72,7 @@ class _RoleProcess:
             self._write({"began_ns": self._began_ns} | await role.begin())
 
             async def questions(part_stop: asyncio.Event) -> None:
-                await until(part_stop, self._answer_all(role.commands))
+                await until(part_stop, self._answer_all(role))
                 stop.set()
 
             await run_parts([Part("questions", questions), *role.parts()], stop=stop, drain_s=_DRAIN_S)
@@ -84,13 +82,13 @@ class _RoleProcess:
         finally:
             await role.end()
 
-    async def _answer_all(self, commands: Commands) -> None:
+    async def _answer_all(self, role: Role) -> None:
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for line in reader:
             request = json.loads(line)
             try:
-                self._write(await commands[request.pop("command")](**request))
+                self._write(await getattr(role, request.pop("command"))(**request))
             except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
                 self._write({"error": _error_text(error)})
 
@@ -106,36 +104,76 @@ class BenchFailed(Exception):
     """A measured process ended, failed a command, or did not answer in time."""
 
 
+def finished(work: Coroutine[Any, Any, FoundT], failures: tuple[type[Exception], ...] = (BenchFailed,)) -> FoundT:
+    """Run the work of a bench's command, and return what it found.
+
+    Raises:
+        click.ClickException: the work raised some of `failures`.
+        click.Abort: a signal stopped it.
+    """
+    found: list[FoundT] = []
+
+    async def main(stop: asyncio.Event) -> None:
+        if (result := await until(stop, work)) is not None:
+            found.append(result)
+
+    try:
+        run_process(main)
+    except* failures as group:
+        raise click.ClickException("; ".join(map(str, _errors(group)))) from group
+    if not found:
+        raise click.Abort
+    return found[0]
+
+
+def _errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group, and of the groups in it."""
+    for error in group.exceptions:
+        yield from _errors(error) if isinstance(error, BaseExceptionGroup) else (error,)
+
+
 class Child:
     """A process that runs a role."""
 
-    def __init__(self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
-        self._role, self._process, self._errors = role, process, errors
+    def __init__(
+        self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None
+    ) -> None:
+        self._role, self._process, self._errors, self._answer_s = role, process, errors, answer_s
         self.spawned_ns = time.time_ns()
         self.started: Answer = {}
         """Its first line: the result of `begin`."""
 
     @classmethod
-    async def start(cls, role: str, arguments: dict[str, Any]) -> Self:
-        """Start a process and return it after its `begin`.
+    async def start(
+        cls,
+        role: str,
+        arguments: dict[str, Any],
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        answer_s: float | None = _ANSWER_S,
+    ) -> Self:
+        """Start a process and return it after its `begin`. `answer_s`: how long a command may take; None: for ever.
 
         Raises:
             BenchFailed: `begin` failed.
+            OSError: the interpreter cannot be started.
         """
         errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
         spawned_ns = time.time_ns()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"bench.{role}",
-            json.dumps(arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=own_environment(),
-            limit=_ANSWER_BYTES_MAX,
-        )
-        child = cls(role, process, errors)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(python, "-m", f"bench.{role}", json.dumps(arguments)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=own_environment() if environment is None else environment,
+                limit=_ANSWER_BYTES_MAX,
+            )
+        except OSError:
+            errors.close()
+            raise
+        child = cls(role, process, errors, answer_s)
         child.spawned_ns = spawned_ns
         try:
             child.started = await child._answer("begin")
@@ -157,11 +195,11 @@ class Child:
     async def _answer(self, command: str) -> Answer:
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 line = await self._process.stdout.readline()
         except TimeoutError:
             raise BenchFailed(
-                f"{self._role}: {command}: no answer within {_ANSWER_S:.0f} s; {self._error_output()}"
+                f"{self._role}: {command}: no answer within {self._answer_s} s; {self._error_output()}"
             ) from None
         if not line:
             raise BenchFailed(f"{self._role}: {command}: it ended: {self._error_output()}")

@@ -23,7 +23,7 @@ import psutil
 
 from bench.nats_cluster import LED, READY, NatsCluster
 from bench.ports import free_ports
-from bench.report import lag_counts
+from bench.report import cpu_s, lag_counts
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ENV_PREFIX
 from kv_runtime.process import child_environment
@@ -360,16 +360,11 @@ class FleetProcesses:
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds used so far by the router, the nats-server and all workers."""
-        used = {"router": _cpu_s(self.router.pid), "nats-server": 0.0, "workers": 0.0}
-        used["nats-server"] = sum(_cpu_s(child.pid) for child in psutil.Process(self.router.pid).children())
-        used["workers"] = sum(_cpu_s(worker.pid) for worker in self.workers.values())
+        used = {"router": cpu_s(self.router.pid), "nats-server": 0.0, "workers": 0.0}
+        used["nats-server"] = sum(cpu_s(child.pid) for child in psutil.Process(self.router.pid).children())
+        used["workers"] = sum(cpu_s(worker.pid) for worker in self.workers.values())
         return used
 
 
 async def _end_all(processes: Iterable[ChildProcess]) -> None:
     await asyncio.gather(*(process.end() for process in processes))
-
-
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)

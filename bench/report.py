@@ -3,13 +3,18 @@
 import math
 import os
 import platform
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import psutil
 
 WINDOW_S = 10.0
+_CLOCK_KIND_BITS, _CLOCK_OF_SCHEDULER = 3, 2
+"""Of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
 LAG_LIMIT_S = 0.010
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
@@ -47,7 +52,18 @@ def imbalance(requests: Iterable[tuple[float, str | int, int]], *, workers: int)
     return sum(ratios) / len(ratios) if ratios else 1.0
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and all its past and present threads, on Linux from its CPU clock."""
+    if psutil.LINUX:
+        return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def machine_line() -> str:
-    """Return one line about this machine."""
+    """Return one line about this machine and its processor, where that is named."""
     memory_gib = psutil.virtual_memory().total / 2**30
-    return f"{platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}"
+    line = f"{platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}"
+    info = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
+    models = [each.partition(":")[2] for each in info.splitlines() if each.startswith("model name")]
+    return ",".join((line, *models[:1]))

@@ -17,7 +17,6 @@ from kv_runtime.process import child_environment
 
 NONE = "-"
 """Stands for what was not measured."""
-_CPU_INFO = Path("/proc/cpuinfo")
 _ROOT = Path(__file__).parents[1]
 _WIDTH = 200
 """Columns of a table that is not printed on a terminal."""
@@ -89,16 +88,6 @@ def times(ratio: float | None) -> str:
     return NONE if ratio is None else f"{number(ratio)}x"
 
 
-def machine() -> str:
-    """Return one line about this machine and its processor."""
-    try:
-        info = _CPU_INFO.read_text()
-    except OSError:
-        return machine_line()
-    models = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    return f"{machine_line()}, {models[0]}" if models else machine_line()
-
-
 def commit() -> str:
     """Return the commit that is checked out, marked where files differ from it; `unknown` outside of a checkout."""
     command = ("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12")
@@ -160,7 +149,7 @@ def report(
     markdown: Path | None,
 ) -> None:
     """Print the facts of a run and its tables, and write what the options of the command name."""
-    facts = [machine(), f"commit {commit()}", *facts]
+    facts = [machine_line(), f"commit {commit()}", *facts]
     if markdown is not None:
         markdown.write_text("\n".join([*(f"* {line}" for line in facts), "", *map(markdown_table, tables)]))
     if json_file is not None:
@@ -174,8 +163,9 @@ def report(
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Show how many of `total` steps are done; yield what to call after each with the name of the step."""
+    """Show on a terminal how many of `total` steps are done; yield what to call after each with the step's name."""
+    terminal = Console(stderr=True)
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as shown:
+    with Progress(*columns, console=terminal, refresh_per_second=2, disable=not terminal.is_terminal) as shown:
         task = shown.add_task("", total=total)
         yield lambda name: shown.update(task, advance=1, description=name)

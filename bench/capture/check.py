@@ -21,13 +21,13 @@ from itertools import islice, takewhile
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench.capture.capture import Capture, CapturedFrame, CapturedRequest
 from bench.capture.pipe import CheckFailed, Pipe, through_pipe
 from bench.capture.publisher import CapturePublisher, Chaos, Fate
 from bench.capture.twin import Twin
+from bench.tables import progress
 from kv_protocol.hashing import sequence_hashes
 
 
@@ -179,11 +179,8 @@ async def print_check(
     capture: Capture, name: str, stop: asyncio.Event, *, as_json: bool, chaos_seed: int | None
 ) -> None:
     """Check a capture; print its figures, and how far the check is to a terminal on standard error."""
-    terminal = Console(stderr=True)
-    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("", total=len(capture.rounds))
-        report = await check_capture(capture, stop, chaos_seed=chaos_seed, on_round=lambda: progress.advance(task))
+    with progress(len(capture.rounds)) as on_progress:
+        report = await check_capture(capture, stop, chaos_seed=chaos_seed, on_round=lambda: on_progress("rounds"))
     if report is None:
         raise CheckStopped("stopped before the end of the capture")
     if as_json:

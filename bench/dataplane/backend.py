@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from bench.child import Answer, Commands, serve
-from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, json_answer
+from bench.child import Answer, Role, serve
+from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, content_length, json_answer
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -75,8 +75,7 @@ class BackendConnection(asyncio.Protocol):
             end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
-            length = _length(self._buffer[:end])
-            request_end = end + 4 + length
+            request_end = end + 4 + (content_length(self._buffer[:end].lower()) or 0)
             if len(self._buffer) < request_end:
                 return
             is_chat = self._buffer.startswith(_CHAT)
@@ -131,12 +130,7 @@ class BackendConnection(asyncio.Protocol):
             self._left = 0
 
 
-def _length(head: bytes) -> int:
-    _, found, behind = head.lower().partition(b"content-length:")
-    return int(behind.split(b"\r\n", 1)[0]) if found else 0
-
-
-class BackendRole:
+class BackendRole(Role):
     """The workers, and the routers that know them. `event_source` is what the workers register."""
 
     def __init__(self, *, event_source: str = "none") -> None:
@@ -146,11 +140,6 @@ class BackendRole:
         self._logs: list[EventLog] = []
         self._clock = SystemClock()
         self._joined: asyncio.Queue[EventLog] = asyncio.Queue(_ROUTERS_MAX)
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {"join": self._join, "lost": self._lost}
 
     async def begin(self) -> Answer:
         """Start every worker."""
@@ -176,7 +165,7 @@ class BackendRole:
         for server in self._servers:
             server.close()
 
-    async def _join(self, url: str, text: str) -> Answer:
+    async def join(self, url: str, text: str) -> Answer:
         """Register the workers at the router with this event log, and start their heartbeats.
 
         `text` is the setting `tokens.text` of that router.
@@ -220,7 +209,7 @@ class BackendRole:
                 await log.announce(subjects.heartbeat(MODEL, rank), fleet.encode(heartbeat))
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
-    async def _lost(self, pause_ms: int) -> Answer:
+    async def lost(self, pause_ms: int) -> Answer:
         """Return when streams with this pause were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
         return {"lost_ns": [each.at_ns for each in lost if each.pause_ms == pause_ms]}

@@ -5,13 +5,11 @@ from typing import Any
 
 import click
 
-from bench.child import BenchFailed
+from bench.child import finished
 from bench.dataplane.report import facts, tables, verdicts
 from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
 from bench.dataplane.systems import DIRECT, DYNAMO, NGINX, PEERS, SystemPlan, found, on_core
 from bench.tables import progress, report, report_options, verdict_table
-from kv_runtime.process import run_process
-from kv_runtime.supervise import until
 
 _OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
 _QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}
@@ -73,23 +71,16 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     plans, absent = found(flags["peers"], traced=flags["tracing"], text=flags["text"])
     words = (flags["only"] or "").split(",")
     selected = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
-    found_all: list[DataplaneResults] = []
-    try:
-        with on_core(shape.cores[1]):
-            run_process(lambda stop: until(stop, _measure(shape, selected, found_all)))
-    except* BenchFailed as group:
-        raise click.ClickException("; ".join(map(str, group.exceptions))) from group
-    if not found_all:
-        raise click.Abort
-    results = found_all[0]
+    with on_core(shape.cores[1]):
+        results = finished(_measured(shape, selected))
     results.absent[:0] = absent
     made = [*tables(results), verdict_table(verdicts(results))]
     measured = {"shape": shape._asdict(), "cells": results.plain()}
     report(facts(shape, results), made, measured, flags["json_file"], flags["markdown"])
 
 
-async def _measure(shape: MeasuredShape, plans: list[SystemPlan], found_all: list[DataplaneResults]) -> None:
+async def _measured(shape: MeasuredShape, plans: list[SystemPlan]) -> DataplaneResults:
     async with Bench(shape) as bench:
         await bench.begin(plans)
         with progress(bench.steps) as on_progress:
-            found_all.append(await bench.run(on_progress))
+            return await bench.run(on_progress)

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from bench.child import Answer, Commands, serve
+from bench.child import Answer, Role, serve
 from bench.dataplane.wire import END_EVENTS, AnswerInvalid, AnswerReader, Requests, requests
-from kv_runtime.supervise import Part
 
 _OK = 200
 _BETWEEN_LEAVES_S = 0.03
@@ -75,41 +74,20 @@ class LoadConnection(asyncio.Protocol):
         await self._first
 
 
-class LoadRole:
-    """The clients."""
+class LoadRole(Role):
+    """The clients, whose commands are listed above."""
 
     def __init__(self) -> None:
         self._number = 0
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {
-            "saturate": self._saturate,
-            "pace": self._pace,
-            "hold": self._hold,
-            "crawl": self._crawl,
-            "leave": self._leave,
-        }
-
-    async def begin(self) -> Answer:
-        """Do nothing: the role needs no setup."""
-        return {}
-
-    def parts(self) -> list[Part]:
-        """Return no parts: all work is done by commands."""
-        return []
-
-    async def end(self) -> None:
-        """Do nothing: the role has no resources."""
 
     def _next(self, template: Requests) -> bytes:
         self._number += 1
         return template.numbered(self._number)
 
-    async def _saturate(
+    async def saturate(
         self, port: int, body_bytes: int, connections: int, seconds: float, chunks: int = 0, pause_ms: int = 0
     ) -> Answer:
+        """Return how many requests were answered, and how many failed."""
         template = requests(f"127.0.0.1:{port}", body_bytes, chunks=chunks, pause_ms=pause_ms)
         done = errors = 0
         ends_s = time.perf_counter() + seconds
@@ -136,7 +114,8 @@ class LoadRole:
         _close(opened)
         return {"requests": done, "errors": errors + running, "events": events, "seconds": took_s}
 
-    async def _pace(self, port: int, body_bytes: int, rate: float, seconds: float) -> Answer:
+    async def pace(self, port: int, body_bytes: int, rate: float, seconds: float) -> Answer:
+        """Return the latencies, and how many requests failed."""
         template = requests(f"127.0.0.1:{port}", body_bytes)
         latencies_us: list[float] = []
         errors = 0
@@ -168,7 +147,8 @@ class LoadRole:
         _close(opened)
         return {"latencies_us": latencies_us, "errors": errors + left, "seconds": took_s}
 
-    async def _hold(self, port: int, streams: int, chunks: int, pause_ms: int, ramp_s: float) -> Answer:
+    async def hold(self, port: int, streams: int, chunks: int, pause_ms: int, ramp_s: float) -> Answer:
+        """Return how many streams were open at once, how many failed, and the events that did not come."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=chunks, pause_ms=pause_ms)
         errors, left = 0, streams
         idle = asyncio.Event()
@@ -199,7 +179,8 @@ class LoadRole:
         missing = streams * (chunks + END_EVENTS) - events
         return {"errors": errors + left, "events": events, "missing": missing, "at_once": at_once}
 
-    async def _crawl(self, port: int, seconds: float) -> Answer:
+    async def crawl(self, port: int, seconds: float) -> Answer:
+        """Return after so many seconds."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
         connection = await _open(port, lambda _connection, _is_ok: None)
         connection.send(self._next(template))
@@ -209,7 +190,8 @@ class LoadRole:
         connection.transport.abort()
         return {}
 
-    async def _leave(self, port: int, times: int, pause_ms: int) -> Answer:
+    async def leave(self, port: int, times: int, pause_ms: int) -> Answer:
+        """Return when streams were closed."""
         template = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
         left_ns = []
         for _ in range(times):

@@ -9,16 +9,10 @@ not count in a figure; they are reported as errors.
 """
 
 import asyncio
-import resource
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
-from bench.child import Child
-from bench.dataplane.systems import Backend, RunningSystem, SystemAbsent, SystemPlan, on_core, start
+from bench.dataplane.systems import RunningSystem, SystemAbsent, SystemPlan, SystemProcesses
 from bench.report import percentile
 from bench.rounds import Rounds
 
@@ -64,47 +58,24 @@ class DataplaneResults(Rounds):
         return int(sum(sum(self.of(system, cell, "errors")) for cell in cells))
 
 
-class Bench:
-    """The processes, between entering and leaving the block; `run` measures."""
+class Bench(SystemProcesses):
+    """The processes; `run` measures."""
 
     def __init__(self, shape: MeasuredShape) -> None:
+        super().__init__(shape.cores)
         self._shape = shape
-        self._cleanup = AsyncExitStack()
         self._running: list[RunningSystem] = []
         self.results = DataplaneResults()
-
-    async def __aenter__(self) -> Self:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        async with AsyncExitStack() as cleanup:
-            self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
-            self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
-            with on_core(self._shape.cores[1]):
-                backend, self._load = [await Child.start(f"dataplane.{each}", {}) for each in ("backend", "load")]
-            for child in (backend, self._load):
-                cleanup.push_async_callback(child.close)
-            self._backend = Backend(backend, backend.started["ports"])
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._cleanup.__aexit__(kind, error, traceback)
 
     async def begin(self, plans: Sequence[SystemPlan]) -> None:
         """Start every system; `results.absent` lists those that cannot be started."""
         for plan in plans:
             try:
-                running = await start(plan, self._backend, self._shape.cores, self._directory, self._group)
+                self._running.append(await self.start(plan))
             except SystemAbsent as error:
                 self.results.absent.append(f"absent: {_in_short(str(error))}")
-                continue
-            for process in (running.workers, running.process):
-                if process is not None:
-                    self._cleanup.push_async_callback(process.end)
-            self._running.append(running)
-            self.results.systems.append(plan)
+            else:
+                self.results.systems.append(plan)
 
     @property
     def steps(self) -> int:

@@ -14,13 +14,13 @@ import asyncio
 import os
 import resource
 import shutil
-import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import aiohttp
 import psutil
@@ -28,7 +28,9 @@ import psutil
 from bench.child import Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS
 from bench.dataplane.wire import MODEL, PATH, requests
+from bench.ports import free_ports
 from bench.processes import ChildProcess, ProcessFailed
+from bench.report import cpu_s
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
 OURS, NGINX, DIRECT, DYNAMO = "router", "nginx", "direct", "dynamo"
@@ -46,8 +48,6 @@ _MOCKER = ("--num-workers", str(WORKERS), "--speedup-ratio", "1000", "--block-si
 _READY_S, _POLL_S = 60.0, 0.1
 _ANSWER_S = 2.0
 _OK = 200
-_CLOCK_KIND_BITS, _CLOCK_OF_SCHEDULER = 3, 2
-"""Of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
 _NGINX = """daemon off;
 worker_processes 1;
 worker_rlimit_nofile {files};
@@ -130,8 +130,6 @@ class RunningSystem(NamedTuple):
     port: int
     process: ChildProcess | None
     """None: clients talk to the workers directly."""
-    workers: ChildProcess | None = None
-    """Workers of its own."""
 
     def used(self) -> Used:
         """Return the use so far."""
@@ -140,13 +138,8 @@ class RunningSystem(NamedTuple):
         process = psutil.Process(self.process.pid)
         tree = [process, *process.children(recursive=True)]
         own = [each for each in tree if each.name() != _NATS]
-        nats_s = sum(_cpu_s(each.pid) for each in tree if each.name() == _NATS)
-        return Used(sum(_cpu_s(each.pid) for each in own), nats_s, sum(each.memory_info().rss for each in own))
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and all its past and present threads, from its CPU clock."""
-    return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
+        nats_s = sum(cpu_s(each.pid) for each in tree if each.name() == _NATS)
+        return Used(sum(cpu_s(each.pid) for each in own), nats_s, sum(each.memory_info().rss for each in own))
 
 
 def found(
@@ -188,33 +181,61 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-async def start(
-    plan: SystemPlan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
-) -> RunningSystem:
-    """Start a system and wait until it answers. `cores`: its own, and that of all others; `group` runs its reader.
+class SystemProcesses:
+    """A back end, clients, and the systems that are started, between entering and leaving the block.
 
-    Raises:
-        SystemAbsent: it could not be started, and was ended.
+    `cores`: the systems', and that of all others. `event_source` is what the workers register.
     """
-    if plan.kind == DIRECT:
-        return RunningSystem(plan, backend.ports[0], None)
-    process = {OURS: _ours, NGINX: _nginx, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, directory)
-    workers = _dynamo_workers(plan) if plan.kind == DYNAMO else None
-    try:
+
+    def __init__(self, cores: tuple[int, int], *, event_source: str = "none") -> None:
+        self._cores, self._event_source = cores, event_source
+        self._cleanup = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as cleanup:
+            self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
+            self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
+            with on_core(self._cores[1]):
+                child = await Child.start("dataplane.backend", {"event_source": self._event_source})
+                cleanup.push_async_callback(child.close)
+                self._load = await Child.start("dataplane.load", {})
+                cleanup.push_async_callback(self._load.close)
+            self._backend = Backend(child, child.started["ports"])
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._cleanup.__aexit__(kind, error, traceback)
+
+    async def start(self, plan: SystemPlan) -> RunningSystem:
+        """Start a system and wait until it answers; it ends with the block.
+
+        Raises:
+            SystemAbsent: it could not be started, and was ended.
+        """
+        backend, directory, cores = self._backend, self._directory, self._cores
+        if plan.kind == DIRECT:
+            return RunningSystem(plan, backend.ports[0], None)
+        process = {OURS: _ours, NGINX: _nginx, DYNAMO: _dynamo}.get(plan.kind, _peer)(plan, backend, directory)
+        workers = _dynamo_workers(plan) if plan.kind == DYNAMO else None
         variables = _dynamo_variables(plan, directory) if plan.kind == DYNAMO else {}
-        if workers is not None:
-            await workers.start(group, variables)
-        with on_core(cores[0]):
-            await process.start(group, variables)
-        port = await _port(plan, process, backend, directory)
-        await _until_answers(port, process)
-        _move_nats(process.pid, cores[1])
-    except (OSError, ProcessFailed) as error:
-        await process.end()
-        if workers is not None:
-            await workers.end()
-        raise SystemAbsent(f"{plan.name}: {error}") from error
-    return RunningSystem(plan, port, process, workers)
+        async with AsyncExitStack() as cleanup:
+            try:
+                if workers is not None:
+                    cleanup.push_async_callback(workers.end)
+                    await workers.start(self._group, variables)
+                cleanup.push_async_callback(process.end)
+                with on_core(cores[0]):
+                    await process.start(self._group, variables)
+                port = await _port(plan, process, backend, directory)
+                await _until_answers(port, process)
+                _move_nats(process.pid, cores[1])
+            except (OSError, ProcessFailed) as error:
+                raise SystemAbsent(f"{plan.name}: {error}") from error
+            self._cleanup.push_async_exit(cleanup.pop_all())
+        return RunningSystem(plan, port, process)
 
 
 def _ours(plan: SystemPlan, backend: Backend, _directory: Path) -> ChildProcess:
@@ -241,7 +262,7 @@ def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
 
 def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> ChildProcess:
     command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", _port_file(_own(plan, directory))]
-    command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(_free_port())]
+    command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(free_ports(1)[0])]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
     return ChildProcess(plan.name, command)
 
@@ -273,16 +294,9 @@ def _own(plan: SystemPlan, directory: Path) -> Path:
 
 def _port_file(own: Path) -> str:
     """Return a free port, and write it to a file beside the system's configuration."""
-    port = str(_free_port())
+    port = str(free_ports(1)[0])
     (own / "port").write_text(port)
     return port
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _port(plan: SystemPlan, process: ChildProcess, backend: Backend, directory: Path) -> int:

@@ -47,6 +47,12 @@ def requests(host: str, body_bytes: int, *, chunks: int = 0, pause_ms: int = 0) 
     return Requests((head + body[:at]).encode(), body[at + len(_NUMBER) :].encode())
 
 
+def content_length(head: bytes) -> int | None:
+    """Return the length that a head in lower case names."""
+    _, found, behind = head.partition(b"content-length:")
+    return int(behind.split(b"\r\n", 1)[0]) if found else None
+
+
 def json_answer(body: bytes) -> bytes:
     """Return a complete JSON answer."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -120,7 +126,6 @@ class AnswerReader:
         self._buffer = b""
         if b"transfer-encoding: chunked" in head:
             return
-        _, found, behind = head.partition(b"content-length:")
-        if not found:
+        self._left = content_length(head)
+        if self._left is None:
             raise AnswerInvalid("an answer without a length")
-        self._left = int(behind.split(b"\r\n", 1)[0])

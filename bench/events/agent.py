@@ -10,10 +10,10 @@ import time
 
 import zmq.asyncio
 
-from bench.child import Answer, Commands, cpu, serve
+from bench.child import Answer, serve
 from bench.events.load import EventLoad, engine_events, payloads
+from bench.events.run import LogRole
 from bench.events.source import MODEL
-from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
@@ -28,22 +28,17 @@ _STAGES = 4
 _RING_BYTES = 16 << 20
 
 
-class AgentRole:
+class AgentRole(LogRole):
     """One worker. Each of its ranks keeps `_RING_BYTES` for replays."""
 
     def __init__(
         self, *, url: str, worker: str, dp_ranks: int, block_size: int, publisher: str = "", replay: str = ""
     ) -> None:
-        self._url, self._worker, self._dp_ranks, self._block_size = url, worker, dp_ranks, block_size
+        super().__init__(url)
+        self._worker, self._dp_ranks, self._block_size = worker, dp_ranks, block_size
         self._publisher, self._replay = publisher, replay
-        self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
         self._sequence = 0
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {"hold": self._hold, "position": self._position, "cpu": cpu}
 
     async def begin(self) -> Answer:
         """Connect and start the consolidator; each rank announces itself."""
@@ -73,7 +68,7 @@ class AgentRole:
         """Return the parts of the consolidator and of the connection."""
         return [*self._consolidator.parts(1), Part("log", self._log.run, 1 + _STAGES)]
 
-    async def _hold(self, dp_rank: int, load: dict[str, int]) -> Answer:
+    async def hold(self, dp_rank: int, load: dict[str, int]) -> Answer:
         """Return once the rank holds these blocks too and their events are in the log."""
         consolidator, events = self._consolidator, engine_events(EventLoad(**load))
         for payload in payloads(events, _EVENTS_A_PAYLOAD, dp_rank=dp_rank, time_s=time.time()):
@@ -86,7 +81,7 @@ class AgentRole:
             await self._clock.sleep(_POLL_S)
         return {}
 
-    async def _position(self, sequence: int) -> Answer:
+    async def position(self, sequence: int) -> Answer:
         """Return the position of rank 0 once the publisher was read up to before `sequence`."""
         consolidator = self._consolidator
         (reader,) = consolidator.readers
@@ -97,7 +92,7 @@ class AgentRole:
 
     async def end(self) -> None:
         """Close sockets and connection."""
-        await self._log.close()
+        await super().end()
         self._context.destroy(linger=0)
 
 

@@ -7,10 +7,9 @@ import asyncio
 import time
 from math import ceil
 
-from bench.child import Answer, Commands, serve
-from bench.events.run import BARE_STREAM, BARE_SUBJECT
+from bench.child import Answer, serve
+from bench.events.run import BARE_STREAM, BARE_SUBJECT, LogRole
 from kv_protocol import subjects
-from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import Part
 
@@ -18,27 +17,14 @@ _STAMP_BYTES = 8
 _POLL_S = 0.001
 
 
-class BareRole:
+class BareRole(LogRole):
     """Sends and receives messages with the bare client."""
 
     def __init__(self, *, url: str) -> None:
-        self._url = url
-        self._clock = SystemClock()
+        super().__init__(url)
         self._copied: list[bytes] = []
         self._received: list[tuple[int, int]] = []
         """When each message was sent, and when it was received, in ns."""
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {
-            "follow": self._follow,
-            "lags": self._lags,
-            "send": self._send,
-            "copy": self._copy,
-            "publish": self._publish,
-            "get": self._get,
-        }
 
     async def begin(self) -> Answer:
         """Connect; the stream exists already."""
@@ -49,7 +35,7 @@ class BareRole:
         """Return the part of the connection."""
         return [Part("log", self._log.run, 1)]
 
-    async def _follow(self) -> Answer:
+    async def follow(self) -> Answer:
         """Read the stored messages from now on."""
         now = await self._log.stream_state(BARE_STREAM)
         await self._log.follow(BARE_STREAM, BARE_SUBJECT, self._take, after_seq=now.last_seq, created=now.created)
@@ -58,13 +44,13 @@ class BareRole:
     async def _take(self, message: LogMessage) -> None:
         self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
 
-    async def _lags(self, messages: int) -> Answer:
+    async def lags(self, messages: int) -> Answer:
         """Wait for so many messages; return the delay of each."""
         while len(self._received) < messages:
             await self._clock.sleep(_POLL_S)
         return {"lags_s": [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in self._received]}
 
-    async def _send(self, messages: int, size: int, every_s: float) -> Answer:
+    async def send(self, messages: int, size: int, every_s: float) -> Answer:
         """Send so many messages, one each `every_s`, and wait for their confirmations."""
         confirmed, began_s = [], self._clock.now()
         for number in range(messages):
@@ -73,7 +59,7 @@ class BareRole:
         await asyncio.gather(*confirmed)
         return {}
 
-    async def _copy(self, after_seq: int, last_seq: int) -> Answer:
+    async def copy(self, after_seq: int, last_seq: int) -> Answer:
         """Read a range of the event log, keep it for `publish`, and return how long that took."""
         copied: list[bytes] = []
         done = asyncio.Event()
@@ -90,7 +76,7 @@ class BareRole:
         self._copied = copied
         return {"seconds": self._clock.now() - began_s, "messages": len(copied), "bytes": sum(map(len, copied))}
 
-    async def _publish(self, window: int, messages_min: int) -> Answer:
+    async def publish(self, window: int, messages_min: int) -> Answer:
         """Publish the copied messages, at most `window` unconfirmed, and return the time.
 
         They are published repeatedly until `messages_min` messages were sent.
@@ -105,17 +91,13 @@ class BareRole:
             await window_slots.acquire()
         return {"repetitions": repetitions, "seconds": self._clock.now() - began_s}
 
-    async def _get(self, bucket: str) -> Answer:
+    async def get(self, bucket: str) -> Answer:
         """Return how long it took to read the newest object of a bucket."""
         objects = self._log.objects(bucket)
         name = (await objects.names())[-1]
         began_s = self._clock.now()
         data = await objects.get(name)
         return {"seconds": self._clock.now() - began_s, "bytes": len(data)}
-
-    async def end(self) -> None:
-        """Close the connection."""
-        await self._log.close()
 
 
 def _stamped(size: int) -> bytes:

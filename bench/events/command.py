@@ -5,13 +5,12 @@ cold start  of a million held blocks from a snapshot: caught up, and every rank 
 control     no lag is less than that of a bare message, and no path takes more blocks than a bare publication
 """
 
-import asyncio
 from typing import Any
 
 import click
 import psutil
 
-from bench.child import BenchFailed
+from bench.child import BenchFailed, finished
 from bench.events.cold import cold
 from bench.events.freshness import freshness
 from bench.events.plan import QUICK, EventsPlan
@@ -33,8 +32,6 @@ from bench.tables import (
 )
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.nats_server import NatsServerError
-from kv_runtime.process import run_process
-from kv_runtime.supervise import until
 
 _POLL_S = 1.0
 _MEASURED = {"freshness": freshness, "throughput": throughput, "cold start": cold}
@@ -59,17 +56,13 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     plan, found = QUICK if flags["quick"] else EventsPlan(), Rounds()
     others = f"before it began, others used {psutil.cpu_percent(_POLL_S):.0f}% of the machine"
 
-    async def measure(stop: asyncio.Event) -> None:
+    async def measured() -> Rounds:
         with progress(0) as on_progress:
             for group in flags["only"]:
-                await until(stop, _MEASURED[group](plan, found, on_progress))
-                if stop.is_set():
-                    raise click.Abort
+                await _MEASURED[group](plan, found, on_progress)
+        return found
 
-    try:
-        run_process(measure)
-    except (BenchFailed, ProcessFailed, NatsServerError, BrokerUnavailable) as error:
-        raise click.ClickException(str(error)) from error
+    finished(measured(), (BenchFailed, ProcessFailed, NatsServerError, BrokerUnavailable))
     made = [*tables(found), *([] if flags["quick"] else [verdict_table(verdicts(found))])]
     report([others], made, {"cells": found.plain()}, flags["json_file"], flags["markdown"])
 

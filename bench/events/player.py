@@ -6,14 +6,14 @@ import zmq.asyncio
 
 from bench.capture.capture import CapturedFrame
 from bench.capture.publisher import CapturePublisher
-from bench.child import Answer, Commands, serve
+from bench.child import Answer, Role, serve
 from bench.events.load import EventLoad, engine_events, payloads
 from kv_runtime.supervise import Part
 
 _RING_STEPS = 50_000
 
 
-class PlayerRole:
+class PlayerRole(Role):
     """Prepares loads one after another, with `events_a_payload` events in a message, and sends them."""
 
     def __init__(self, *, url: str, events_a_payload: int) -> None:
@@ -22,11 +22,6 @@ class PlayerRole:
         self._prepared: list[bytes] = []
         self._sequence = 0
         self._context = zmq.asyncio.Context()
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {"subscribed": self._subscribed, "prepare": self._prepare, "play": self._play}
 
     async def begin(self) -> Answer:
         """Return the endpoints of publications and of replays."""
@@ -37,17 +32,17 @@ class PlayerRole:
         """Return the server of replays."""
         return [Part("replays", self._publisher.run, 1)]
 
-    async def _subscribed(self) -> Answer:
+    async def subscribed(self) -> Answer:
         """Return once there is a subscriber."""
         await self._publisher.subscribed()
         return {}
 
-    async def _prepare(self, load: dict[str, int]) -> Answer:
+    async def prepare(self, load: dict[str, int]) -> Answer:
         """Prepare the payloads of this load for the next `play`."""
         self._prepared = list(payloads(engine_events(EventLoad(**load)), self._events_a_payload))
         return {"bytes": sum(map(len, self._prepared))}
 
-    async def _play(self) -> Answer:
+    async def play(self) -> Answer:
         """Send all; return when the first message was sent, and the sequence after the last one."""
         began_ns = time.time_ns()
         frames = [

@@ -6,14 +6,13 @@ Leaving the block leaves nothing behind.
 """
 
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
-from bench.child import Child
+from bench.child import Child, Role
+from bench.report import cpu_s
 from indexer.embedded import ensure_streams
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.nats_server import EmbeddedNats
@@ -23,6 +22,20 @@ OURS = "events"
 BARE_STREAM, BARE_SUBJECT = "BARE", "bare.stored"
 """The stream and the subject of the bare client, beside our streams."""
 _BARE_BYTES = 512 << 20
+
+
+class LogRole(Role):
+    """A role on the log at `url`; `begin` connects."""
+
+    _log: EventLog
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._clock = SystemClock()
+
+    async def end(self) -> None:
+        """Close the connection."""
+        await self._log.close()
 
 
 class Stage:
@@ -59,10 +72,5 @@ class Stage:
         return child
 
     def nats_cpu_s(self) -> float:
-        """Return the CPU time of the server so far; from the scheduler where it can be read, else to 10 ms."""
-        try:
-            threads = Path(f"/proc/{self._nats.pid}/task").iterdir()
-            return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-        except OSError:
-            times = psutil.Process(self._nats.pid).cpu_times()
-            return float(times.user + times.system)
+        """Return the CPU time of the server so far."""
+        return cpu_s(self._nats.pid)

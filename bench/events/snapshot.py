@@ -1,13 +1,13 @@
 """A process of the event bench: an index in parts that writes a snapshot."""
 
-from bench.child import Answer, Commands, serve
+from bench.child import Answer, serve
+from bench.events.run import LogRole
 from indexer.follow.fold import IndexFold
 from indexer.native.index import make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.snapshot_store import SnapshotStore, extent_of
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
-from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
@@ -15,17 +15,8 @@ from kv_runtime.supervise import Part
 _POLL_S = 0.001
 
 
-class SnapshotRole:
+class SnapshotRole(LogRole):
     """An index composed as `EmbeddedIndex` composes it; only this role writes snapshots."""
-
-    def __init__(self, *, url: str) -> None:
-        self._url = url
-        self._clock = SystemClock()
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {"write": self._write}
 
     async def begin(self) -> Answer:
         """Start to read the log."""
@@ -40,7 +31,7 @@ class SnapshotRole:
         """Return the feed and the connection."""
         return [Part("feed", self._feed.run, 1), Part("log", self._log.run, 1)]
 
-    async def _write(self) -> Answer:
+    async def write(self) -> Answer:
         """Write a snapshot once the index has caught up."""
         while self._feed.catching_up():
             await self._clock.sleep(_POLL_S)
@@ -49,10 +40,6 @@ class SnapshotRole:
         checkpoint = self._fold.checkpoint(at.created, at.stream_seq, self._clock.wall_ns())
         await self._snapshots.write(checkpoint, log, names)
         return {}
-
-    async def end(self) -> None:
-        """Close the connection."""
-        await self._log.close()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from math import inf
 
 import zmq.asyncio
 
-from bench.child import Answer, Commands, serve
+from bench.child import Answer, serve
 from bench.events.load import EventLoad, Flush, schedule
+from bench.events.run import LogRole
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent
@@ -65,21 +65,18 @@ class ScheduledEngine:
         return self._begins_ns + round(flush.after_s * 1e9)
 
 
-class SourceRole:
+class SourceRole(LogRole):
     """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`."""
 
+    _log: WatchedLog
+
     def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float) -> None:
-        self._url, self._worker = url, worker
+        super().__init__(url)
+        self._worker = worker
         self._load = EventLoad(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
         self._handed: dict[int, int] = {}
-        self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
-
-    @property
-    def commands(self) -> Commands:
-        """The commands of this role, by name."""
-        return {"play": self._play, "played": self._played}
 
     async def begin(self) -> Answer:
         """Connect the agent and prepare its parts."""
@@ -106,12 +103,12 @@ class SourceRole:
         """Return the parts of the event path and of the connection."""
         return [*self._path.parts(1), Part("log", self._log.run, 6)]
 
-    async def _play(self, begins_ns: int) -> Answer:
+    async def play(self, begins_ns: int) -> Answer:
         """Start the engine at that moment."""
         self._engine.begin(begins_ns)
         return {}
 
-    async def _played(self) -> Answer:
+    async def played(self) -> Answer:
         """Wait until all is published; return when each event was flushed and each message handed over."""
         while not self._engine.is_over:
             await self._clock.sleep(_POLL_S)
@@ -131,7 +128,7 @@ class SourceRole:
 
     async def end(self) -> None:
         """Close sockets and connection."""
-        await self._log.close()
+        await super().end()
         self._context.destroy(linger=0)
 
 

@@ -58,17 +58,6 @@ class Placer(ABC):
         """Learn what an iteration that ended changed in a worker's cache."""
 
 
-class RoundRobin(Placer):
-    """One worker after the other, request by request."""
-
-    def __init__(self) -> None:
-        self._sent = count()
-
-    def choose(self, sent: Sent) -> int:
-        """Return the next worker."""
-        return next(self._sent) % len(sent.in_flight)
-
-
 class EngineModel(NamedTuple):
     """Engine settings that a recording does not have."""
 

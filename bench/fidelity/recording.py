@@ -56,11 +56,6 @@ class Recording(NamedTuple):
     sending_s: float
 
     @property
-    def requests(self) -> int:
-        """How many requests the workload has."""
-        return sum(len(session.added_tokens) for session in self.sessions)
-
-    @property
     def sequence_tokens_max(self) -> int:
         """The longest prompt together with its answer."""
         return max(

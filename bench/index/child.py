@@ -1,11 +1,9 @@
-"""`python -m bench.index.child SUBJECT CORE`: the process in which an index is measured. Standard library only.
+"""The process in which an index is measured: a role as `bench/child.py` has them, of the standard library only.
 
     first    {"version": ...}, or {"absent": why} and it ends
-    then     a request line and a response line, both JSON, until stdin ends
-    request  {"make": key, "work": ..., "shape": ..., "parameters": {...}}   make a cell
-             {"round": key, "seed": n}                                       run it once
-             {"drop": key}                                                   delete it
-    response the figures of a round, or {"error": why}
+    make     a cell by its key, of a kind of work, for the shape of the subject, with parameters
+    round    run a cell once; the response has its figures
+    drop     delete a cell
 
 It is pinned to a core, and collects no garbage while it measures.
 """
@@ -34,7 +32,7 @@ WORK: dict[str, Callable[..., works.Work]] = {
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    name, core = sys.argv[1], int(sys.argv[2])
+    name, core = (json.loads(sys.argv[1])[each] for each in ("subject", "core"))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
     if core >= 0 and hasattr(os, "sched_setaffinity"):
@@ -54,13 +52,14 @@ def main() -> None:
 
 def _answer(name: str, cells: dict[str, works.Work], request: dict[str, Any]) -> dict[str, Any]:
     try:
-        if "round" in request:
-            gc.collect()
-            return cells[request["round"]].round(request["seed"])
-        if "drop" in request:
-            del cells[request["drop"]]
-            return {}
-        cells[request["make"]] = make(name, request)
+        match request["command"]:
+            case "make":
+                cells[request["key"]] = make(name, request)
+            case "round":
+                gc.collect()
+                return cells[request["key"]].round(request["seed"])
+            case "drop":
+                del cells[request["key"]]
     except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
         return {"error": f"{type(error).__name__}: {error}"}
     return {}

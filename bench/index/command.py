@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bench.child import BenchFailed
+from bench.child import BenchFailed, finished
 from bench.index.data import write_requests
 from bench.index.plan import GROUPS, IndexPlan, cells
 from bench.index.report import tables, verdicts
@@ -60,19 +60,15 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
         plan, trace_line = _plan(flags, Path(directory) / "schedule")
         selected = cells(plan, flags["only"])
         peer_python = flags["peer_python"] or sys.executable
-        try:
-            with Runner(Interpreters(sys.executable, peer_python, flags["core"])) as runner:
-                with progress(len(selected)) as on_progress:
-                    found = runner.run(selected, on_progress)
-                peer = runner.peer
-        except (SubjectAbsent, BenchFailed) as error:
-            raise click.ClickException(str(error)) from error
+        runner = Runner(Interpreters(sys.executable, peer_python, flags["core"]))
+        with progress(len(selected)) as on_progress:
+            found = finished(runner.run(selected, on_progress), (SubjectAbsent, BenchFailed))
     facts = [
-        f"all on core {flags['core']}; peer: ai-dynamo-runtime {peer}",
+        f"all on core {flags['core']}; peer: ai-dynamo-runtime {runner.peer}",
         f"medians of {plan.rounds} rounds, scale {plan.scale:g}; trace: {trace_line}",
     ]
     made = [*tables(found), *([verdict_table(verdicts(found))] if plan.scale == _SCALE_JUDGED else [])]
-    report(facts, made, {"peer": peer, "cells": found.plain()}, flags["json_file"], flags["markdown"])
+    report(facts, made, {"peer": runner.peer, "cells": found.plain()}, flags["json_file"], flags["markdown"])
 
 
 def _plan(flags: dict[str, Any], written: Path) -> tuple[IndexPlan, str]:

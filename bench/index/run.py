@@ -3,15 +3,12 @@
 Only one process works at a time. A round is one turn of each seat, so a disturbance of the machine affects all of them.
 """
 
-import json
-import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from bench.child import BenchFailed
+from bench.child import Child
 from bench.index.plan import OURS, IndexCell
 from bench.rounds import Rounds
 from kv_runtime.process import child_environment
@@ -33,140 +30,73 @@ class Interpreters(NamedTuple):
     core: int
 
 
-class SubjectProcess:
-    """A process with a subject in it: native or peer. It ends with `close`.
-
-    Raises:
-        SubjectAbsent: its interpreter is not there, or has no such subject.
-    """
-
-    def __init__(self, python: str, subject: str, core: int) -> None:
-        self._name = subject
-        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - closed by `close`
-        try:
-            self._process = subprocess.Popen(
-                [python, "-m", "bench.index.child", subject, str(core)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-                env={**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"},
-            )
-        except OSError as error:
-            self._errors.close()
-            raise SubjectAbsent(f"{python}: {error.strerror}") from error
-        first = self._answer()
-        if "absent" in first:
-            self.close()
-            raise SubjectAbsent(first["absent"])
-        self.version: str = first["version"]
-
-    def call(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
-        """Return the answer.
-
-        Raises:
-            BenchFailed: the request failed, or the process has ended.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._failed() from error
-        answer = self._answer()
-        if "error" in answer:
-            raise BenchFailed(f"{self._name}: {answer['error']}")
-        return answer
-
-    def close(self) -> None:
-        """End the process and free its resources."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it may have ended, and not have read all
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.kill()
-        self._process.wait()
-        self._errors.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._failed()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _failed(self) -> BenchFailed:
-        self._process.wait()
-        self._errors.seek(0)
-        output_lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return BenchFailed(
-            f"{self._name}: ended with {self._process.returncode}: {output_lines[-1] if output_lines else 'no word'}"
-        )
-
-
 class Runner:
-    """The processes of both subjects, from the beginning of a `with` statement to its end.
-
-    Raises:
-        SubjectAbsent: our own index is not there.
-    """
+    """Measures cells with the processes of both subjects, which it starts."""
 
     def __init__(self, interpreters: Interpreters) -> None:
         self._interpreters = interpreters
-        self._processes: dict[str, SubjectProcess] = {}
+        self._processes: dict[str, Child] = {}
         self.peer = ""
         """Its version, or why it is not measured."""
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._processes["native"] = stack.enter_context(closing(self._new("native")))
-            try:
-                peer = self._processes["peer"] = stack.enter_context(closing(self._new("peer")))
-                self.peer = peer.version
-            except SubjectAbsent as error:
-                self.peer = f"absent ({error})"
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> Rounds:
+    async def run(self, cells: Sequence[IndexCell], on_progress: Callable[[str], None]) -> Rounds:
         """Return the figures of all cells by seat; `on_progress` gets the name of each cell once it is measured.
 
         Raises:
+            SubjectAbsent: our own index is not there.
             BenchFailed: a process ended, or failed a request.
         """
         results = Rounds()
-        for cell in cells:
-            seats = [seat for seat in cell.seats if _process_of(seat) in self._processes]
-            (self._isolated if cell.in_own_process else self._together)(cell, seats, results)
-            on_progress(cell.name)
+        async with AsyncExitStack() as stack:
+            self._processes["native"] = await stack.enter_async_context(self._process("native"))
+            try:
+                peer = self._processes["peer"] = await stack.enter_async_context(self._process("peer"))
+                self.peer = peer.started["version"]
+            except SubjectAbsent as error:
+                self.peer = f"absent ({error})"
+            for cell in cells:
+                seats = [seat for seat in cell.seats if _process_of(seat) in self._processes]
+                await (self._isolated if cell.in_own_process else self._together)(cell, seats, results)
+                on_progress(cell.name)
         return results
 
-    def _together(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
-        for seat in seats:
-            self._processes[_process_of(seat)].call(make=seat, **_request(cell, seat))
+    async def _together(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
+        processes = {seat: self._processes[_process_of(seat)] for seat in seats}
+        for seat, process in processes.items():
+            await process.call("make", key=seat, **_request(cell, seat))
+        for number in range(cell.rounds):
+            for seat, process in processes.items():
+                results.add(seat, cell.name, await process.call("round", key=seat, seed=_SEED + number))
+        for seat, process in processes.items():
+            await process.call("drop", key=seat)
+
+    async def _isolated(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
         for number in range(cell.rounds):
             for seat in seats:
-                found = self._processes[_process_of(seat)].call(round=seat, seed=_SEED + number)
-                results.add(seat, cell.name, found)
-        for seat in seats:
-            self._processes[_process_of(seat)].call(drop=seat)
+                async with self._process(_process_of(seat)) as process:
+                    await process.call("make", key=seat, **_request(cell, seat))
+                    results.add(seat, cell.name, await process.call("round", key=seat, seed=_SEED + number))
 
-    def _isolated(self, cell: IndexCell, seats: Sequence[str], results: Rounds) -> None:
-        for number in range(cell.rounds):
-            for seat in seats:
-                with closing(self._new(_process_of(seat))) as process:
-                    process.call(make=seat, **_request(cell, seat))
-                    results.add(seat, cell.name, process.call(round=seat, seed=_SEED + number))
+    @asynccontextmanager
+    async def _process(self, subject: str) -> AsyncIterator[Child]:
+        """Yield a process with a subject in it: native or peer.
 
-    def _new(self, process: str) -> SubjectProcess:
-        interpreters = self._interpreters
-        python = interpreters.peer_python if process == "peer" else interpreters.python
-        return SubjectProcess(python, process, interpreters.core)
+        Raises:
+            SubjectAbsent: its interpreter is not there, or has no such subject.
+        """
+        python = self._interpreters.peer_python if subject == "peer" else self._interpreters.python
+        arguments = {"subject": subject, "core": self._interpreters.core}
+        environment = {**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"}
+        try:
+            child = await Child.start("index.child", arguments, python=python, environment=environment, answer_s=None)
+        except OSError as error:
+            raise SubjectAbsent(f"{python}: {error.strerror}") from error
+        try:
+            if "absent" in child.started:
+                raise SubjectAbsent(child.started["absent"])
+            yield child
+        finally:
+            await child.close()
 
 
 def _process_of(seat: str) -> str:

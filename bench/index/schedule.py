@@ -6,13 +6,12 @@ rank's most recently used, the last first: a block goes before its parent.
 """
 
 import random
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from bench.index.data import ScheduledRequest, chain, last, numbers, pack
+from bench.prefix_tree import PrefixTree
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 STRAY = 4
@@ -35,15 +34,16 @@ class ScheduleShape(NamedTuple):
 def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[ScheduledRequest]:
     """Yield the requests of a schedule."""
     draw = random.Random(shape.seed)  # noqa: S311 - a workload, not a secret
-    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(shape.ranks)]
+    caches = [PrefixTree() for _ in range(shape.ranks)]
     for request in trace:
         if not (hashes := sequence_hashes(request, shape.block_size)):
             continue
         blocks = numbers(hashes)
-        hits = [_hit(cache, blocks) for cache in caches]
+        hits = [cache.depth(blocks) for cache in caches]
         longest = [rank for rank, hit in enumerate(hits) if hit == max(hits)]
         rank = draw.choice(longest) if draw.randrange(STRAY) else draw.randrange(shape.ranks)
-        yield ScheduledRequest(rank, hits[rank], hashes, pack(list(_take(caches[rank], blocks, shape.cache_blocks))))
+        caches[rank].insert(blocks)
+        yield ScheduledRequest(rank, hits[rank], hashes, pack(caches[rank].evict(shape.cache_blocks)))
 
 
 def sequence_hashes(request: TraceRequest, block_size: int) -> bytes:
@@ -54,17 +54,3 @@ def sequence_hashes(request: TraceRequest, block_size: int) -> bytes:
         hashes.append(chain(parent, block_id, TRACE_BLOCK_TOKENS // block_size))
         parent = last(hashes[-1])
     return b"".join(hashes)[: 8 * (request.isl_tokens // block_size)]
-
-
-def _hit(cache: OrderedDict[int, None], blocks: Sequence[int]) -> int:
-    """Return how many of the first blocks are held; a held block's parent is held."""
-    return bisect_left(blocks, True, key=lambda each: each not in cache)  # noqa: FBT003 - what is looked for
-
-
-def _take(cache: OrderedDict[int, None], blocks: Sequence[int], blocks_max: int) -> Iterator[int]:
-    """Yield the blocks that the cache evicts, the leaf first."""
-    for each in reversed(blocks):
-        cache[each] = None
-        cache.move_to_end(each)
-    while len(cache) > blocks_max:
-        yield cache.popitem(last=False)[0]

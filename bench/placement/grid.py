@@ -125,7 +125,7 @@ def play(grid: PlacementGrid, cell: Cell) -> PlacementFigures:
         ttft_p99_s=percentile(ttfts_s, 0.99),
         requests_per_s=len(outcomes) / span_s,
         goodput_rps=sum(each.ttft_s <= SLO_TTFT_S and each.itl_s <= SLO_ITL_S for each in outcomes) / span_s,
-        checked=None if regime.check is None else regime.check(outcomes, workload, regime.workers),
+        checked=None if regime.check is None else regime.check(outcomes, workload),
     )
 
 

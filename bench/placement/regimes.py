@@ -28,10 +28,9 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
-from bench.routing.workloads import Agents, Workload, agents, blocks, following
+from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 
@@ -54,8 +53,8 @@ class Sizing(NamedTuple):
         return max(1, round(number * self.scale))
 
 
-Check = Callable[[Sequence[RequestFigures], Workload, int], float]
-"""Returns the share to be checked, of outcomes, the workload, and the number of workers."""
+Check = Callable[[Sequence[RequestFigures], Workload], float]
+"""Returns the share to be checked, of outcomes and the workload."""
 
 
 class Regime(NamedTuple):
@@ -195,14 +194,14 @@ def _poisson(
     return Workload(made, {})
 
 
-def share_beside_the_long_prompt(outcomes: Sequence[RequestFigures], _workload: Workload, _workers: int) -> float:
+def share_beside_the_long_prompt(outcomes: Sequence[RequestFigures], _workload: Workload) -> float:
     """Return the share of the short requests that the long prompt's worker got."""
     (busy,) = (each.worker for each in outcomes if each.isl_tokens == LONG_TOKENS)
     short = [each.worker for each in outcomes if each.isl_tokens != LONG_TOKENS]
     return short.count(busy) / len(short)
 
 
-def greatest_share_after_restart(outcomes: Sequence[RequestFigures], workload: Workload, _workers: int) -> float:
+def greatest_share_after_restart(outcomes: Sequence[RequestFigures], workload: Workload) -> float:
     """Return the greatest share of a worker in the requests after the restart."""
     after = [each.worker for each in outcomes if each.arrival_s >= restart_s(workload)]
     return max(Counter(after).values()) / len(after)

@@ -18,7 +18,7 @@ of several workers with equally long prefixes is chosen is not documented: the s
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.placement.prefix_tree import PrefixTree
+from bench.prefix_tree import PrefixTree
 from kv_protocol.codec import unpack_u64
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import choice_index

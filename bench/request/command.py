@@ -5,15 +5,13 @@ from typing import Any
 
 import click
 
-from bench.child import BenchFailed
+from bench.child import BenchFailed, finished
 from bench.dataplane.command import cores
-from bench.dataplane.systems import on_core
+from bench.dataplane.systems import SystemAbsent, on_core
 from bench.request.run import MODES, SHAPES, MeasuredAmount, RequestBench
 from bench.request.stages import ELSE, LOOP, STAGES, Moment, own_shares, shares
 from bench.rounds import Rounds
 from bench.tables import FigureTable, number, progress, report, report_options
-from kv_runtime.process import run_process
-from kv_runtime.supervise import until
 
 ORDER = (*STAGES, LOOP, ELSE)
 """The stages, in the order of the tables."""
@@ -40,22 +38,8 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     if flags["quick"]:
         flags |= _QUICK
     amount = MeasuredAmount(flags["rounds"], flags["seconds"], flags["sample_s"], cores())
-    done: list[RequestBench] = []
-
-    async def measure() -> None:
-        async with RequestBench(amount) as bench:
-            with progress(bench.steps) as on_progress:
-                await bench.run(on_progress)
-        done.append(bench)
-
-    try:
-        with on_core(amount.cores[1]):
-            run_process(lambda stop: until(stop, measure()))
-    except* BenchFailed as group:
-        raise click.ClickException("; ".join(map(str, group.exceptions))) from group
-    if not done:
-        raise click.Abort
-    (found,) = done
+    with on_core(amount.cores[1]):
+        found = finished(_measured(amount), (BenchFailed, SystemAbsent))
     facts = [f"routers on core {amount.cores[0]}; medians of {amount.rounds} rounds of {amount.seconds:g} s"]
     measured = {
         "cells": found.rounds.plain(),
@@ -64,6 +48,14 @@ def request(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     }
     made = tables(found.rounds, found.moments)
     report([*facts, *found.failed], made, measured, flags["json_file"], flags["markdown"])
+
+
+async def _measured(amount: MeasuredAmount) -> RequestBench:
+    async with RequestBench(amount) as bench:
+        await bench.begin()
+        with progress(bench.steps) as on_progress:
+            await bench.run(on_progress)
+    return bench
 
 
 def tables(rounds: Rounds, moments: Mapping[tuple[str, str], list[Moment]]) -> list[FigureTable]:

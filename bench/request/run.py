@@ -6,21 +6,15 @@
 Workers register a source of KV events, so that mode kv reads the index; they publish none.
 """
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 import psutil
 
-from bench.child import Child
-from bench.dataplane.systems import KV, OURS, ROUND_ROBIN, Backend, RunningSystem, SystemPlan, on_core, start
+from bench.dataplane.systems import KV, OURS, ROUND_ROBIN, RunningSystem, SystemPlan, SystemProcesses
 from bench.request.stages import Moment
 from bench.rounds import Rounds
 from kv_runtime.clock import SystemClock
@@ -41,49 +35,27 @@ class MeasuredAmount(NamedTuple):
     cores: tuple[int, int]
 
 
-class RequestBench:
-    """The processes, between entering and leaving the block; `run` measures."""
+class RequestBench(SystemProcesses):
+    """The processes; `run` measures."""
 
     def __init__(self, amount: MeasuredAmount) -> None:
+        super().__init__(amount.cores, event_source="trtllm")
         self._amount = amount
-        self._cleanup = AsyncExitStack()
         self._plain: dict[str, RunningSystem] = {}
-        self._observed: dict[str, tuple[RunningSystem, Path]] = {}
+        self._observed: dict[str, RunningSystem] = {}
         self.rounds = Rounds()
         self.moments: dict[tuple[str, str], list[Moment]] = {}
         """By mode and shape."""
         self.failed: list[str] = []
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as cleanup:
-            scratch = Path(cleanup.enter_context(TemporaryDirectory()))
-            group = await cleanup.enter_async_context(asyncio.TaskGroup())
-            with on_core(self._amount.cores[1]):
-                backend = await Child.start("dataplane.backend", {"event_source": "trtllm"})
-                self._load = await Child.start("dataplane.load", {})
-            for child in (backend, self._load):
-                cleanup.push_async_callback(child.close)
-
-            async def started(mode: str, *command: str) -> RunningSystem:
-                workers, plan = Backend(backend, backend.started["ports"]), SystemPlan(OURS, mode, command=command)
-                running = await start(plan, workers, self._amount.cores, scratch, group)
-                assert running.process is not None
-                cleanup.push_async_callback(running.process.end)
-                return running
-
-            for mode in MODES:
-                self._plain[mode] = await started(mode, "-m", "router")
-                directory = scratch / mode.replace(" ", "-")
-                directory.mkdir()
-                observed = await started(mode, "-m", "bench.request.observed_router", str(directory))
-                self._observed[mode] = observed, directory
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._cleanup.__aexit__(kind, error, traceback)
+    async def begin(self) -> None:
+        """Start all routers."""
+        for mode in MODES:
+            self._plain[mode] = await self.start(SystemPlan(OURS, mode))
+            directory = self._directory / f"observed {mode}"
+            directory.mkdir()
+            command = ("-m", "bench.request.observed_router", str(directory))
+            self._observed[mode] = await self.start(SystemPlan(OURS, mode, command=command))
 
     @property
     def steps(self) -> int:
@@ -94,7 +66,7 @@ class RequestBench:
         """Measure everything; `on_progress` gets the name of each part once it is measured."""
         cells = [(mode, shape) for mode in MODES for shape in SHAPES]
         for mode, shape in cells:
-            for running in (self._plain[mode], self._observed[mode][0]):
+            for running in (self._plain[mode], self._observed[mode]):
                 await self._saturate(running, shape, self._amount.seconds / 2)  # warm
         for _ in range(self._amount.rounds):
             for mode, shape in cells:
@@ -123,11 +95,11 @@ class RequestBench:
         return {"cpu_us": cpu_us, "kernel_us": cpu_us * system / max(user + system, 1e-9)}
 
     async def _sampled(self, mode: str, shape: str) -> list[Moment]:
-        running, directory = self._observed[mode]
+        running = self._observed[mode]
         os.kill(pid_of(running), signal.SIGUSR1)
         await self._saturate(running, shape, self._amount.sample_s)
         os.kill(pid_of(running), signal.SIGUSR2)
-        written = directory / "moments.json"
+        written = self._directory / f"observed {mode}" / "moments.json"
         while not written.exists():
             await SystemClock().sleep(_POLL_S)
         moments = msgspec.json.decode(written.read_bytes(), type=list[Moment])

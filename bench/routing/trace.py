@@ -139,24 +139,3 @@ def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
         times_s = sorted(draw.uniform(at_s, next_s) for _ in group)
         spread_out += [each._replace(arrival_s=time_s) for each, time_s in zip(group, times_s, strict=True)]
     return spread_out
-
-
-class TraceTotals(NamedTuple):
-    """A trace in figures: tokens, seconds, and tokens of distinct prompt blocks."""
-
-    requests: int
-    span_s: float
-    prompt_tokens: int
-    answer_tokens: int
-    distinct_tokens: int
-
-
-def totals(requests: Sequence[TraceRequest]) -> TraceTotals:
-    """Return the sums of a trace, which has requests."""
-    return TraceTotals(
-        requests=len(requests),
-        span_s=requests[-1].arrival_s - requests[0].arrival_s,
-        prompt_tokens=sum(request.isl_tokens for request in requests),
-        answer_tokens=sum(request.osl_tokens for request in requests),
-        distinct_tokens=TRACE_BLOCK_TOKENS * len({each for request in requests for each in request.block_ids}),
-    )

@@ -1,6 +1,6 @@
 """Made-up workloads: requests that come by themselves, and requests that follow the answer to another.
 
-open       requests come at their times, whatever the fleet does (`synthetic.py`)
+open       requests come at their times, whatever the fleet does (`synthetic_trace`)
 closed     sessions one after the other ask, wait for the answer, think, and ask on
 """
 
@@ -36,11 +36,6 @@ class Workload(NamedTuple):
 
     requests: list[TraceRequest]
     follow_ups: FollowUps
-
-    @property
-    def size(self) -> int:
-        """How many requests there are."""
-        return len(self.requests) + sum(map(len, self.follow_ups.values()))
 
 
 def agents(shape: Agents, seed: int) -> Workload:
@@ -107,3 +102,52 @@ def following(
 def length(draw: random.Random, mean: float) -> int:
     """Return an exponential length, 1 or more."""
     return max(1, round(draw.expovariate(1 / mean)))
+
+
+class SyntheticShape(NamedTuple):
+    """How many, how long, how often. System prompts are full blocks: `system_tokens` is rounded up to 512.
+
+    Sessions begin as a Poisson process, `session_rate` a second, each with one of `systems` system prompts. Their turns
+    are geometric with mean `turns`; lengths, and thinking in between, are exponential with the means named so. A turn's
+    prompt has every question and answer before; the block that was partial then is another one now.
+    """
+
+    sessions: int = 600
+    turns: float = 5.0
+    systems: int = 8
+    system_tokens: int = 4096
+    question_tokens: float = 600.0
+    answer_tokens: float = 250.0
+    think_s: float = 20.0
+    session_rate: float = 0.6
+
+
+def synthetic_trace(shape: SyntheticShape, seed: int) -> list[TraceRequest]:
+    """Return the same requests, in the order of arrival, for the same seed."""
+    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    fresh = count()
+    systems = [blocks(fresh, shape.system_tokens) for _ in range(shape.systems)]
+    requests: list[TraceRequest] = []
+    begins_s = 0.0
+    for number in range(shape.sessions):
+        turns = _conversation(shape, draw, fresh, draw.choice(systems), begins_s)
+        requests += [turn._replace(session=f"s{number}") for turn in turns]
+        begins_s += draw.expovariate(shape.session_rate)
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def _conversation(
+    shape: SyntheticShape, draw: random.Random, fresh: Iterator[int], system: tuple[int, ...], begins_s: float
+) -> Iterator[TraceRequest]:
+    arrival_s, known, isl_tokens = begins_s, system, len(system) * TRACE_BLOCK_TOKENS
+    while True:
+        isl_tokens += length(draw, shape.question_tokens)
+        osl_tokens = length(draw, shape.answer_tokens)
+        block_ids = known + blocks(fresh, isl_tokens - len(known) * TRACE_BLOCK_TOKENS)
+        request = TraceRequest(arrival_s, isl_tokens, osl_tokens, block_ids)
+        yield request
+        known = full_blocks(request)
+        isl_tokens += osl_tokens
+        arrival_s += draw.expovariate(1 / shape.think_s)
+        if draw.random() * shape.turns < 1:
+            return

@@ -1,16 +1,16 @@
 """`router bench soak`: the command."""
 
-import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
+from bench.child import finished
 from bench.soak.report import markdown
 from bench.soak.run import SoakPlan, SoakRun
-from bench.soak.verdicts import Soak, problems
-from kv_runtime.process import run_process
+from bench.soak.verdicts import problems
 
 
 @click.command("soak", context_settings={"show_default": True})
@@ -27,35 +27,15 @@ from kv_runtime.process import run_process
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="write the report there, too")
 @click.pass_context
-def soak(
-    context: click.Context,
-    requests: int,
-    workers: int,
-    users: int,
-    fault_every: int,
-    seed: int,
-    programs: Path,
-    out: Path | None,
-) -> None:
+def soak(context: click.Context, /, out: Path | None, **plan: Any) -> None:  # noqa: ANN401 - as `SoakPlan` has them
     """Send many requests through real processes while faults happen, and print what became of them.
 
     Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
     """
-    plan = SoakPlan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
     began_s = time.perf_counter()
-    found: list[Soak] = []
-
-    async def life(stop: asyncio.Event) -> None:
-        running = asyncio.ensure_future(SoakRun(plan, click.echo).run())
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        running.cancel()
-        found.append(await running)
-
-    run_process(life)
-    wrong = problems(found[0])
-    text = markdown(found[0], wrong, time.perf_counter() - began_s)
+    found = finished(SoakRun(SoakPlan(**plan), click.echo).run())
+    wrong = problems(found)
+    text = markdown(found, wrong, time.perf_counter() - began_s)
     click.echo(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

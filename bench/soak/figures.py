@@ -52,19 +52,10 @@ def one_request_sessions() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
 
 
-async def exposition(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the text of a process at /metrics."""
-    async with session.get(f"{url}/metrics") as response:
-        return await response.text()
-
-
 async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
     """Return the metrics of a process, each without its prefix and summed over its labels."""
-    return summed(await exposition(session, url))
-
-
-def summed(text: str) -> Counter[str]:
-    """Return the sum of each metric's samples over all labels, by its name without the prefix."""
+    async with session.get(f"{url}/metrics") as response:
+        text = await response.text()
     sums: Counter[str] = Counter()
     for line in text.splitlines():
         if line.startswith(_PREFIX):

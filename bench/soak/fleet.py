@@ -17,6 +17,8 @@ from bench.soak.figures import ResourceSample, one_request_sessions, taken, tota
 from bench.soak.requests import MODEL
 
 STEADY = 2
+NATS = "nats-0"
+"""The name of the server among the processes."""
 _HEAL_S, _POLL_S = 60.0, 0.25
 _DRAIN_WAIT_S = 30
 _QUIET = "telemetry.log_level=warning"
@@ -61,7 +63,6 @@ class SoakFleet(FleetProcesses):
             )
         )
         self._programs = programs
-        (self._nats,) = self.nats_servers
         self.complaints: list[str] = []
         """Tracebacks that processes printed, each with the process's last lines; processes that did not end."""
 
@@ -82,13 +83,12 @@ class SoakFleet(FleetProcesses):
         """Return the worker, none of the steady ones, that has the most of these answers on their way."""
         return max(list(self.workers)[STEADY:], key=lambda worker_id: answers[worker_id])
 
-    async def kill_worker(self, worker_id: str) -> None:
-        """Kill the worker and start it again."""
-        await self._restart(worker_id, signal.SIGKILL)
-
-    async def stop_worker(self, worker_id: str) -> None:
-        """Stop the worker by SIGTERM and start it again."""
-        await self._restart(worker_id)
+    async def restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End a worker or the nats-server by a signal, and start it again; the server has its store."""
+        process = self.all[name]
+        await process.end(number)
+        self._note(process, number)
+        await self.start_again(name)
 
     async def drain_worker(self, worker_id: str) -> None:
         """Drain the worker at the router, stop it, and start it again."""
@@ -100,7 +100,7 @@ class SoakFleet(FleetProcesses):
                 state = (await response.json())["state"]
         if state != "drained":
             raise NotHealed(f"{worker_id} is {state} {_DRAIN_WAIT_S} s after its draining began")
-        await self.stop_worker(worker_id)
+        await self.restart(worker_id)
 
     async def freeze_worker(self, worker_id: str, seconds: float) -> None:
         """Freeze the worker for a while."""
@@ -111,15 +111,11 @@ class SoakFleet(FleetProcesses):
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    async def restart_nats(self, number: signal.Signals) -> None:
-        """End the server by a signal and start it again on its store."""
-        await self._restart(self._nats, number)
-
     def resources(self, clients: int) -> tuple[ResourceSample, ResourceSample, int]:
         """Return what router (without `clients` connections) and nats-server take, and the bytes of its store."""
         assert self._stores is not None
         files = [file for file in Path(self._stores.name).rglob("*") if file.is_file()]
-        nats = taken(self.nats_servers[self._nats].pid)
+        nats = taken(self.nats_servers[NATS].pid)
         return taken(self.router.pid, sockets=clients), nats, sum(file.stat().st_size for file in files)
 
     async def until_healed(self) -> None:
@@ -165,12 +161,6 @@ class SoakFleet(FleetProcesses):
         )
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode()
-
-    async def _restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        process = self.all[name]
-        await process.end(number)
-        self._note(process, number)
-        await self.start_again(name)
 
     def _note(self, process: ChildProcess, number: signal.Signals) -> None:
         if process.was_killed:

@@ -13,7 +13,7 @@ import aiohttp
 from bench.soak.clients import Clients
 from bench.soak.faults import Fault, schedule
 from bench.soak.figures import Quiet, one_request_sessions, taken, totals
-from bench.soak.fleet import STEADY, NotHealed, SoakFleet
+from bench.soak.fleet import NATS, STEADY, NotHealed, SoakFleet
 from bench.soak.verdicts import Healed, Soak
 from kv_runtime.clock import SystemClock
 
@@ -103,22 +103,18 @@ class SoakRun:
 
     async def _do(self, fault: Fault, fleet: SoakFleet, clients: Clients) -> str:
         """Return the process that the fault hit, once its cause is gone."""
-        victim = fleet.victim(clients.answers_by_worker())
+        victim = NATS if fault.kind.startswith("nats") else fleet.victim(clients.answers_by_worker())
         match fault.kind:
-            case "worker killed":
-                clients.hit(victim)
-                await fleet.kill_worker(victim)
-            case "worker stopped":
-                await fleet.stop_worker(victim)
             case "worker drained":
                 await fleet.drain_worker(victim)
             case "worker frozen":
                 await fleet.freeze_worker(victim, fault.frozen_s)
-            case "nats-server killed":
-                await fleet.restart_nats(signal.SIGKILL)
-            case "nats-server stopped":
-                await fleet.restart_nats(signal.SIGTERM)
-        return "nats-server" if fault.kind.startswith("nats") else victim
+            case "worker stopped" | "nats-server stopped":
+                await fleet.restart(victim)
+            case "worker killed" | "nats-server killed":
+                clients.hit(victim)
+                await fleet.restart(victim, signal.SIGKILL)
+        return victim
 
     async def _until_quiet(self, fleet: SoakFleet, clients: Clients) -> Quiet:
         """Return the figures once no request is in flight, or after 30 s in any case."""

@@ -10,13 +10,12 @@ from typing import Any
 import click
 from yarl import URL
 
+from bench.child import finished
 from bench.processes import ProcessFailed
 from bench.sweep.endpoint import EndpointNotReady, workers_of
 from bench.sweep.plan import RunInputs, SweepAxes, runs_of
 from bench.sweep.results import ResultInvalid
 from bench.sweep.run import NothingAnswered, Sweep
-from kv_runtime.process import run_process
-from kv_runtime.supervise import until
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000
@@ -141,20 +140,9 @@ def _runs(flags: dict[str, Any]) -> tuple[RunInputs, ...]:
 
 def _go(work: Sweep) -> None:
     """Run it; end the process with status 1 and one sentence if a run is missing at the end."""
-    is_done = False
-
-    async def go(stop: Any) -> None:  # noqa: ANN401 - the process's event
-        nonlocal is_done
-        is_done = await until(stop, work.go()) is not None
-
     try:
-        run_process(go)
-    except* (EndpointNotReady, NothingAnswered, ProcessFailed, ResultInvalid) as failed:
-        sys.exit(f"router bench sweep: {_first(failed)}")
-    if not is_done:
+        finished(work.go(), (EndpointNotReady, NothingAnswered, ProcessFailed, ResultInvalid))
+    except click.ClickException as error:
+        sys.exit(f"router bench sweep: {error}")
+    except click.Abort:
         sys.exit("router bench sweep: interrupted; the same command goes on with the runs that are left")
-
-
-def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = failed.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

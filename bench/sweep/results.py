@@ -5,7 +5,6 @@ DIR/.NAME.part   what a killed process was writing; the next one writes over it
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -53,16 +52,13 @@ def read(directory: Path, *, but: str = "") -> dict[str, RunRecord]:
     Raises:
         ResultInvalid: a file is none of a sweep's.
     """
-    files = sorted(file for file in directory.glob("*.json") if file.name != but)
-    return {record.inputs.name: record for record in _records(files)}
-
-
-def _records(files: Iterable[Path]) -> Iterable[RunRecord]:
-    for file in files:
+    found = {}
+    for file in sorted(file for file in directory.glob("*.json") if file.name != but):
         try:
             record = _decoder.decode(file.read_bytes())
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ResultInvalid(f"{file}: found no run of a sweep ({error}), allowed what the sweep writes") from None
         if record.format != FORMAT:
             raise ResultInvalid(f"{file}: format: found {record.format}, allowed {FORMAT}")
-        yield record
+        found[record.inputs.name] = record
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.report import lag_s
+from bench.report import lag_s, machine_line
 from bench.streaming_client import Measured
 from bench.sweep import results
 from bench.sweep.endpoint import endpoint_of, version_of
@@ -16,7 +16,7 @@ from bench.sweep.figures import RunFigures, figures
 from bench.sweep.load import SweepLoad
 from bench.sweep.plan import RunInputs, difference, left, time_left
 from bench.sweep.results import RunRecord
-from bench.tables import commit, machine
+from bench.tables import commit
 from kv_runtime.clock import SystemClock
 from kv_runtime.extras import DISTRIBUTION
 
@@ -83,7 +83,7 @@ class Sweep:
             inputs=inputs,
             figures=figures(measured, workers=inputs.workers, lag_p99_s=_worst(before, after)),
             versions=_versions(served_by),
-            machine=machine(),
+            machine=machine_line(),
             began=began.isoformat(timespec="seconds"),
             took_s=self._clock.now() - began_s,
         )

@@ -1,8 +1,10 @@
-"""A small recorded workload."""
+"""A small recorded workload, and the simplest placement."""
 
 import math
+from itertools import count
 from typing import Any
 
+from bench.fidelity.closed_loop import Placer, Sent
 from bench.fidelity.recording import Recording, Session
 
 SESSIONS = tuple(
@@ -26,3 +28,14 @@ def recording(**changes: Any) -> Recording:
         sending_s=math.inf,
     )
     return whole._replace(**changes)
+
+
+class RoundRobin(Placer):
+    """One worker after the other, request by request."""
+
+    def __init__(self) -> None:
+        self._sent = count()
+
+    def choose(self, sent: Sent) -> int:
+        """Return the next worker."""
+        return next(self._sent) % len(sent.in_flight)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, Sent
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, Sent
 from bench.fidelity.recording import Recording, Session
 from tests.support.amount import examples
-from tests.unit.bench.fleets import SESSIONS, recording
+from tests.unit.bench.fleets import SESSIONS, RoundRobin, recording
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 MODEL = EngineModel(H200_8B, max_num_seqs=4)

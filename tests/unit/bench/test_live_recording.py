@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, RoundRobin, Sent, description_of
+from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, Sent, description_of
 from bench.fidelity.live_command import KINDS, live, simulate
 from bench.fidelity.live_figures import LiveFigures, order, within
 from bench.fidelity.live_recording import (
@@ -21,7 +21,7 @@ from bench.fidelity.live_recording import (
 from bench.fidelity.routed import Routed
 from bench.placement.policies import PLACEMENTS
 from tests.support.paths import CAPTURES
-from tests.unit.bench.fleets import recording
+from tests.unit.bench.fleets import RoundRobin, recording
 from worker_agent.engines.simulated.timing import H200_8B
 
 SYSTEM_TOKENS = 640
@@ -60,7 +60,7 @@ def run(policy: str = "rr", **changed: Any) -> dict[str, Any]:
 
 def test_a_workload_has_the_rows_lengths_and_the_drawn_answers(tmp_path: Path) -> None:
     workload = live_workload(load_runs(written(tmp_path, [run()]), 9), 9, 45.0)
-    assert workload.requests == SESSIONS * TURNS
+    assert sum(len(session.added_tokens) for session in workload.sessions) == SESSIONS * TURNS
     assert workload.system_tokens == (SYSTEM_TOKENS,) * 4
     assert {session.added_tokens for session in workload.sessions} == {(300,) * TURNS}
     assert workload.sessions[0].output_tokens == drawn_sessions()[0].answers_tokens

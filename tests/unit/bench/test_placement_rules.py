@@ -7,9 +7,9 @@ import pytest
 
 from bench.placement.llmd import EngineMetrics, WeightedScorers
 from bench.placement.policies import PLACEMENTS
-from bench.placement.prefix_tree import PrefixTree
 from bench.placement.session_hash import SessionHash
 from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
+from bench.prefix_tree import PrefixTree
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
 from router.decision.policy import Policy

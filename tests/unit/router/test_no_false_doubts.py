@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
+from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy

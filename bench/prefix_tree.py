@@ -1,5 +1,6 @@
-"""What was routed to one worker, as a tree of prompt prefixes: the approximate tree of routers without KV events."""
+"""A cache of prompt blocks, as a tree of prefixes: an engine's, or what was routed to a worker."""
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -14,8 +15,8 @@ class PrefixTree:
         return len(self._blocks)
 
     def depth(self, chain: Sequence[int]) -> int:
-        """Return how many leading blocks of the chain are in the tree."""
-        return next((depth for depth, each in enumerate(chain) if each not in self._blocks), len(chain))
+        """Return how many leading blocks of the chain are in the tree; a block's parent is."""
+        return bisect_left(chain, True, key=lambda each: each not in self._blocks)  # noqa: FBT003 - what is looked for
 
     def insert(self, chain: Sequence[int]) -> None:
         """The chain was used just now; a block is always older than its parent."""
@@ -23,7 +24,6 @@ class PrefixTree:
             self._blocks[each] = None
             self._blocks.move_to_end(each)
 
-    def evict(self, blocks_max: int) -> None:
-        """Drop the leaves used longest ago until at most `blocks_max` blocks are left."""
-        while len(self._blocks) > blocks_max:
-            self._blocks.popitem(last=False)
+    def evict(self, blocks_max: int) -> list[int]:
+        """Drop the leaves used longest ago until at most `blocks_max` blocks are left; return them in that order."""
+        return [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - blocks_max)]
