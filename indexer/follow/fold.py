@@ -57,10 +57,11 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 
-__all__ = ["REFUSALS_KEPT_MAX", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
+__all__ = ["REFUSALS_KEPT_MAX", "TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
-AWAKE_S = 1.0
-"""While the process is awake, ticks come more often than this."""
+TICK_S = 1.0
+AWAKE_S = 1.5 * TICK_S
+"""A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
 REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
 _OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
@@ -244,7 +245,10 @@ class IndexFold:
     # ---------------------------------------------------------------------------------------------- time, questions
 
     def tick(self, now_s: float) -> list[Question]:
-        """Forget silent ranks, repeat unanswered questions, and request the dumps for which there is memory now."""
+        """Forget silent ranks, repeat unanswered questions, and request the dumps for which there is memory now.
+
+        It is due each `TICK_S`.
+        """
         self._forgive_stall(now_s)
         self._status_columns.touch_all()
         if self._is_log_connected:

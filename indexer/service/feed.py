@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from indexer.follow.checkpoint import Checkpoint
-from indexer.follow.fold import IndexFold
+from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
     AnswerArrived,
     BytesRefused,
@@ -38,7 +38,6 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.telemetry import RateLimitedLog
 
-TICK_S = 1.0
 _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 
 _log = structlog.get_logger("indexer")

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from prometheus_client import generate_latest
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import make_index
-from indexer.service.feed import TICK_S
 from indexer.service.history import moment_at
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
 from indexer.commands.http import IndexApi
-from indexer.follow.fold import RankView
-from indexer.service.feed import TICK_S
+from indexer.follow.fold import TICK_S, RankView
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

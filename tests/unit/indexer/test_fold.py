@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
@@ -187,6 +187,12 @@ def test_a_late_tick_makes_no_rank_alive_in_the_future(fold: IndexFold) -> None:
     for passed_s in range(1, int(GONE_S) + 2):
         fold.tick(100.1 + passed_s)
     assert fold.ranks() == []
+
+
+def test_batches_missing_in_the_log_are_requested_though_every_tick_is_a_little_late(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 1, *PATH))
+    asked = [question for tick in range(1, 4) for question in fold.tick(tick * (TICK_S + 0.01))]
+    assert asked == [Question(A0, RecoverRequest(1, EPOCH, 0))]
 
 
 def test_a_first_tick_at_0_is_one(fold: IndexFold) -> None:
