@@ -129,7 +129,7 @@ class InstalledCommands(click.Group):
 
 
 def _install_hint(extra: str, program: str, name: str) -> click.Command:
-    """Return a command in place of one whose extra is missing: with any arguments, it says what to install."""
+    """Return a command in place of one that needs a missing extra: with any arguments, it says what to install."""
     anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     text = f"needs {DISTRIBUTION}[{extra}]"
     return click.Command(

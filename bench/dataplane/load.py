@@ -75,7 +75,7 @@ class LoadConnection(asyncio.Protocol):
 
 
 class LoadRole(Role):
-    """The clients, whose commands are listed above."""
+    """The clients of the bench; the module lists their commands."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -183,7 +183,7 @@ def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:
 class RecoveryQueue:
     """The streams of one fold that want to send a question, by slot: a bounded number is in flight, the others wait.
 
-    A stream whose question was not answered goes to the end, so that silent consolidators do not block others.
+    A stream without an answer goes to the end of the queue: silent consolidators do not block others.
     """
 
     def __init__(self) -> None:

@@ -12,9 +12,8 @@ A sequence hash identifies a block and all before it, so the index has one node 
 * A rank *holds* a block that it stored. The block is *reachable* if the rank holds its whole chain. Only reachable
   blocks match: a rank's match ends before the first block that it lacks, and goes on once that block is stored.
 * A node without holders stays while it has children, so that storing its block again restores their chain.
-* A stored block whose parent has no node is *parked*: it is not held, and no root, until its parent has a node. Parked
-  blocks are bounded, counted, and dropped after a time. A dump (`load`) parks none: unknown parents become nodes
-  without holders.
+* A stored block is *parked* while its parent has no node: it is not held, and no root. Parked blocks are bounded,
+  counted, and dropped after a time. A dump (`load`) parks none: unknown parents become nodes without holders.
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op. The first parent of a block
   stays; a different one, or one that would close a cycle, is counted and ignored.
 * Tiers: depth t of a match is the longest prefix whose every block lies on one of the tiers 0..t.
@@ -170,7 +169,7 @@ class PrefixIndex(Protocol):
         """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> Outline:
-        """Return the shape of the index with the heat of `requests`; those whose block is unknown do not count."""
+        """Return the shape of the index with the heat of `requests`; those of unknown blocks do not count."""
 
     def chain(self, sequence_hash: int, limit: int) -> bytes:
         """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""

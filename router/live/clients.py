@@ -1,6 +1,6 @@
 """Clients of the live stream: server-sent events, each encoded once for all of them.
 
-A client's events wait in a queue of `EVENTS_MAX`. A client whose queue is full does not read: it is disconnected
+A client's events wait in a queue of `EVENTS_MAX`. A client with a full queue does not read: it is disconnected
 and counted.
 Source: HTML, "Server-sent events", https://html.spec.whatwg.org/multipage/server-sent-events.html
 """

@@ -45,7 +45,7 @@ Value read(const nb::handle& of, const char* name) {
 
 Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{} : Seconds(nb::cast<double>(value)); }
 
-std::string estimated_scheme;  // `kv_protocol.hashing.TEXT_SCHEME`: of prompts whose length is an estimate
+std::string estimated_scheme;  // `kv_protocol.hashing.TEXT_SCHEME`: of prompts with an estimated length
 
 // Reads a `kv_protocol.decided.RouteRequest`.
 std::shared_ptr<const Request> request_of(const nb::handle& given) {

@@ -71,7 +71,7 @@ class Replicas:
         self._begun: dict[str, Verdict] = {}
         """Own leases that no replication knows yet, by id."""
         self._prefilled: set[str] = set()
-        """Ids of the leases in `_begun` whose first token came."""
+        """Ids of the leases in `_begun` that got their first token."""
         self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
