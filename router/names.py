@@ -7,9 +7,5 @@ class Names:
     """Gives out names of 32 hex digits; `instance` are 16 or more random ones."""
 
     def __init__(self, instance: str) -> None:
-        self._beginning = instance[:16]
-        self._numbers = count(1)
-
-    def new(self) -> str:
+        self.new = map((instance[:16] + "{:016x}").format, count(1)).__next__
         """Return a new name."""
-        return f"{self._beginning}{next(self._numbers):016x}"

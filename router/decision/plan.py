@@ -21,6 +21,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, get_args
 
+import msgspec
+from msgspec.structs import replace
+
 from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 
@@ -32,6 +35,8 @@ StreamLoss = Literal["not_resumable", "no_seam", "no_worker"]
 it where it was cut; no worker is left."""
 STREAM_LOSSES: tuple[StreamLoss, ...] = get_args(StreamLoss)
 _SPLITS = frozenset({"prefill", "decode"})
+_NO_RANKS: Mapping[RequestPhase, tuple[WorkerRank, ...]] = MappingProxyType({})
+_NO_FAILURES: Mapping[RequestPhase, int] = MappingProxyType({})
 
 
 def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
@@ -41,113 +46,112 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
-class RequestPlan:
-    """The phases of one request. Not shared: every event changes them."""
+def first_plan(
+    phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False, falls_back: bool = True
+) -> "RequestPlan":
+    """Return the plan of a request that begins in this phase."""
+    return RequestPlan(phase, retry_limit, migration_limit, fixed, falls_back, phase == "prefill" and not fixed)
 
-    migrations = 0
+
+class RequestPlan(msgspec.Struct, frozen=True):
+    """The phases of one request from one moment on. Each event returns the plan that follows it.
+
+    A plan that is `is_fixed` stays in its phase; without `falls_back` a phase that cannot be served ends the request.
+    """
+
+    phase: RequestPhase
+    retry_limit: int
+    migration_limit: int = 0
+    is_fixed: bool = False
+    falls_back: bool = True
+    is_aside: bool = False
+    """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+    migrations: int = 0
     reroutes: tuple[Reroute, ...] = ()
-    _tried: Mapping[RequestPhase, tuple[WorkerRank, ...]] = MappingProxyType({})
-    _failures: Mapping[RequestPhase, int] = MappingProxyType({})
-
-    def __init__(
-        self,
-        phase: RequestPhase,
-        *,
-        retry_limit: int,
-        migration_limit: int = 0,
-        fixed: bool = False,
-        falls_back: bool = True,
-    ) -> None:
-        """Without `falls_back` a phase that cannot be served ends the request."""
-        self.phase: RequestPhase = phase
-        self.is_fixed, self._falls_back = fixed, falls_back
-        self.retry_limit, self.migration_limit = retry_limit, migration_limit
-        self.is_aside = phase == "prefill" and not fixed
-        """Whether the phase's answer is a prefill worker's, which a decode worker continues, and not the client's."""
+    tried_by_phase: Mapping[RequestPhase, tuple[WorkerRank, ...]] = _NO_RANKS
+    failures_by_phase: Mapping[RequestPhase, int] = _NO_FAILURES
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
         """Ranks that failed in this phase."""
-        return self._tried.get(self.phase, ())
+        return self.tried_by_phase.get(self.phase, ())
 
     @property
     def retries(self) -> int:
         """How often this phase has failed."""
-        return self._failures.get(self.phase, 0)
+        return self.failures_by_phase.get(self.phase, 0)
 
-    def prefilled(self) -> None:
+    def prefilled(self) -> "RequestPlan":
         """The prompt is computed: decode is next."""
         assert self.phase == "prefill"
-        self._enter("decode")
+        return _entered(self, "decode")
 
-    def compute_at_decode(self) -> None:
+    def computed_at_decode(self) -> "RequestPlan":
         """The decode worker computes the prompt, too."""
         assert not self.is_fixed
-        self._enter("alone")
+        return _entered(self, "alone")
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, for a trial decision."""
-        plan = RequestPlan(phase, retry_limit=self.retry_limit, migration_limit=self.migration_limit)
-        plan._tried = self._tried
-        return plan
+        return replace(_entered(self, phase), failures_by_phase=_NO_FAILURES)
 
-    def no_candidate(self) -> bool:
-        """No worker is eligible for the phase; return whether another phase is to be tried."""
-        if self.is_fixed or not self._falls_back:
-            return False
+    def no_candidate(self) -> "RequestPlan | None":
+        """No worker is eligible for the phase; None: no other phase is tried."""
+        if self.is_fixed or not self.falls_back:
+            return None
         if self.phase == "prefill":
-            self._reroute("no_prefill_worker", "alone")
-        elif self.phase == "decode":
-            self._reroute("no_decode_worker", "alone")
-        else:
-            return False
-        return True
+            return _rerouted(self, "no_prefill_worker", "alone")
+        return _rerouted(self, "no_decode_worker", "alone") if self.phase == "decode" else None
 
-    def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
-        """A worker failed before its answer began; return whether the request is to be tried again.
+    def failed(self, rank: WorkerRank, *, took_handoff: bool) -> "RequestPlan | None":
+        """A worker failed before its answer began; None: the request is not tried again.
 
         `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
-        phase = self.phase
-        failures = self.retries + 1
-        self._tried = {**self._tried, phase: (*self.tried, rank)}
-        self._failures = {**self._failures, phase: failures}
+        phase, failures = self.phase, self.retries + 1
+        plan = replace(
+            self,
+            tried_by_phase={**self.tried_by_phase, phase: (*self.tried, rank)},
+            failures_by_phase={**self.failures_by_phase, phase: failures},
+        )
         if failures <= self.retry_limit:
-            if phase == "decode" and took_handoff:
-                if self.is_fixed:
-                    return False
-                self._reroute("decode_failed", "prefill")
-            return True
-        if phase != "prefill" or self.is_fixed or not self._falls_back:
-            return False
-        self._reroute("prefill_failed", "alone")
-        return True
+            if phase != "decode" or not took_handoff:
+                return plan
+            return None if self.is_fixed else _rerouted(plan, "decode_failed", "prefill")
+        if phase != "prefill" or self.is_fixed or not self.falls_back:
+            return None
+        return _rerouted(plan, "prefill_failed", "alone")
 
     def may_fail(self) -> bool:
         """Return whether the request is tried again if its worker fails now, which may have taken the handoff."""
         if self.retries < self.retry_limit:
             return self.phase != "decode" or not self.is_fixed
-        return self.phase == "prefill" and not self.is_fixed and self._falls_back
+        return self.phase == "prefill" and not self.is_fixed and self.falls_back
 
+    @property
     def may_migrate(self) -> bool:
-        """Return whether a request whose answer has begun may resume on another worker."""
+        """Whether a request whose answer has begun may resume on another worker."""
         return self.migrations < self.migration_limit
 
-    def migrated(self, rank: WorkerRank) -> None:
+    def migrated(self, rank: WorkerRank) -> "RequestPlan":
         """Resume on another rank: `rank` failed in the middle of the answer."""
-        assert self.may_migrate()
-        phase = self.phase
-        self.migrations += 1
-        self._failures = {}
-        self._tried = {phase: (rank,)}
-        self._reroute("migrated", "prefill" if phase == "decode" else phase)
+        assert self.may_migrate
+        plan = replace(
+            self,
+            migrations=self.migrations + 1,
+            failures_by_phase=_NO_FAILURES,
+            tried_by_phase={self.phase: (rank,)},
+        )
+        return _rerouted(plan, "migrated", "prefill" if self.phase == "decode" else self.phase)
 
-    def _reroute(self, why: Reroute, phase: RequestPhase) -> None:
-        self.reroutes = (*self.reroutes, why)
-        self._enter(phase)
-        if phase == "alone":  # of the same workers
-            self._tried = {"alone": self._tried.get("decode", ()), **self._tried}
 
-    def _enter(self, phase: RequestPhase) -> None:
-        self.phase = phase
-        self.is_aside = phase == "prefill" and not self.is_fixed
+def _rerouted(plan: RequestPlan, why: Reroute, phase: RequestPhase) -> RequestPlan:
+    rerouted = replace(_entered(plan, phase), reroutes=(*plan.reroutes, why))
+    if phase != "alone":
+        return rerouted
+    tried = {"alone": plan.tried_by_phase.get("decode", ()), **plan.tried_by_phase}  # of the same workers
+    return replace(rerouted, tried_by_phase=tried)
+
+
+def _entered(plan: RequestPlan, phase: RequestPhase) -> RequestPlan:
+    return replace(plan, phase=phase, is_aside=phase == "prefill" and not plan.is_fixed)

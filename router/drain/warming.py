@@ -22,7 +22,7 @@ from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import COMPLETIONS
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.plan import RequestPlan
+from router.decision.plan import first_plan
 from router.decision.verdict import Verdict
 from router.http.buffered_response import BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
@@ -76,7 +76,7 @@ class Warming:
         client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
-        Request(exchange, cache).begin()
+        Request(exchange, cache, cache).begin()
         try:
             async with asyncio.timeout(within_s):
                 await cache.over.wait()
@@ -102,18 +102,13 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
         self.fault = _GIVEN_UP
         """Why the first worker did not compute the prompt; empty if it did."""
 
-    @property
-    def records(self) -> "_Cache":
-        """The prompt's destination itself."""
-        return self
-
     async def read(self, request: FleetRequest) -> None:
         """Set the wish's body, prompt and route, and a plan with one try at each phase."""
         exchange, wish = request.exchange, self._wish
         read = await request.later(self._serving.reader.bodies.read(exchange.path, exchange.body))
         request.body, request.inbound = read
         request.prompt, request.route, request.first_route = wish.prompt, wish.route, wish.route
-        request.plan = RequestPlan(wish.route.phase, retry_limit=0, falls_back=False)
+        request.plan = first_plan(wish.route.phase, retry_limit=0, falls_back=False)
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set the route to the decode worker."""

@@ -35,11 +35,12 @@ def pool_endpoints(service: PoolService) -> Replies:
             refuse(exchange, refusals.unavailable(message, "overloaded"))
         else:
             metrics.began()
-            Request(exchange, Pools(service)).begin()
+            pools = Pools(service)
+            Request(exchange, pools, pools).begin()
 
     def explain(exchange: Exchange) -> None:
         pools = Pools(service)
-        request = Request(exchange, pools)
+        request = Request(exchange, pools, pools)
         request.explain(_explain(request, pools))
 
     posts = {"/v1/chat/completions": serve, "/v1/completions": serve, "/v1/pools/select": explain}
@@ -49,7 +50,7 @@ def pool_endpoints(service: PoolService) -> Replies:
 async def _explain(request: Request[PoolAttempt], pools: Pools) -> None:
     """Answer with the pools that the request would be sent to, and why."""
     try:
-        await request.read()
+        await pools.read(request)
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
         refuse(request.exchange, refusal_of(error, request))
     else:

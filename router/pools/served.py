@@ -25,12 +25,12 @@ prefill answer goes on to the decode pool as TensorRT-LLM's servers pass it on (
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec.structs import replace
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
-from router.decision.plan import RequestPlan
+from router.decision.plan import first_plan
 from router.http.exchange import OutboundCall
-from router.http.heads import Headers
 from router.http.refusals import Refusal
 from router.pools.attempts import PoolSequence
 from router.pools.reader import PoolQuestion, pool_question, prompt_of
@@ -50,11 +50,9 @@ _log = structlog.get_logger("pools")
 class PoolAttempt(Attempt):
     """A try at a router of a pool. `pool_phase` is the phase that its pool is for."""
 
-    __slots__ = ("pool_phase", "retry_after", "url")
-
     def __init__(self, namespace: str, url: str, pool_phase: PoolPhase) -> None:
         super().__init__(WorkerRank(namespace, 0))
-        self.url, self.pool_phase, self.retry_after = url, pool_phase, b""
+        self.url, self.pool_phase = url, pool_phase
 
     @property
     def namespace(self) -> str:
@@ -73,8 +71,7 @@ class PoolAttempt(Attempt):
             return "ok"
         return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
 
-    def _may_pass(self, headers: Headers) -> bool:
-        self.retry_after = headers.get(b"retry-after", b"")
+    def _may_pass(self) -> bool:
         if self.status >= SERVER_FAULT or self.status in REDIRECTS:
             self.reason = f"status {self.status}"
         return not self.reason
@@ -101,11 +98,6 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         self._routers: tuple[tuple[str, str], ...] = ()
         """Its namespaces and URLs, in the order of trial."""
 
-    @property
-    def records(self) -> "Pools":
-        """The pools themselves."""
-        return self
-
     # ------------------------------------------------------------------------------------------- until it is sent
 
     async def read(self, request: Request[PoolAttempt]) -> None:
@@ -126,7 +118,7 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         phase: RequestPhase = "whole" if service.config.mode == "agg" else "alone"
         if len(self._sequences) > 1:
             phase = "prefill"
-        request.plan = RequestPlan(phase, retry_limit=0, falls_back=False)
+        request.plan = first_plan(phase, retry_limit=0, falls_back=False)
         self.routed(request)
 
     def selected(self) -> dict[str, object]:
@@ -135,12 +127,11 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
 
     def routed(self, request: Request[PoolAttempt], pinned: str | None = None) -> None:  # noqa: ARG002 - no gateway
         """Find the routers of the plan's phase, where it is a new one."""
-        plan = request.plan
-        if plan.phase != self._phase:
-            self._phase, routers = plan.phase, self._service.routers
+        if request.plan.phase != self._phase:
+            self._phase, routers = request.plan.phase, self._service.routers
             order = self._sequence.order
             self._routers = tuple((pool.namespace, url) for pool in order for url in routers(pool.namespace))
-            plan.retry_limit = len(self._routers) - 1
+            request.plan = replace(request.plan, retry_limit=len(self._routers) - 1)
 
     @property
     def _sequence(self) -> PoolSequence:
@@ -174,7 +165,8 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         """Return the header lines that say which pools served the request."""
         lines, pool = b"x-request-id: %b\r\n" % self._question.request_id.encode(), attempt.namespace.encode()
         if is_aside:
-            retry = b"retry-after: %b\r\n" % attempt.retry_after if attempt.retry_after else b""
+            retry_after = attempt.headers.get(b"retry-after")
+            retry = b"retry-after: %b\r\n" % retry_after if retry_after else b""
             return b"%bx-prefill-pool: %b\r\n%b" % (lines, pool, retry)
         if request.prefilled_by is not None:
             lines = b"x-prefill-pool: %b\r\n%b" % (request.prefilled_by.worker_id.encode(), lines)

@@ -35,8 +35,8 @@ _REFUSES_US = frozenset({401, 407})
 """Such a worker answers fast: it would draw all the load, and all clients would be told that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
-_STREAM = b"text/event-stream"
 _DECODE_HEADER = DECODE_HEADER.encode()
+_NO_HEADERS: Headers = {}
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 
@@ -44,6 +44,8 @@ class Attempt(ABC):
     """One try at a request: the answer's status, and the failure, if any."""
 
     status = 0
+    headers = _NO_HEADERS
+    """Of the answer."""
     stage: UpstreamStage = "first_byte"
     """Where it failed, if it did. `reason` is empty if it did not."""
     reason = ""
@@ -91,16 +93,16 @@ class Attempt(ABC):
 
     def on_head(self, status: int, headers: Headers) -> bool:
         """The answer's head came; return whether it may be passed on."""
-        self.status = status
-        self.is_streamed = headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
-        return self._may_pass(headers)
+        self.status, self.headers = status, headers
+        self.is_streamed = headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream"
+        return status < REDIRECTS.start or self._may_pass()
 
     def on_bytes(self) -> None:  # noqa: B027 - the default
         """Bytes of the answer came."""
 
     @abstractmethod
-    def _may_pass(self, headers: Headers) -> bool:
-        """Return whether the answer with this status may be passed on; if not, `reason` says why."""
+    def _may_pass(self) -> bool:
+        """Return whether the answer, which is not 2xx, may be passed on; if not, `reason` says why."""
 
     @abstractmethod
     def refusal(self) -> Refusal:
@@ -109,8 +111,6 @@ class Attempt(ABC):
 
 class RankAttempt(Attempt):
     """A worker rank's attempt: the decision, and the lease of its work."""
-
-    _decode_ms = b""
 
     def __init__(self, verdict: Verdict, lease: Lease) -> None:
         self.rank, self.verdict, self.lease = verdict.winner, verdict, lease
@@ -143,19 +143,15 @@ class RankAttempt(Attempt):
     @property
     def decode_s(self) -> float | None:
         """Of an unstreamed answer that ended: seconds from its first token to its end; None: its worker states none."""
-        if self.is_streamed or self.later_tokens is None:
-            return None
         if self.verdict.request.phase == "prefill" and self.is_answered:  # it ends with its first token
             return 0.0
-        return decode_seconds(self._decode_ms) if self._decode_ms else None
+        decode_ms = self.headers.get(_DECODE_HEADER)
+        return decode_seconds(decode_ms) if decode_ms else None
 
-    def _may_pass(self, headers: Headers) -> bool:
+    def _may_pass(self) -> bool:
         status = self.status
-        self._decode_ms = headers.get(_DECODE_HEADER, b"")
-        if status < REDIRECTS.start:
-            return True
         if status in _BUSY:
-            retry_after = headers.get(b"retry-after", b"")
+            retry_after = self.headers.get(b"retry-after", b"")
             wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else RETRY_AFTER_DEFAULT_S
             self.retry_after_s = min(wanted_s, RETRY_AFTER_S_MAX)
         if status in _REFUSES_US:

@@ -1,29 +1,45 @@
-"""A coroutine without a task: callbacks resume it, in their own turn of the event loop.
+"""Coroutines without tasks: callbacks resume them, in their own turn of the event loop.
 
-A task would resume it in a later turn, and would cost three times as much CPU.
+A task would resume one in a later turn, and would cost three times as much CPU.
 """
 
 import asyncio
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
-class CallbackCoroutine:
-    """Runs one coroutine, which awaits `until_resumed` and `later`; a base of the class that has the coroutine."""
+class CallbackCoroutine(ABC):
+    """Runs coroutines that await `until_resumed` and `later`, one at a time; a base of the class that has them.
+
+    A coroutine may run another one, and ends then: only one of them waits.
+    """
 
     is_over = False
-    _coroutine: Coroutine[Any, Any, None] | None = None
-    _is_running = False
+    _waiting: Coroutine[Any, Any, None] | None = None
     _awaited: "asyncio.Future[Any] | None" = None
     _early: tuple[Any] | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine up to its first wait."""
-        self._coroutine = coroutine
-        self._step(None)
+    def run(self, coroutine: Coroutine[Any, Any, None], came: Any = None) -> None:  # noqa: ANN401 - what it waits for
+        """Run the coroutine up to its next wait, or its end."""
+        try:
+            coroutine.send(came)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge
+            self.on_error(error)
+            return
+        if self.is_over:
+            coroutine.close()
+        else:
+            self._waiting = coroutine
+
+    @abstractmethod
+    def on_error(self, error: Exception) -> None:
+        """The coroutine raised."""
 
     @types.coroutine
     def until_resumed(self) -> "Generator[None, Any, Any]":
@@ -39,42 +55,30 @@ class CallbackCoroutine:
         found.add_done_callback(self._done)
         del found  # its error would refer to itself
         try:
-            return cast("T", await self.until_resumed())
+            await self.until_resumed()
+            return cast("T", self._awaited.result())
         finally:
             self._awaited = None
 
     def _done(self, future: "asyncio.Future[Any]") -> None:
-        if not self.is_over and not future.cancelled():
-            error = future.exception()
-            self._step(future.result() if error is None else None, error)
+        is_cancelled = future.cancelled()
+        del future  # its error would refer to itself
+        if not is_cancelled:
+            self.resume()
 
     def resume(self, came: Any = None) -> None:  # noqa: ANN401 - what the coroutine waits for
         """Go on with the coroutine, which waits for this or is about to."""
-        if self._is_running:  # what was asked is answered at once
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self.run(waiting, came)
+        elif not self.is_over:  # what was asked is answered at once
             self._early = (came,)
-        elif not self.is_over:
-            self._step(came)
-
-    def _step(self, came: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
-        coroutine = self._coroutine
-        assert coroutine is not None
-        self._is_running = True
-        try:
-            if error is None:
-                coroutine.send(came)
-            else:
-                coroutine.throw(error)
-        except StopIteration:
-            return
-        finally:
-            self._is_running = False
-        if self.is_over:
-            coroutine.close()
 
     def stop(self) -> None:
         """Nothing more is run."""
         self.is_over = True
         if self._awaited is not None:
             self._awaited.cancel()
-        if self._coroutine is not None and not self._is_running:
-            self._coroutine.close()
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None

@@ -67,6 +67,7 @@ _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 """Event sources of agents, which read `kv_continue`; engines ignore it, and would begin the answer again."""
 _HEADER = HEADER.encode()
 _JSON = b"application/json"
+_JSON_LINE = b"content-type: application/json\r\n"
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
 
 
@@ -85,7 +86,8 @@ class Calls:
         self._streamed = CallLimits(CONNECT_S, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
         self._buffered = self._streamed._replace(first_byte_s=limits.whole_s)
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
-        self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
+        token = settings.data.worker_token.get_secret_value()
+        self._head = b"%bx-request-id: " % (f"authorization: Bearer {token}\r\n".encode() if token else b"")
 
     def call(
         self, request: Request[Any], verdict: Verdict, client: Headers, replay_buffer: StreamReplayBuffer | None
@@ -99,25 +101,25 @@ class Calls:
         """
         inbound, body, prompt, progress = request.inbound, request.body, request.prompt, request.progress
         registration, route, text = verdict.registration, verdict.request, body.text
-        phase, endpoint = route.phase, route.endpoint
-        if phase != "whole" and not is_given(inbound.disaggregated_params):
-            text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
-        kind = client.get(b"content-type", _JSON) if isinstance(inbound, PassedInbound) else _JSON
-        lines = self._worker_headers, kind, route.request_id.encode()
-        headers = b"%bcontent-type: %b\r\nx-request-id: %b\r\n" % lines
+        phase, headers = route.phase, b"%b%b\r\n" % (self._head, route.request_id.encode())
+        is_passed = isinstance(inbound, PassedInbound)
+        headers += b"content-type: %b\r\n" % client.get(b"content-type", _JSON) if is_passed else _JSON_LINE
         if not _PASSED_ON.isdisjoint(client):
             headers += _passed_on(client)
-        if registration.event_source not in _CONTINUING and (replay_buffer is not None or progress is not None):
+        if phase != "whole" and not is_given(inbound.disaggregated_params):
+            text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
+        is_kept = replay_buffer is not None or progress is not None
+        if is_kept and registration.event_source not in _CONTINUING:
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
                 return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
             replay_buffer = None  # there will be no ids in it
         if progress is not None:
             text = _continuing(text, registration, inbound, progress)
-        if replay_buffer is not None or wants_tokens(client):
+        if replay_buffer is not None or _HEADER in client:
             headers += _CONTINUABLE
         sent: Bytes | tuple[Bytes | memoryview, ...] = text
         if registration.accepts_token_ids:
-            headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
+            headers += b"x-dp-rank: %d\r\n" % verdict.winner.dp_rank
             ids = b"" if prompt is None else prompt.ids
             if ids and len(text) + 4 * len(ids) // 3 <= self._text_bytes_max:
                 sent = with_prompt_ids(text, ids)
@@ -132,8 +134,8 @@ class Calls:
             self._streamed if inbound.stream and phase != "prefill" else self._buffered,
             replay_buffer,
             phase == "decode",
-            _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX,
-            _DELTA if endpoint == "responses" else b"",
+            _EMBEDDINGS_BYTES_MAX if route.endpoint == "embeddings" else BUFFERED_BYTES_MAX,
+            _DELTA if route.endpoint == "responses" else b"",
             method=request.exchange.method,
         )
 
@@ -225,7 +227,3 @@ def _passed_on(headers: Headers) -> bytes:
     return b"".join(
         [b"%b: %b\r\n" % each for each in found if each[0] not in _TRACE_NAMES or len(each[1]) <= _TRACE_BYTES_MAX]
     )
-
-
-def _worker_headers(token: str) -> bytes:
-    return f"authorization: Bearer {token}\r\n".encode() if token else b""

@@ -48,11 +48,6 @@ class Destination(ABC, Generic[A]):
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def records(self) -> RequestRecords[A]:
-        """What gets the records of its requests."""
-
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:
         """Set the request's body, prompt, route and plan; `Request.later` awaits what takes a thread.

@@ -28,7 +28,7 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
     routing = serving.routing
 
     def explains(exchange: Exchange) -> None:
-        request = Request(exchange, serving)
+        request = Request(exchange, serving, serving.records)
         request.explain(_explain(request, serving))
 
     def passes(exchange: Exchange) -> bool:
@@ -52,13 +52,13 @@ async def _explain(request: FleetRequest, serving: Serving) -> None:
     exchange, decided = request.exchange, list[Verdict]()
     try:
         exchange.path = _asked_path(exchange)
-        await request.read()
-        decided.append(request.decided(lambda each: serving.decide(each.route)))
+        await serving.read(request)
+        decided.append(request.decided(serving.decide))
         if request.plan.is_aside:
-            request.plan.prefilled()
+            request.plan = request.plan.prefilled()
             request.prefilled_by = decided[0].winner
             serving.routed(request)
-            decided.append(request.decided(lambda each: serving.decide(each.route)))
+            decided.append(request.decided(serving.decide))
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
         serving.refuse(exchange, refusal_of(error, request))
     else:

@@ -16,7 +16,7 @@ from kv_protocol.openai.requests import decode_inbound
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.plan import RequestPlan, first_phase
+from router.decision.plan import RequestPlan, first_phase, first_plan
 from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
@@ -36,13 +36,17 @@ _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 
 
+_ONCE = first_plan("whole", retry_limit=0)
+
+
 class _ResolvedModel(NamedTuple):
     """A model's name resolved, valid until the fleet changes or a worker's fitness expires."""
 
     hashing: Hashing
     lora: str
     images: ImageRule | None
-    fleet_changes: int
+    changes: int
+    """Of the fleet, so far."""
     valid_until_s: float
     endpoints: frozenset[str]
     """All OpenAI endpoints that the model's workers state."""
@@ -66,7 +70,9 @@ class RequestReader:
         self._routing, self._prompts, self._metrics = routing, prompts, metrics
         self._tenants, self._new_id = tenants, new_id
         self._conditional = settings.disaggregation.limits()
-        self._failures, disaggregation = settings.failures, settings.disaggregation
+        failures, disaggregation = settings.failures, settings.disaggregation
+        self._whole = first_plan("whole", retry_limit=failures.retry_limit)
+        self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
         self._encodes_always = settings.tokens.always
         self._models: dict[str, _ResolvedModel] = {}
@@ -78,8 +84,8 @@ class RequestReader:
             RequestInvalid: a field or a header cannot be read.
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
-        exchange, metrics, began_s = request.exchange, self._metrics, perf_counter()
-        headers, reads_prompts = exchange.headers, self._encodes_always or self._routing.state.reads_overlap
+        exchange, metrics, routing, began_s = request.exchange, self._metrics, self._routing, perf_counter()
+        headers, reads_prompts = exchange.headers, self._encodes_always or routing.state.reads_overlap
         if request.mode == PASSED:
             read = read_passed(exchange, self.bodies)
         else:
@@ -92,16 +98,18 @@ class RequestReader:
         else:
             body, inbound = read
         if isinstance(inbound, PassedInbound):
-            inbound = completed(inbound, exchange, self._routing.state.fleet)
+            inbound = completed(inbound, exchange, routing.state.fleet)
         parsed_s = perf_counter()
         metrics.parsed(parsed_s - began_s)
         request.body, request.inbound = body, inbound
         name = request.model = inbound.model or ""
-        model, endpoint, prompt = self._model(name), inbound.endpoint, None
+        model, prompt = self._models.get(name), None
+        if model is None or model.changes != routing.state.fleet.changes or routing.clock.now() >= model.valid_until_s:
+            model = self._resolve(name)
+        endpoint, hashing = inbound.endpoint, model.hashing
         if endpoint not in model.endpoints:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
-        hashing = model.hashing
-        if endpoint in PROMPT_ENDPOINTS and reads_prompts:
+        if reads_prompts and endpoint in PROMPT_ENDPOINTS:
             made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
             if isinstance(made, Future):
                 encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
@@ -114,66 +122,70 @@ class RequestReader:
             if request.trace is not None:
                 request.trace.prompted(prompt_s)
         request.prompt = prompt
-        account = None if exchange.account is None else exchange.account.name
-        tenant = self._tenants.name(headers.get, account)
-        route = route_request(self._new_id, inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
-        if request.gateway is not None and request.gateway.allowed_workers is not None:
-            route = replace(route, allowed_workers=request.gateway.allowed_workers)
-        request.route = request.first_route = route
+        request.route = request.first_route = route_request(
+            self._new_id,
+            inbound,
+            headers,
+            hashing,
+            prompt,
+            lora=model.lora,
+            tenant=self._tenants.name(headers.get, None if exchange.account is None else exchange.account.name),
+            allowed_workers=None if request.gateway is None else request.gateway.allowed_workers,
+        )
         plan = request.plan = self._plan_of(request, model)
         if plan.phase != "whole":
-            self._place(request, plan)
-            request.route = self.route_of(request, plan)
+            request.plan = self._placed(request, plan)
+            request.route = self.route_of(request, request.plan)
 
     def _plan_of(self, request: "FleetRequest", model: _ResolvedModel) -> RequestPlan:
         """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
-        inbound, route, failures = request.inbound, request.route, self._failures
+        inbound, route = request.inbound, request.route
         is_sent_here = request.gateway is None  # else once, and to one worker
-        retry_limit = failures.retry_limit if is_sent_here else 0
+        whole, resumable = (self._whole, self._resumable) if is_sent_here else (_ONCE, _ONCE)
         if route.endpoint not in DEFAULT_ENDPOINTS:
-            return RequestPlan("whole", retry_limit=retry_limit)
+            return whole
         if inbound.names_phase:
             phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
-            return RequestPlan(phase, retry_limit=retry_limit, fixed=True)
-        is_one, phase, migrations = is_sent_here and inbound.has_one_choice, "whole", 0
-        if not model.is_aggregated:
-            now_s = self._routing.clock.now()
-            roles = self._routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
-            # for one token no KV would be fetched
-            phase = first_phase(roles, may_split=self._splits_prompts and is_one and route.max_tokens != 1)
-        if inbound.stream and is_one and route.isl_tokens <= _MIGRATED_TOKENS_MAX and not inbound.is_guided:
-            migrations = failures.migration_limit
-        return RequestPlan(phase, retry_limit=retry_limit, migration_limit=migrations)
+            return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
+        is_long = route.isl_tokens > _MIGRATED_TOKENS_MAX
+        plan = resumable if inbound.stream and inbound.has_one_choice and not (is_long or inbound.is_guided) else whole
+        if model.is_aggregated:
+            return plan
+        now_s = self._routing.clock.now()
+        roles = self._routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
+        # for one token no KV would be fetched
+        may_split = self._splits_prompts and is_sent_here and inbound.has_one_choice and route.max_tokens != 1
+        phase = first_phase(roles, may_split=may_split)
+        return first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
 
-    def _place(self, request: "FleetRequest", plan: RequestPlan) -> None:
-        """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""
-        if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
-            return
+    def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
+        """Have the decode worker compute the prompt if the configuration and the state of the fleet say so."""
+        if self._conditional.policy == "off" or not plan.is_aside:
+            return plan
         try:
             verdict = self._routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
-            return
+            return plan
         placed = placement(verdict, self._conditional)
         self._metrics.placed(placed.reason)
-        if placed.is_local:
-            plan.compute_at_decode()
+        return plan.computed_at_decode() if placed.is_local else plan
 
-    def _model(self, name: str) -> _ResolvedModel:
+    def _resolve(self, name: str) -> _ResolvedModel:
+        """Return what the present fleet says of a model."""
         fleet, now_s = self._routing.state.fleet, self._routing.clock.now()
-        known = self._models.get(name)
-        if known is not None and known.fleet_changes == fleet.changes and now_s < known.valid_until_s:
-            return known
         hashing = fleet.hashing(name, now_s)
         if hashing is None:
             self._models.pop(name, None)
             raise RequestRejected(refusals.unknown_model(name, fleet.models()))
         workers = fleet.serving(name)
-        valid_until_s = fleet.valid_until_s(workers, now_s)
-        endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
-        is_aggregated = all(worker.registration.role == "aggregated" for worker in workers)
-        images, changes = fleet.images(name, now_s), fleet.changes
         known = self._models[name] = _ResolvedModel(
-            hashing, fleet.lora_of(name), images, changes, valid_until_s, endpoints, is_aggregated
+            hashing,
+            fleet.lora_of(name),
+            fleet.images(name, now_s),
+            fleet.changes,
+            fleet.valid_until_s(workers, now_s),
+            frozenset(each for worker in workers for each in worker.registration.api_endpoints),
+            all(worker.registration.role == "aggregated" for worker in workers),
         )
         return known
 

@@ -60,22 +60,22 @@ class FleetRecords(RequestRecords[RankAttempt]):
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
         """A worker's part is over: end its lease, update the rank's breaker, poke the queue, count the answer."""
-        usage, attempts = attempt.usage, request.attempts
+        usage, later_tokens = attempt.usage, attempt.later_tokens
         attempt.lease.end(
             outcome,
             usage.cached_tokens,
             usage.output_tokens,
             came_whole=attempt.came_whole,
             is_streamed=attempt.is_streamed,
-            later_tokens=attempt.later_tokens or 0,
-            decode_s=attempt.decode_s,
+            later_tokens=later_tokens or 0,
+            decode_s=None if attempt.is_streamed or later_tokens is None else attempt.decode_s,
         )
-        if outcome != "ok" or len(attempts) > 1 or self._routing.state.breakers.is_any:  # else no breaker changes
+        if outcome != "ok" or len(request.attempts) > 1 or self._routing.state.breakers.is_any:  # else none changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
         self._admission.poke()
         if request.trace is not None:
             request.trace.attempt_over(attempt, outcome)
-        if request.is_over and attempt.later_tokens is not None and attempt.is_answered:
+        if request.is_over and later_tokens is not None and attempt.is_answered:
             self._answered(request, attempt)
 
     def _judge(self, request: "FleetRequest", attempt: RankAttempt, outcome: AttemptOutcome) -> None:

@@ -14,9 +14,9 @@
 A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
 `Destination`'s concern (`destination.py`).
 
-The life is a coroutine without a task (`callback_coroutine.py`). It is suspended where it waits: for a thread, for
-admission, for the pause before a retry, for the end of an answer. A request that waits for none of the first three is
-forwarded in the turn of the event loop in which it came.
+`_live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
+for admission. What the worker's answer brings are the calls of a handler. One of them ends the request, or runs what
+leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from router.http.usage import usage_in
 from router.prompt.chains import EncodedPrompt
 from router.request.attempt import Attempt
 from router.request.callback_coroutine import CallbackCoroutine
-from router.request.destination import Destination, Gateway
+from router.request.destination import Destination, Gateway, RequestRecords
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.request.replies import refusal_of
 from router.request.resumption import CannotResume
@@ -100,15 +100,16 @@ class Request(CallbackCoroutine, Generic[A]):
         self,
         exchange: Exchange,
         destination: Destination[A],
+        records: RequestRecords[A],
         mode: str = "",
         gateway: Gateway | None = None,
         trace: TracedRequest | None = None,
     ) -> None:
         """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
-        self.exchange, self.destination, self.records, self.mode = exchange, destination, destination.records, mode
-        self.gateway, self.trace = gateway, trace
+        self.exchange, self.destination, self.records = exchange, destination, records
+        self.mode, self.gateway, self.trace = mode, gateway, trace
 
-    # ------------------------------------------------------------------------------------------- the life
+    # ------------------------------------------------------------------------------------------- to a worker
 
     def begin(self) -> None:
         """Read and serve the client's request."""
@@ -123,72 +124,58 @@ class Request(CallbackCoroutine, Generic[A]):
             self.run(explained)
 
     async def _live(self) -> None:
-        """Serve the request.
-
-        It is resumed from admission with a `Refusal`, or None; from a call with None, the worker failed; with bytes, a
-        prefill worker's answer; `Progress`, a stream that was cut off; or text, the worker to which a gateway sent it.
-        """
         destination = self.destination
-        try:
-            await self.read()
-            if not destination.admits(self):
-                destination.waited(self, await self.until_resumed())
-            while not self.is_over:
-                attempt = self.attempt = self.decided(destination.choose)
-                try:
-                    self._send(attempt)
-                except CannotResume as error:
-                    await self._pass_over(attempt, elsewhere=error.elsewhere)
-                    continue
-                came = await self.until_resumed()
-                if isinstance(came, Progress):
-                    await self._migrate(attempt, came)
-                elif isinstance(came, str):  # the worker that a gateway's answer is of
-                    self._settle("failed")
-                    destination.routed(self, came)
-                elif came is None or not self._collected(attempt, came):
-                    await self._retry(attempt)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            self._refuse(refusal_of(error, self))
-
-    async def read(self) -> None:
-        """Parse the body, make the prompt, and plan the phases; raise what `Destination` raises."""
-        await self.destination.read(self)
+        await destination.read(self)
         self.is_read = True
+        if not destination.admits(self):
+            destination.waited(self, await self.until_resumed())
+        await self._send()
+
+    def on_error(self, error: Exception) -> None:
+        """Whatever went wrong, the client gets an answer."""
+        self._refuse(refusal_of(error, self))
+
+    async def _send(self) -> None:
+        """Choose a worker and send it the request: the handler's methods follow, perhaps before this returns."""
+        destination = self.destination
+        while not self.is_over:
+            attempt = self.attempt = self.decided(destination.choose)
+            plan = self.plan
+            keeps_events = self._is_resumed or (plan.migration_limit > plan.migrations and not plan.is_aside)
+            self.replay_buffer = destination.replay_buffer(self) if keeps_events else None
+            try:
+                call = destination.call(self, attempt)
+            except CannotResume as error:
+                await self._pass_over(attempt, elsewhere=error.elsewhere)
+                continue
+            if plan.is_aside:
+                aside = self._aside = BufferedResponse(self.exchange.outward)
+                aside.ask(call, self)
+            else:
+                self.exchange.forward(call, self)
+            return
 
     def decided(self, decide: "Callable[[Request[A]], T]") -> T:
         """Return what `decide` does for the plan's phase, or for another one where no worker is eligible for it."""
-        plan, destination = self.plan, self.destination
         while True:
             try:
                 return decide(self)
             except RequestRejected as error:
                 if error.exclusions is not None:
-                    if plan.no_candidate():
-                        destination.routed(self)
+                    plan = self.plan.no_candidate()
+                    if plan is not None:
+                        self.plan = plan
+                        self.destination.routed(self)
                         continue
                     self.records.unserved(self, error.exclusions)
                 if self._failed is not None:
                     raise RequestRejected(self._failed.refusal()) from error
                 raise
 
-    def _send(self, attempt: A) -> None:
-        """Send the request to the chosen worker; the methods for its answer are called, `resume` the last."""
-        plan = self.plan
-        keeps_events = self._is_resumed or (plan.may_migrate() and not plan.is_aside)
-        self.replay_buffer = self.destination.replay_buffer(self) if keeps_events else None
-        call = self.destination.call(self, attempt)
-        if plan.is_aside:
-            aside = self._aside = BufferedResponse(self.exchange.outward)
-            aside.ask(call, self)
-        else:
-            self.exchange.forward(call, self)
+    # ------------------------------------------------------------------------------------------- to another one
 
-    def _collected(self, attempt: A, body: bytes) -> bool:
-        """A prefill worker has answered, with the decode worker's parameters or with the complete answer.
-
-        Return whether the answer can be used.
-        """
+    async def _go_on_from_prefill(self, attempt: A, body: bytes) -> None:
+        """A prefill worker has answered, with the decode worker's parameters or with the complete answer."""
         limit_tokens = self.inbound.limit_tokens
         if limit_tokens is not None and self.progress is not None:
             limit_tokens -= self.progress.token_count
@@ -198,7 +185,8 @@ class Request(CallbackCoroutine, Generic[A]):
                 answer = prefill_answer(body, limit_tokens=limit_tokens)
             except AnswerUnusable as error:
                 attempt.fail("body", str(error))
-                return False
+                await self._retry(attempt)
+                return
         attempt.usage, attempt.later_tokens = usage_in(body[-_USAGE_BYTES:]), 0
         if answer.is_final:
             events = b""
@@ -206,42 +194,53 @@ class Request(CallbackCoroutine, Generic[A]):
                 events = as_events(answer.body, include_usage=self.inbound.include_usage)
             self.end(attempt.end_outcome)
             self._reply(attempt, answer.body, events)
-            return True
-        self._settle(attempt.end_outcome)
+            return
+        self._settle(attempt, attempt.end_outcome)
         self.handoff, self.prefilled_by = answer, attempt.rank
-        self.plan.prefilled()
+        self.plan = self.plan.prefilled()
         self.destination.routed(self)
-        return True
+        await self._send()
 
     async def _retry(self, attempt: A) -> None:
         """The worker failed before its answer: another is tried, if the plan has one."""
-        plan, self._failed = self.plan, attempt
-        self._settle("failed")
-        if not plan.failed(attempt.rank, took_handoff=attempt.took_handoff):
+        self._failed = attempt
+        self._settle(attempt, "failed")
+        plan = self.plan.failed(attempt.rank, took_handoff=attempt.took_handoff)
+        if plan is None:
             raise RequestRejected(attempt.refusal())
-        attempt.is_retried = True
+        self.plan, attempt.is_retried = plan, True
         await self._pause(max(1, plan.retries))
+        await self._send()
 
     async def _migrate(self, attempt: A, progress: Progress) -> None:
         """The worker failed in the midst of its stream: another one continues it."""
-        plan = self.plan
         self.progress, self._failed = progress, attempt
-        self._settle("failed")
-        plan.migrated(attempt.rank)
+        self._settle(attempt, "failed")
+        plan = self.plan.migrated(attempt.rank)
         if plan.phase == "prefill" and self.inbound.limit_tokens == progress.token_count + 1:
-            plan.compute_at_decode()  # as for requests for one token
+            plan = plan.computed_at_decode()  # as for requests for one token
+        self.plan = plan
         await self._pause(1)
+        await self._send()
+
+    async def _move(self, attempt: A, worker_id: str) -> None:
+        """A gateway's answer is of another worker than the chosen one: book the work there."""
+        self._settle(attempt, "failed")
+        self.destination.routed(self, worker_id)
+        await self._send()
 
     async def _pass_over(self, attempt: A, *, elsewhere: bool) -> None:
         """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another may."""
-        plan, failed = self.plan, self._failed
+        failed = self._failed
         assert failed is not None
         attempt.stage = "local"
-        self._settle("cancelled")
-        if elsewhere and plan.failed(attempt.rank, took_handoff=False):
-            await self._pause(max(1, plan.retries))
-        else:
+        self._settle(attempt, "cancelled")
+        plan = self.plan.failed(attempt.rank, took_handoff=False) if elsewhere else None
+        if plan is None:
             self._refuse(failed.refusal(), "no_worker" if elsewhere else "no_seam")
+        else:
+            self.plan = plan
+            await self._pause(max(1, plan.retries))
 
     async def _pause(self, retry: int) -> None:
         self.destination.routed(self)
@@ -259,12 +258,12 @@ class Request(CallbackCoroutine, Generic[A]):
         self.stop()
         attempt = self.attempt
         if attempt is not None:
-            self._settle(outcome if attempt.later_tokens is not None or outcome == "cancelled" else "failed")
+            is_complete = attempt.later_tokens is not None or outcome == "cancelled"
+            self._settle(attempt, outcome if is_complete else "failed")
         self.records.ended(self, outcome, refusal)
 
-    def _settle(self, outcome: OutcomeName) -> None:
-        attempt, self.attempt = self.attempt, None
-        assert attempt is not None
+    def _settle(self, attempt: A, outcome: OutcomeName) -> None:
+        self.attempt = None
         self.attempts = (*self.attempts, attempt)
         self.records.settle(self, attempt, outcome)
 
@@ -327,7 +326,7 @@ class Request(CallbackCoroutine, Generic[A]):
     def on_dropped(self) -> None:
         """The unwanted answer is dropped."""
         if self.attempt is not None:
-            self.resume()
+            self.run(self._retry(self.attempt))
 
     def on_first_byte(self) -> None:
         """The answer has begun."""
@@ -348,7 +347,7 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         if self.plan.is_aside:
             assert self._aside is not None
-            self.resume(self._aside.body)
+            self.run(self._go_on_from_prefill(attempt, self._aside.body))
             return
         if buffer is not None:
             later_events = buffer.later_tokens or later_events
@@ -376,7 +375,7 @@ class Request(CallbackCoroutine, Generic[A]):
                 self.stream_loss = "not_resumable"
             self.end("failed")
         else:
-            self.resume()
+            self.run(self._retry(attempt))
 
     def lost(self, quiet_s: float, begun: bool) -> str:  # noqa: FBT001 - a callback's fact
         """Return why the worker's answer is not awaited: it is silent or left, and another one can serve the request.
@@ -389,7 +388,7 @@ class Request(CallbackCoroutine, Generic[A]):
         reason = self.destination.lost(attempt, quiet_s, begun=begun)
         if not reason:
             return ""
-        may_move = plan.may_migrate() if begun and attempt.has_begun else plan.may_fail()
+        may_move = plan.may_migrate if begun and attempt.has_begun else plan.may_fail()
         if not may_move or (begun and self._progress_of(attempt) is None):
             self._stays = attempt
             return ""
@@ -407,10 +406,10 @@ class Request(CallbackCoroutine, Generic[A]):
             self.end("ok")
             prompt_tokens = self.route.known_tokens if inbound.include_usage else None
             return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)
-        if attempt.has_begun and not self.plan.may_migrate():
+        if attempt.has_begun and not self.plan.may_migrate:
             return None
         self._is_resumed = True
-        self.resume(progress if attempt.has_begun else None)
+        self.run(self._migrate(attempt, progress) if attempt.has_begun else self._retry(attempt))
         return b""
 
     def _progress_of(self, attempt: A) -> Progress | None:
@@ -434,5 +433,5 @@ class Request(CallbackCoroutine, Generic[A]):
         if attempt is None or worker_id == attempt.rank.worker_id:
             return False
         attempt.fail("connect", "the gateway sent the request to another endpoint")
-        self.resume(worker_id)
+        self.run(self._move(attempt, worker_id))
         return True

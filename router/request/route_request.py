@@ -51,29 +51,27 @@ def route_request(
     *,
     lora: str = "",
     tenant: str = "",
+    allowed_workers: frozenset[str] | None = None,
 ) -> RouteRequest:
     """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
 
     `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
     """
-    decision_id = new_id()
-    request_id = _name(headers, b"x-request-id") or new_id()
-    isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
     plain = RouteRequest(
-        decision_id=decision_id,
-        request_id=request_id,
+        decision_id=new_id(),
+        request_id=(b"x-request-id" in headers and _name(headers, b"x-request-id")) or new_id(),
         model=inbound.model,
-        isl_tokens=isl_tokens,
+        isl_tokens=0 if prompt is None else prompt.token_count,
         block_size=hashing.block_size,
         hash_scheme=hashing.scheme,
-        sequence_hashes=sequence_hashes,
+        sequence_hashes=b"" if prompt is None else prompt.sequence_hashes,
         max_tokens=inbound.limit_tokens or 0,
         lora=lora,
         tenant=tenant,
         endpoint=inbound.endpoint,
+        allowed_workers=allowed_workers,
     )
-    has_wishes = inbound.nvext or inbound.extra_args or inbound.priority is not None
-    if not has_wishes and _CONSTRAINTS.isdisjoint(headers):
+    if (inbound.nvext or inbound.extra_args or inbound.priority) is None and _CONSTRAINTS.isdisjoint(headers):
         return plain
     return replace(plain, **_wishes(inbound, headers))
 

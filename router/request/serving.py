@@ -76,7 +76,7 @@ class Serving(Destination[RankAttempt]):
         """
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
-        self._records = FleetRecords(routing, admission, metrics, self.request_log)
+        self.records = FleetRecords(routing, admission, metrics, self.request_log)
         self.reader = RequestReader(routing, prompts, metrics, tenants, settings, new_id)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
@@ -89,19 +89,20 @@ class Serving(Destination[RankAttempt]):
 
         `mode` is that of its metrics, that in force without it.
         """
-        if self.metrics.inflight >= self._inflight_max:
-            self.metrics.rejected("inflight_requests_max")
+        metrics, account = self.metrics, exchange.account
+        if metrics.inflight >= self._inflight_max:
+            metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
             return None
-        account = exchange.account
         if account is not None and (refusal := account.refusal(self.routing.clock.now())) is not None:
-            self.metrics.rejected(refusal.param or "")
+            metrics.rejected(refusal.param or "")
             self.refuse(exchange, refusal)
             return None
-        self.metrics.inflight += 1
+        metrics.inflight += 1
         trace = None if self._tracer is None else self._tracer.begin(exchange.headers, exchange.began_s)
-        request: FleetRequest = Request(exchange, self, mode or self.routing.policy.mode, gateway, trace)
+        mode = mode or self.routing.state.policy.mode
+        request: FleetRequest = Request(exchange, self, self.records, mode, gateway, trace)
         request.begin()
         return request
 
@@ -111,11 +112,6 @@ class Serving(Destination[RankAttempt]):
         refuse(exchange, refusal)
 
     # ------------------------------------------------------------------------------------------- reading, admission
-
-    @property
-    def records(self) -> FleetRecords:
-        """The records of all requests to workers."""
-        return self._records
 
     def read(self, request: FleetRequest) -> Coroutine[Any, Any, None]:
         """Set the request's body, prompt, route and plan."""
@@ -147,9 +143,9 @@ class Serving(Destination[RankAttempt]):
         if pinned is not None:
             request.route = replace(request.route, pinned_worker=pinned)
 
-    def decide(self, route: RouteRequest) -> Verdict:
-        """Return the decision; raise `RequestRejected`."""
-        routing = self.routing
+    def decide(self, request: FleetRequest) -> Verdict:
+        """Return the decision for the present phase; raise `RequestRejected`."""
+        routing, route = self.routing, request.route
         try:
             verdict = routing.decide(route)
         except WorkerNotNamed as error:
@@ -163,23 +159,25 @@ class Serving(Destination[RankAttempt]):
 
     def choose(self, request: FleetRequest) -> RankAttempt:
         """Decide for the present phase, and book the work at the winner; raise `RequestRejected`."""
-        trace, inbound, prompt = request.trace, request.inbound, request.prompt
+        trace = request.trace
         if trace is not None:
             trace.deciding()
         try:
-            verdict = self.decide(request.route)
+            verdict = self.decide(request)
         except RequestRejected as error:
             if trace is not None:
                 trace.decided(None, error.refusal.code or error.refusal.kind)
             raise
+        prompt = request.prompt
         if prompt is not None and not request.attempts:
-            route = request.first_route
+            route = request.route
             if self._kept is not None:
                 self._kept.keep(route.request_id, prompt.ids, prompt.sequence_hashes)
             if self._recent is not None:
-                self._recent.add(RecentPrompt(route.model, route.lora, inbound.salt, prompt, verdict.now_s))
-        if self._chat_sent is not None and isinstance(inbound, ChatInbound):
-            self._chat_sent(inbound, verdict.winner.worker_id)
+                salt = request.inbound.salt
+                self._recent.add(RecentPrompt(route.model, route.lora, salt, prompt, verdict.now_s))
+        if self._chat_sent is not None and isinstance(request.inbound, ChatInbound):
+            self._chat_sent(request.inbound, verdict.winner.worker_id)
         attempt = RankAttempt(verdict, self.routing.take(verdict))
         if trace is not None:
             trace.decided(verdict)
@@ -257,7 +255,7 @@ class Serving(Destination[RankAttempt]):
         if request.trace is not None:
             headers = request.trace.beside(headers)
         try:
-            return self._calls.call(request, self.decide(request.route), headers, None)
+            return self._calls.call(request, self.decide(request), headers, None)
         except (RequestRejected, CannotResume):
             return None
 
@@ -268,21 +266,22 @@ class Serving(Destination[RankAttempt]):
 
     def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:
         """Return the answer's header lines that say how the request was routed."""
-        route, verdict, prompt, rank = attempt.verdict.request, attempt.verdict, request.prompt, attempt.rank
+        verdict, rank = attempt.verdict, attempt.rank
         lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
-            route.request_id.encode(),
-            route.decision_id.encode(),
+            verdict.request.request_id.encode(),
+            verdict.request.decision_id.encode(),
             self._rank_lines.get(rank) or self._lines_of(rank),
             verdict.overlap_blocks,
         )
+        prompt, prefilled_by = request.prompt, request.prefilled_by
         if prompt is not None and prompt.unrendered:
             lines += f"x-kv-unrendered: {prompt.unrendered}\r\n".encode()
-        if ignored := request.inbound.ineffective:
+        if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
             lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
         if attempt.reason:
             lines += f"x-kv-failure: {rank}: {attempt.reason}; no other worker is left\r\n".encode()
-        if not is_aside and request.prefilled_by is not None:
-            lines += b"x-prefill-instance-id: %b\r\n" % request.prefilled_by.worker_id.encode()
+        if prefilled_by is not None and not is_aside:
+            lines += b"x-prefill-instance-id: %b\r\n" % prefilled_by.worker_id.encode()
         return lines
 
     def _lines_of(self, rank: WorkerRank) -> bytes:

@@ -27,13 +27,13 @@ def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: Wor
 
 
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    migrate = inside(Request, "_migrate")
+    send = inside(Request, "_send")
 
-    async def forgetful(request: Request[Any], *cut: Any) -> None:
-        await migrate(request, *cut)
+    async def forgetful(request: Request[Any]) -> None:
         request.progress = None
+        await send(request)
 
-    plant(Request, "_migrate", forgetful, monkeypatch)
+    plant(Request, "_send", forgetful, monkeypatch)
 
 
 @pytest.mark.planted

@@ -12,7 +12,7 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.requests import decode_inbound
-from router.decision.plan import RequestPlan
+from router.decision.plan import first_plan
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.heads import Headers
@@ -40,8 +40,7 @@ class Try(Attempt):
     def is_engine_error(self) -> bool:
         return False
 
-    def _may_pass(self, headers: Headers) -> bool:
-        del headers
+    def _may_pass(self) -> bool:
         self.reason = f"status {self.status}" if self.status >= 500 else ""
         return not self.reason
 
@@ -62,10 +61,10 @@ class Life(Destination[Try], RequestRecords[Try]):
         self.facts: list[str] = []
         self.written = b""
         self._chosen, self._waits, self._fails = list(chosen), waits, fails
-        self._plan = RequestPlan(phase, retry_limit=retries, migration_limit=migrations)
+        self._plan = first_plan(phase, retry_limit=retries, migration_limit=migrations)
         data = json.dumps({"model": "m", "prompt": "hello"} | body).encode()
         self.exchange = Exchange(self, "POST", COMPLETIONS, "", {}, data, 0.0)
-        self.request = Request(self.exchange, self)
+        self.request = Request(self.exchange, self, self)
         self.request.begin()
 
     def taken(self) -> list[str]:
@@ -74,10 +73,6 @@ class Life(Destination[Try], RequestRecords[Try]):
         return facts
 
     # ------------------------------------------------------------------------------------------- as a destination
-
-    @property
-    def records(self) -> "Life":
-        return self
 
     async def read(self, request: Request[Try]) -> None:
         request.body = Body(request.exchange.body)
@@ -105,7 +100,7 @@ class Life(Destination[Try], RequestRecords[Try]):
     def call(self, request: Request[Try], attempt: Try) -> OutboundCall:
         state = f" behind {request.progress.token_count}" if request.progress is not None else ""
         state += f" with {request.handoff.params.decode()}" if request.handoff is not None else ""
-        self.facts.append(f"{self._plan.phase} at {attempt.rank.worker_id}{state}")
+        self.facts.append(f"{request.plan.phase} at {attempt.rank.worker_id}{state}")
         return OutboundCall("http://w", COMPLETIONS, b"", b"", CallLimits(1.0, 1.0, 1.0, 1.0))
 
     def fetching_call(self, request: Request[Try]) -> OutboundCall | None:
