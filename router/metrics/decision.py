@@ -48,7 +48,7 @@ class DecisionMetrics:
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
-        """The distributions that `RequestMetrics.parsed` settles."""
+        """The distributions that `RequestMetrics.end` settles."""
         return tuple(self._stages.values())
 
     def chosen(self, match_s: float, choose_s: float) -> None:

@@ -61,7 +61,9 @@ class RequestMetrics:
         self._decisions = DecisionMetrics(routing, modes)
         self._workers = WorkerMetrics(self._fleet)
         self.tokenized, self.hashed = self._decisions.tokenized, self._decisions.hashed
-        self._parse, self._parsed = self._decisions.parse, 0
+        self.parsed = self._decisions.parse.observe
+        """Record the seconds that reading a request took."""
+        self._ended = 0
         self.chosen = self._decisions.chosen
         self.fallback = self._decisions.fallback
         self.rerouted = self._decisions.rerouted
@@ -70,17 +72,10 @@ class RequestMetrics:
         self.worker_failed = self._workers.worker_failed
         Projection(registry, self.families)
 
-    def parsed(self, seconds: float) -> None:
-        """A request was read in this time. Every request begins so: pending observations are settled here."""
-        self._parse.observe(seconds)
-        self._parsed += 1
-        if self._parsed % _WAITING_MAX == 0:
-            for each in self._distributions():
-                each.settle()
-
     def arrived(self) -> tuple[int, list[int]]:
         """Return how many requests were read, and how many first tokens came, by bucket of `ttft_bounds_s`."""
-        return self._parsed, [sum(each) for each in zip(*(seen.counts for seen in self._ttft.values()), strict=True)]
+        first_tokens = zip(*(seen.counts for seen in self._ttft.values()), strict=True)
+        return sum(self._decisions.parse.counts), [sum(each) for each in first_tokens]
 
     def _distributions(self) -> Iterator[Distribution]:
         for by_mode in (self._duration, self._ttft, self._itl, self._ttft_of_model):
@@ -90,8 +85,12 @@ class RequestMetrics:
         yield from self._workers.distributions
 
     def end(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
-        """A request ended; an unknown model is counted as `unknown`."""
+        """A request ended; an unknown model is counted as `unknown`. Pending observations are settled now and then."""
         self.inflight -= 1
+        self._ended += 1
+        if not self._ended % _WAITING_MAX:
+            for each in self._distributions():
+                each.settle()
         self._duration[mode].observe(duration_s)
         count = self._requests.get((model, mode, outcome)) or self._counted(model, mode, outcome)
         count.value += 1

@@ -60,20 +60,16 @@ class PoolAttempt(Attempt):
         return self.rank.worker_id
 
     @property
-    def is_answered(self) -> bool:
-        """Whether the router answered with 2xx."""
-        return self.status < REDIRECTS.start
-
-    @property
     def end_outcome(self) -> OutcomeName:
         """The outcome of an answer that was passed on completely, judged by the status."""
         if self.is_answered:
             return "ok"
         return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
 
-    def _may_pass(self) -> bool:
-        if self.status >= SERVER_FAULT or self.status in REDIRECTS:
-            self.reason = f"status {self.status}"
+    def _may_pass(self, status: int) -> bool:
+        self.is_answered = False
+        if status >= SERVER_FAULT or status in REDIRECTS:
+            self.reason = f"status {status}"
         return not self.reason
 
     def refusal(self) -> Refusal:

@@ -52,6 +52,8 @@ class Attempt(ABC):
     retry_after_s: float | None = None
     is_retried = False
     """Whether it failed before its answer, and another worker was asked for."""
+    is_answered = True
+    """Whether the status is no error; also before the head came."""
     has_begun = False
     """Whether a byte of the answer's body came, before its end."""
     is_streamed = False
@@ -64,11 +66,6 @@ class Attempt(ABC):
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the status is no error; also before the head came."""
-        return self.status < CLIENT_FAULT
 
     @property
     def is_engine_error(self) -> bool:
@@ -95,14 +92,14 @@ class Attempt(ABC):
         """The answer's head came; return whether it may be passed on."""
         self.status, self.headers = status, headers
         self.is_streamed = headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream"
-        return status < REDIRECTS.start or self._may_pass()
+        return status < REDIRECTS.start or self._may_pass(status)
 
     def on_bytes(self) -> None:  # noqa: B027 - the default
         """Bytes of the answer came."""
 
     @abstractmethod
-    def _may_pass(self) -> bool:
-        """Return whether the answer, which is not 2xx, may be passed on; if not, `reason` says why."""
+    def _may_pass(self, status: int) -> bool:
+        """Judge a status that is not 2xx; return whether the answer may be passed on; if not, `reason` says why."""
 
     @abstractmethod
     def refusal(self) -> Refusal:
@@ -148,8 +145,8 @@ class RankAttempt(Attempt):
         decode_ms = self.headers.get(_DECODE_HEADER)
         return decode_seconds(decode_ms) if decode_ms else None
 
-    def _may_pass(self) -> bool:
-        status = self.status
+    def _may_pass(self, status: int) -> bool:
+        self.is_answered = status < CLIENT_FAULT
         if status in _BUSY:
             retry_after = self.headers.get(b"retry-after", b"")
             wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else RETRY_AFTER_DEFAULT_S

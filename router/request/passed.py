@@ -19,7 +19,7 @@ from router.http.exchange import Exchange
 from router.request.bodies import BodyParser, ReadBody
 
 if TYPE_CHECKING:
-    import asyncio
+    from router.request.serving import FleetRequest
 
 METHODS = ("GET", "POST")
 MODE = "other"
@@ -34,15 +34,18 @@ def is_passed(path: str, allowed: Sequence[str]) -> bool:
     return path not in CLOSED_PATHS and any(each.endswith("/") and path.startswith(each) for each in allowed)
 
 
-def read_passed(exchange: Exchange, bodies: BodyParser) -> "ReadBody | asyncio.Future[ReadBody]":
-    """Return the body of such a request, parsed if it is JSON, now or later; raise `RequestInvalid`."""
-    path, body = exchange.path, exchange.body
-    if body[:_BEGINNING].lstrip()[:1] == b"{":
-        return bodies.read(path, body, decode_passed)
-    return Body(body), passed_form(path, body)
+async def read_passed(request: "FleetRequest", bodies: BodyParser, fleet: Fleet) -> ReadBody:
+    """Return the body of such a request, parsed if it is JSON; raise `RequestInvalid`."""
+    exchange = request.exchange
+    path, data = exchange.path, exchange.body
+    if data[:_BEGINNING].lstrip()[:1] != b"{":
+        return Body(data), _completed(passed_form(path, data), exchange, fleet)
+    body, inbound = await request.later(bodies.read(path, data, decode_passed))
+    assert isinstance(inbound, PassedInbound)
+    return body, _completed(inbound, exchange, fleet)
 
 
-def completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:
+def _completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:
     """Return the request with its query and a model: if it names none, that of the workers that state the path.
 
     Raises:

@@ -1,17 +1,16 @@
 """Reads requests: body, prompt, routing fields, and the phases in which the present fleet serves them."""
 
-from asyncio import Future
 from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from kv_protocol.body_limits import SCANNED_BYTES, Body
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
-from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.requests import decode_inbound
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
@@ -21,15 +20,15 @@ from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
 from router.metrics.request import RequestMetrics
+from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from router.queue.tenants import TenantNames
-from router.request.bodies import BodyParser, ReadBody
+from router.request.bodies import BodyParser
 from router.request.passed import MODE as PASSED
-from router.request.passed import completed, read_passed
+from router.request.passed import read_passed
 from router.request.route_request import route_request
 
 if TYPE_CHECKING:
-    from router.prompt.chains import EncodedPrompt
     from router.request.serving import FleetRequest
 
 _MIGRATED_TOKENS_MAX = 1 << 20
@@ -85,20 +84,15 @@ class RequestReader:
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
         exchange, metrics, routing, began_s = request.exchange, self._metrics, self._routing, perf_counter()
-        headers, reads_prompts = exchange.headers, self._encodes_always or routing.state.reads_overlap
+        headers, data = exchange.headers, exchange.body
+        reads_prompts = self._encodes_always or routing.state.reads_overlap
+        decode = self._prompts.decode if reads_prompts else decode_inbound
         if request.mode == PASSED:
-            read = read_passed(exchange, self.bodies)
+            body, inbound = await read_passed(request, self.bodies, routing.state.fleet)
+        elif len(data) <= SCANNED_BYTES:
+            body, inbound = Body(data), decode(exchange.path, data)
         else:
-            decode = self._prompts.decode if reads_prompts else decode_inbound
-            read = self.bodies.read(exchange.path, exchange.body, decode)
-        if isinstance(read, Future):
-            reading: Coroutine[Any, Any, ReadBody] = request.later(read)
-            del read  # its error would refer to itself
-            body, inbound = await reading
-        else:
-            body, inbound = read
-        if isinstance(inbound, PassedInbound):
-            inbound = completed(inbound, exchange, routing.state.fleet)
+            body, inbound = await request.later(self.bodies.read(exchange.path, data, decode))
         parsed_s = perf_counter()
         metrics.parsed(parsed_s - began_s)
         request.body, request.inbound = body, inbound
@@ -111,12 +105,12 @@ class RequestReader:
             raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
         if reads_prompts and endpoint in PROMPT_ENDPOINTS:
             made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
-            if isinstance(made, Future):
-                encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
-                del made
-                prompt = await encoding
-            else:
+            if isinstance(made, EncodedPrompt):
                 prompt = made
+            else:
+                encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
+                del made  # its error would refer to itself
+                prompt = await encoding
             hashing, prompt_s = prompt.hashing, perf_counter() - parsed_s
             metrics.tokenized(prompt_s)
             if request.trace is not None:

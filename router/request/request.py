@@ -255,8 +255,9 @@ class Request(CallbackCoroutine, Generic[A]):
         """The request is over: settle its attempt and itself; nothing follows. Further calls do nothing."""
         if self.is_over:
             return
-        self.stop()
-        attempt = self.attempt
+        self.is_over, attempt = True, self.attempt
+        if self._waiting is not None:
+            self.stop()
         if attempt is not None:
             is_complete = attempt.later_tokens is not None or outcome == "cancelled"
             self._settle(attempt, outcome if is_complete else "failed")

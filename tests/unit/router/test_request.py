@@ -40,8 +40,9 @@ class Try(Attempt):
     def is_engine_error(self) -> bool:
         return False
 
-    def _may_pass(self) -> bool:
-        self.reason = f"status {self.status}" if self.status >= 500 else ""
+    def _may_pass(self, status: int) -> bool:
+        self.is_answered = status < 400
+        self.reason = f"status {status}" if status >= 500 else ""
         return not self.reason
 
     def refusal(self) -> Refusal:
