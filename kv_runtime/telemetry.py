@@ -298,15 +298,6 @@ class Distribution:
         return self._total
 
 
-class Count:
-    """A count."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
 class Mean:
     """The number of observations and their sum: for metrics that need only the mean."""
 

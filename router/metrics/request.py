@@ -10,7 +10,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry
 
-from kv_runtime.telemetry import Count, Distribution, Family, Projection, by_name, counter, gauge, histogram
+from kv_runtime.telemetry import Distribution, Family, Projection, by_name, counter, gauge, histogram
 from router.decision.plan import STREAM_LOSSES, StreamLoss
 from router.decision.policies import MODES
 from router.decision.routing import Routing
@@ -50,7 +50,7 @@ class RequestMetrics:
         self._modes = modes
         self.inflight = 0
         """Requests that are being served."""
-        self._requests: dict[tuple[str, str, str], Count] = {}
+        self._requests = Counter[tuple[str, str, str]]()
         self._duration, self._ttft, self._itl = _ByMode(modes), _ByMode(modes), _ByMode(modes)
         self._ttft_of_model = {UNKNOWN_MODEL: Distribution(_SECONDS)}
         self._input, self._output = Distribution(_TOKENS), Distribution(_TOKENS)
@@ -92,8 +92,10 @@ class RequestMetrics:
             for each in self._distributions():
                 each.settle()
         self._duration[mode].observe(duration_s)
-        count = self._requests.get((model, mode, outcome)) or self._counted(model, mode, outcome)
-        count.value += 1
+        key = model, mode, outcome
+        if key not in self._requests:
+            key = self._known(model), mode, outcome
+        self._requests[key] += 1
 
     def rejected(self, reason: str) -> None:
         """A request was refused for load."""
@@ -139,25 +141,20 @@ class RequestMetrics:
     def _ttft_of(self, model: str) -> Distribution:
         return self._ttft_of_model.setdefault(self._known(model), Distribution(_SECONDS))
 
-    def _counted(self, model: str, mode: str, outcome: str) -> Count:
-        return self._requests.setdefault((self._known(model), mode, outcome), Count())
-
     def _known(self, model: str) -> str:
         return model if model in self._fleet.models() else UNKNOWN_MODEL
 
     def _follow_the_fleet(self) -> None:
         """Keep counters for exactly the models that are served."""
         models = (*self._fleet.models(), UNKNOWN_MODEL)
-        self._requests = {at: count for at, count in self._requests.items() if at[0] in models}
-        for at in product(models, self._modes, OUTCOMES):
-            self._requests.setdefault(at, Count())
+        served = {at: count for at, count in self._requests.items() if at[0] in models}
+        self._requests = Counter(dict.fromkeys(product(models, self._modes, OUTCOMES), 0) | served)
         self._ttft_of_model = {model: self._ttft_of(model) for model in models}
 
     def families(self) -> Iterator[Family]:
         """Yield all counters."""
         self._follow_the_fleet()
-        requests = [(at, count.value) for at, count in self._requests.items()]
-        yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)
+        yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), self._requests.items())
         yield gauge("inflight_requests", "Requests being served", rows=[((), self.inflight)])
         for name, meaning, by_mode in (
             ("request_duration_seconds", "Time from a request's head to the last byte of its answer", self._duration),

@@ -14,6 +14,7 @@ from kv_protocol.openai.requests import RequestInvalid
 from router.decision.report_text import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
+from router.http.refusals import RequestRejected
 from router.request.passed import METHODS, is_passed
 from router.request.passed import MODE as PASSED
 from router.request.replies import Endpoint, Replies, answer, refusal_of
@@ -53,16 +54,26 @@ async def _explain(request: FleetRequest, serving: Serving) -> None:
     try:
         exchange.path = _asked_path(exchange)
         await serving.read(request)
-        decided.append(request.decided(serving.decide))
+        request.is_read = True
+        decided.append(_decided(request, serving))
         if request.plan.is_aside:
             request.plan = request.plan.prefilled()
             request.prefilled_by = decided[0].winner
             serving.routed(request)
-            decided.append(request.decided(serving.decide))
+            decided.append(_decided(request, serving))
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
         serving.refuse(exchange, refusal_of(error, request))
     else:
         answer(exchange, _summary(decided[0]) | ({"decode": _summary(decided[1])} if decided[1:] else {}))
+
+
+def _decided(request: FleetRequest, serving: Serving) -> Verdict:
+    while True:
+        try:
+            return serving.decide(request)
+        except RequestRejected as error:
+            if not request.enters_other_phase(error):
+                raise
 
 
 def _asked_path(exchange: Exchange) -> str:

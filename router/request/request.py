@@ -20,7 +20,7 @@ leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kv_protocol.body_limits import Body
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 _USAGE_BYTES = 4096
 
 A = TypeVar("A", bound=Attempt)
-T = TypeVar("T")
 
 
 class Request(CallbackCoroutine, Generic[A]):
@@ -112,10 +111,9 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- to a worker
 
     def begin(self) -> None:
-        """Read and serve the client's request."""
-        self.exchange.on_gone(self._left)
-        if not self.is_over:
-            self.run(self._live())
+        """Read and serve the request of a client that is there."""
+        self.exchange.when_gone = self._left
+        self.run(self._live())
 
     def explain(self, explained: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that only reads the request, in place of its life."""
@@ -139,7 +137,12 @@ class Request(CallbackCoroutine, Generic[A]):
         """Choose a worker and send it the request: the handler's methods follow, perhaps before this returns."""
         destination = self.destination
         while not self.is_over:
-            attempt = self.attempt = self.decided(destination.choose)
+            try:
+                attempt = self.attempt = destination.choose(self)
+            except RequestRejected as error:
+                if self.enters_other_phase(error):
+                    continue
+                raise
             plan = self.plan
             keeps_events = self._is_resumed or (plan.migration_limit > plan.migrations and not plan.is_aside)
             self.replay_buffer = destination.replay_buffer(self) if keeps_events else None
@@ -155,22 +158,18 @@ class Request(CallbackCoroutine, Generic[A]):
                 self.exchange.forward(call, self)
             return
 
-    def decided(self, decide: "Callable[[Request[A]], T]") -> T:
-        """Return what `decide` does for the plan's phase, or for another one where no worker is eligible for it."""
-        while True:
-            try:
-                return decide(self)
-            except RequestRejected as error:
-                if error.exclusions is not None:
-                    plan = self.plan.no_candidate()
-                    if plan is not None:
-                        self.plan = plan
-                        self.destination.routed(self)
-                        continue
-                    self.records.unserved(self, error.exclusions)
-                if self._failed is not None:
-                    raise RequestRejected(self._failed.refusal()) from error
-                raise
+    def enters_other_phase(self, error: RequestRejected) -> bool:
+        """No worker is eligible: route the request for another phase of its plan; return False if there is none."""
+        if error.exclusions is not None:
+            plan = self.plan.no_candidate()
+            if plan is not None:
+                self.plan = plan
+                self.destination.routed(self)
+                return True
+            self.records.unserved(self, error.exclusions)
+        if self._failed is not None:
+            raise RequestRejected(self._failed.refusal()) from error
+        return False
 
     # ------------------------------------------------------------------------------------------- to another one
 

@@ -82,7 +82,7 @@ class Serving(Destination[RankAttempt]):
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
         self._calls = Calls(settings, prompts.detokenizer)
-        self._rank_lines: dict[WorkerRank, bytes] = {}
+        self._rank_lines: dict[WorkerRank, str] = {}
 
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
         """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
@@ -266,27 +266,25 @@ class Serving(Destination[RankAttempt]):
 
     def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:
         """Return the answer's header lines that say how the request was routed."""
-        verdict, rank = attempt.verdict, attempt.rank
-        lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
-            verdict.request.request_id.encode(),
-            verdict.request.decision_id.encode(),
-            self._rank_lines.get(rank) or self._lines_of(rank),
-            verdict.overlap_blocks,
+        verdict, rank, route = attempt.verdict, attempt.rank, attempt.verdict.request
+        lines = (
+            f"x-request-id: {route.request_id}\r\nx-decision-id: {route.decision_id}\r\n"
+            f"{self._rank_lines.get(rank) or self._lines_of(rank)}x-overlap-blocks: {verdict.overlap_blocks}\r\n"
         )
         prompt, prefilled_by = request.prompt, request.prefilled_by
         if prompt is not None and prompt.unrendered:
-            lines += f"x-kv-unrendered: {prompt.unrendered}\r\n".encode()
+            lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
         if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
-            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
+            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
         if attempt.reason:
-            lines += f"x-kv-failure: {rank}: {attempt.reason}; no other worker is left\r\n".encode()
+            lines += f"x-kv-failure: {rank}: {attempt.reason}; no other worker is left\r\n"
         if prefilled_by is not None and not is_aside:
-            lines += b"x-prefill-instance-id: %b\r\n" % prefilled_by.worker_id.encode()
-        return lines
+            lines += f"x-prefill-instance-id: {prefilled_by.worker_id}\r\n"
+        return lines.encode()
 
-    def _lines_of(self, rank: WorkerRank) -> bytes:
+    def _lines_of(self, rank: WorkerRank) -> str:
         if len(self._rank_lines) >= _RANKS_MAX:
             self._rank_lines.clear()
-        lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n".encode()
+        lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n"
         self._rank_lines[rank] = lines
         return lines
