@@ -111,8 +111,11 @@ public:
 
     // ------------------------------------------------------------------------------------------------- answers
 
-    u32 match(nb::handle hashes, nb::handle out) {
+    u32 match(nb::handle hashes, nb::handle out, nb::handle ranks) {
         const HashesIn given(hashes);
+        if (!ranks.is_none()) {
+            return match_of(given, out, nb::cast<nb::bytes>(ranks));
+        }
         const DepthsOut depths(out, locked()->rank_numbers());
         // Nothing that may run Python happens while a tree is locked: it could ask the tree.
         const Locked tree = locked();
@@ -273,6 +276,27 @@ private:
     };
     Locked locked() { return Locked(*this); }
 
+    // Each column is of one of `ranks`, which are u32s.
+    u32 match_of(const HashesIn& given, nb::handle out, const nb::bytes& ranks) {
+        const std::size_t count = ranks.size() / sizeof(u32);
+        const DepthsOut depths(out, count);
+        if (depths.columns() != count) {
+            throw nb::value_error("out: as many columns as ranks are allowed");
+        }
+        const auto* const rank = reinterpret_cast<const u32*>(ranks.c_str());
+        const Locked tree = locked();
+        const std::size_t columns = tree->rank_numbers();
+        matched_.resize(kTiers * columns);
+        const u32 found = tree->match(given.data(), given.size(), matched_.data(), columns);
+        for (std::size_t tier = 0; tier < kTiers; ++tier) {
+            const std::int32_t* const row = matched_.data() + tier * columns;
+            for (std::size_t at = 0; at < count; ++at) {
+                depths.data()[tier * count + at] = rank[at] < columns ? row[rank[at]] : 0;
+            }
+        }
+        return found;
+    }
+
     // The columns of chunks, which cannot change while this lives.
     struct Rows {
         explicit Rows(const nb::iterable& chunks) {
@@ -323,6 +347,7 @@ private:
     static constexpr std::chrono::microseconds kRest{100};
 
     std::unique_ptr<Tree> tree_;
+    std::vector<std::int32_t> matched_;  // of every rank
     std::mutex mutex_;
 };
 
