@@ -218,7 +218,7 @@ class Replay:
             return Otherwise(None, str(error))
         return Otherwise(other.winner, verdict=other)
 
-    def _answer(self, record: Decided, _: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+    def _answer(self, record: Decided, _: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
         if len(ranks) != record.ranks:
             raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
         known = self._columns.get(ranks)
@@ -253,7 +253,7 @@ def _unknown_mode(mode: str) -> str:
     return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
 
 
-def _no_overlap(_: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
     return RecordedAnswer(b"", zeros, zeros, ("",) * len(ranks))
