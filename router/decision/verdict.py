@@ -161,7 +161,7 @@ class Verdict(built.Verdict):
             active_requests=self.ints("active_requests"),
             active_blocks=self.ints("active_blocks"),
             shared_blocks=self.ints("shared_blocks"),
-            history_blocks=np.frombuffer(self.column("history_blocks")),
+            history_blocks=np.frombuffer(self.factors("history_blocks") or b""),
             newcomer=tuple(map(bool, self.column("newcomer"))),
             bound=None if bound is None else WorkerRank(*bound),
             trust_factor=self._floats("trust_factor"),

@@ -5,7 +5,7 @@ each column belongs to `ranks[i]`; arrays are read-only. `only` reduces the colu
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,8 @@ Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-class OverlapAnswer(Protocol):
-    """The index's answer for some ranks, in their order."""
-
-    @property
-    def depths(self) -> Depths | bytes:
-        """(4, n): leading blocks held on the tiers 0..t; as an array, or packed as in a journal's record."""
-
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """The epoch of each rank's stream; 0: nothing was received."""
-
-    @property
-    def seqs(self) -> tuple[int, ...]:
-        """The sequence number of the last applied batch of that epoch."""
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why the answer may be wrong for a rank; empty: it is exact."""
+OverlapAnswer = tuple[Depths | bytes, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
+"""The index's answer for some ranks, as `OverlapColumns` has it. Depths: an array, or packed as in a journal's record."""
 
 
 class Forecast(NamedTuple):

@@ -34,6 +34,19 @@ struct PyCore : Core {
     double match_s = 0, choose_s = 0;
 };
 
+// Columns of a view by their names in `router.decision.view.View`.
+constexpr std::pair<const char*, RankNumbers::Counts RankNumbers::*> kCounts[] = {{"predicted", &RankNumbers::predicted},
+                                                                                  {"queued_tokens", &RankNumbers::queued},
+                                                                                  {"active_requests", &RankNumbers::requests},
+                                                                                  {"active_blocks", &RankNumbers::blocks},
+                                                                                  {"shared_blocks", &RankNumbers::shared}};
+constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] = {{"history_blocks", &RankNumbers::history},
+                                                                                  {"trust_factor", &RankNumbers::trust},
+                                                                                  {"prefill", &RankNumbers::prefill},
+                                                                                  {"decode", &RankNumbers::decode},
+                                                                                  {"ttft_s", &RankNumbers::ttft_s},
+                                                                                  {"itl_s", &RankNumbers::itl_s}};
+
 template <typename Numbers>
 nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
     const std::size_t size = count * sizeof(typename Numbers::value_type);

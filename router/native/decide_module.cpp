@@ -61,6 +61,7 @@ struct VerdictSlots {
 struct Names {
     nb::object request_type, verdict_type, constraints;  // `router.decision.eligibility.constraints`
     std::string estimated_scheme;                        // of prompts with an estimated length
+    nb::object ranks = nb::steal(PyUnicode_InternFromString("ranks")), registrations = nb::steal(PyUnicode_InternFromString("registrations"));
     RequestSlots request{request_type};
     VerdictSlots verdict{verdict_type};
 };
@@ -209,28 +210,27 @@ struct Constraints {
     std::vector<double> multiplier;
 };
 
-// The object that Python has of a verdict; `answer`: what has the epochs and seqs of the ranks' streams, if there is something.
+// The object that Python has of a verdict. `epochs`, `seqs`: where the ranks' streams stand.
 nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, const nb::handle& model_view, const nb::handle& rule,
-                   const nb::handle& trusts, const nb::handle& answer, const nb::handle& view) {
+                   const nb::handle& trusts, const nb::handle& epochs, const nb::handle& seqs, const nb::handle& view) {
     verdict.decide(of.excluded, std::move(of.multiplier));
     const VerdictSlots& slots = names->verdict;
-    const bool is_of_user = verdict.policy->mode == Mode::kUser;
     nb::object made = nb::inst_alloc(slots.type);
-    auto* const own = new (nb::inst_ptr<Verdict>(made)) Verdict(std::move(verdict));
+    const Verdict& own = *new (nb::inst_ptr<Verdict>(made)) Verdict(std::move(verdict));
     nb::inst_mark_ready(made);
     slots.request.set(made, request);
     slots.decision_id.set(made, names->request.decision_id.of(request));
     slots.model_view.set(made, model_view);
     slots.trusts.set(made, trusts);
     slots.why.set(made, of.why);
-    slots.epochs.set(made, answer.is_none() ? nb::none() : nb::object(answer.attr("epochs")));
-    slots.seqs.set(made, answer.is_none() ? nb::none() : nb::object(answer.attr("seqs")));
+    slots.epochs.set(made, epochs);
+    slots.seqs.set(made, seqs);
     slots.view.set(made, view);
-    if (is_of_user) {
+    if (own.policy->mode == Mode::kUser) {
         made.attr("_let_choose")(rule);
     }
-    slots.winner.set(made, nb::object(model_view.attr("ranks")[own->place()]));
-    slots.registration.set(made, nb::object(model_view.attr("registrations")[own->place()]));
+    slots.winner.set(made, model_view.attr(names->ranks)[own.place()]);
+    slots.registration.set(made, model_view.attr(names->registrations)[own.place()]);
     return made;
 }
 
@@ -250,23 +250,24 @@ nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make,
     Basis& basis = *nb::cast<Basis*>(kept);
     const std::shared_ptr<const Request> request = request_of(given);
     std::vector<std::int32_t> tiers;
-    nb::object answer = nb::none();
-    if (basis.policy->reads_overlap && !basis.standing->rows.empty()) {
+    nb::object epochs = nb::none(), seqs = nb::none(), doubts = basis.undoubted;
+    const bool is_asked = basis.policy->reads_overlap && !basis.standing->rows.empty();
+    if (is_asked) {
         const double asked_s = seconds_now();
-        answer = ask(reusable_chain(given, *request), basis.ranks);
+        const nb::tuple answer = nb::cast<nb::tuple>(ask(reusable_chain(given, *request), basis.ranks));
         core.match_s = seconds_now() - asked_s;
-        basis.begin(answer.attr("epochs"));
-        basis.doubt(answer.attr("doubts"));
-        tiers = tiers_of(answer.attr("depths"), basis.standing->rows.size());
-    } else {
-        basis.doubt(basis.undoubted);
+        tiers = tiers_of(answer[0], basis.standing->rows.size());
+        epochs = answer[1];
+        seqs = answer[2];
+        doubts = answer[3];
+        basis.begin(epochs);
     }
+    basis.doubt(doubts);
     const bool is_open = basis.is_open && !is_constrained(given, *request, basis.seq_len_min);
     Constraints constraints = is_open ? Constraints() : Constraints(basis.model_view, given, basis.rule);
-    auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers),
-                          answer.is_none() ? nullptr : basis.epochs, now_s);
+    auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers), is_asked ? basis.epochs : nullptr, now_s);
     nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed), std::move(constraints), given, basis.model_view,
-                              basis.rule, basis.trusts, answer, nb::none());
+                              basis.rule, basis.trusts, epochs, seqs, nb::none());
     core.choose_s = seconds_now() - began_s - core.match_s;
     return made;
 }
@@ -280,7 +281,7 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
     Constraints constraints(model_view, request, rule);
     auto view = core.look_again(*before.view, *policy, *before.request);
     return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
-                   slots.trusts.of(live), live, nb::none());
+                   slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
 }
 
 // Decides by the columns of a `router.decision.view.View` in place of the core's state.
@@ -299,32 +300,24 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& ru
                                        nb::cast<u64>(given.attr("turn")));
     RankNumbers& numbers = view->numbers;
     const std::size_t n = keys.size();
-    const auto set = [n](auto& column, const nb::handle& of, const char* name) {
-        const nb::object given_column = of.attr(name);
-        if (!given_column.is_none()) {
-            const auto found = numbers_in<typename std::decay_t<decltype(column)>::value_type>(given_column, name, 1, n);
-            column.assign(found.begin(), found.end());
-        }
-    };
-    numbers.tiers = tiers_of(given.attr("overlap"), n);
-    set(numbers.predicted, given, "predicted");
-    set(numbers.queued, given, "queued_tokens");
-    set(numbers.requests, given, "active_requests");
-    set(numbers.blocks, given, "active_blocks");
-    set(numbers.shared, given, "shared_blocks");
-    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
-    set(numbers.history, given, "history_blocks");
-    set(numbers.trust, given, "trust_factor");
     const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
+    numbers.tiers = tiers_of(given.attr("overlap"), n);
+    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
+    for (const auto& [name, column] : kCounts) {
+        const auto found = numbers_in<i64>(given.attr(name), name, 1, n);
+        (numbers.*column).assign(found.begin(), found.end());
+    }
+    for (const auto& [name, column] : kFloats) {
+        for (const nb::handle& of : {given, nb::handle(rates), nb::handle(forecast)}) {
+            if (const nb::object told = nb::getattr(of, name, nb::none()); !told.is_none()) {
+                const auto found = numbers_in<double>(told, name, 1, n);
+                (numbers.*column).assign(found.begin(), found.end());
+            }
+        }
+    }
     if (!rates.is_none()) {
-        set(numbers.prefill, rates, "prefill");
-        set(numbers.decode, rates, "decode");
         view->output_tokens = nb::cast<double>(rates.attr("output_tokens"));
         view->is_learnt = nb::cast<bool>(rates.attr("is_learnt"));
-    }
-    if (!forecast.is_none()) {
-        set(numbers.ttft_s, forecast, "ttft_s");
-        set(numbers.itl_s, forecast, "itl_s");
     }
     if (!bound.is_none()) {
         view->bound = Held(core.ranks, RankKey{nb::cast<std::string>(bound[0]), nb::cast<i64>(bound[1])});
@@ -336,7 +329,7 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& ru
         throw nb::value_error("the view was made for another mode");
     }
     return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
-                   given.attr("trust"), given, given);
+                   given.attr("trust"), given.attr("epochs"), given.attr("seqs"), given);
 }
 
 }  // namespace

@@ -65,29 +65,26 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-nb::bytes column(const Verdict& verdict, const std::string& name) {
+nb::bytes column(const Verdict& verdict, std::string_view name) {
     const RankNumbers& ranks = verdict.view->numbers;
-    const std::size_t n = ranks.count;
-    return name == "overlap"           ? packed(ranks.tiers, kTiers * n)
-           : name == "predicted"       ? packed(ranks.predicted, n)
-           : name == "queued_tokens"   ? packed(ranks.queued, n)
-           : name == "active_requests" ? packed(ranks.requests, n)
-           : name == "active_blocks"   ? packed(ranks.blocks, n)
-           : name == "shared_blocks"   ? packed(ranks.shared, n)
-           : name == "history_blocks"  ? packed(ranks.history, n)
-           : name == "newcomer"        ? packed(verdict.view->spent, n)
-                                       : throw nb::key_error(name.c_str());
+    for (const auto& [each, counts] : kCounts) {
+        if (each == name) {
+            return packed(ranks.*counts, ranks.count);
+        }
+    }
+    return name == "overlap"    ? packed(ranks.tiers, kTiers * ranks.count)
+           : name == "newcomer" ? packed(verdict.view->spent, ranks.count)
+                                : throw nb::key_error(std::string(name).c_str());
 }
 
-std::optional<nb::bytes> factors(const Verdict& verdict, const std::string& name) {
+std::optional<nb::bytes> factors(const Verdict& verdict, std::string_view name) {
     const RankNumbers& ranks = verdict.view->numbers;
-    const RankNumbers::Floats& found = name == "trust_factor" ? ranks.trust
-                                       : name == "prefill"    ? ranks.prefill
-                                       : name == "decode"     ? ranks.decode
-                                       : name == "ttft_s"     ? ranks.ttft_s
-                                       : name == "itl_s"      ? ranks.itl_s
-                                                              : throw nb::key_error(name.c_str());
-    return found.empty() ? std::nullopt : std::optional<nb::bytes>(packed(found, ranks.count));
+    for (const auto& [each, floats] : kFloats) {
+        if (each == name && !(ranks.*floats).empty()) {
+            return packed(ranks.*floats, ranks.count);
+        }
+    }
+    return std::nullopt;
 }
 
 Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
