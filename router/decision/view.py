@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 OverlapAnswer = tuple[Depths | bytes, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
-"""The index's answer for some ranks, as `OverlapColumns` has it. Depths: an array, or packed as in a journal's record."""
+"""What the index answers (`OverlapColumns`). Depths: an array, or packed as in a journal's record."""
 
 
 class Forecast(NamedTuple):
@@ -98,7 +98,7 @@ class View(NamedTuple):
             registrations=tuple(self.registrations[index] for index in rank_indices),
             unfit=tuple(self.unfit[index] for index in rank_indices),
             trust=tuple(self.trust[index] for index in rank_indices),
-            overlap=self.overlap[:, at],
+            overlap=self.overlap.take(at, 1),
             predicted=self.predicted[at],
             epochs=tuple(self.epochs[index] for index in rank_indices),
             seqs=tuple(self.seqs[index] for index in rank_indices),

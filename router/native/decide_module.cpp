@@ -103,7 +103,7 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     made->is_pinned = !of.pinned_worker.of(given).is_none();
     made->ttft_target_s = seconds_of(of.ttft_target_s.of(given));
     made->itl_target_s = seconds_of(of.itl_target_s.of(given));
-    made->blocks = chain_of(nb::borrow<nb::bytes>(of.sequence_hashes.of(given)));
+    made->blocks = chain_of(nb::cast<nb::bytes>(of.sequence_hashes.of(given)));
     return made;
 }
 
@@ -170,11 +170,12 @@ struct Basis {
     }
     void begin(nb::object of) {
         if (!given_epochs.is(of)) {
-            epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(of));
-            given_epochs = std::move(of);
-            if (epochs->size() != standing->rows.size()) {
-                refuse("epochs", static_cast<i64>(epochs->size()), std::to_string(standing->rows.size()) + ", one of each rank");
+            auto made = nb::cast<std::vector<u64>>(of);
+            if (made.size() != standing->rows.size()) {
+                refuse("epochs", static_cast<i64>(made.size()), std::to_string(standing->rows.size()) + ", one of each rank");
             }
+            epochs = std::make_shared<const std::vector<u64>>(std::move(made));
+            given_epochs = std::move(of);
         }
     }
 
@@ -245,7 +246,8 @@ nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make,
                                                    slots.phase.of(given).ptr(), slots.endpoint.of(given).ptr()));
     nb::object kept = nb::borrow(PyDict_GetItem(bases.ptr(), kind.ptr()));
     if (!kept.is_valid() || !nb::inst_ptr<Basis>(kept)->holds(now_s, changes, policy)) {
-        kept = bases[kind] = make(given, now_s);
+        kept = make(given, now_s);
+        bases[kind] = kept;
     }
     Basis& basis = *nb::cast<Basis*>(kept);
     const std::shared_ptr<const Request> request = request_of(given);
