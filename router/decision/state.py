@@ -47,7 +47,7 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
+from router.decision.eligibility import exclusions
 from router.decision.model_view import ModelView
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
@@ -61,6 +61,8 @@ from router.native import built
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
 """Returns how much of a chain of blocks each rank holds: from the index, or from a recorded answer."""
 _STANDINGS_MAX = 256
+_KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
+"""What requests of one kind have in common."""
 
 
 class RankLoad(NamedTuple):
@@ -95,7 +97,7 @@ class RouterState:
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = 0
         self._bases: dict[tuple[str, int, str, str, str], built.Basis] = {}
-        """By a request's model, block size, hash scheme, phase and endpoint."""
+        """By the kind of their requests."""
         self.policy = Policy()
         """The policy in force: the one applied last."""
         self.rules = Rules(modes)
@@ -262,9 +264,10 @@ class RouterState:
         """Return what decisions on requests like this one are made of."""
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
         rule = self.rules.of(self.policy, request)
-        serves_all = request.phase == "whole" and request.endpoint in DEFAULT_ENDPOINTS and rule.policy.mode != "direct"
-        is_open = ranks.is_uniform and serves_all and bool(ranks.ranks)
-        return built.Basis(ranks, rule, self.policy, self._standings_of, is_open)
+        of_kind = {name: getattr(request, name) for name in _KIND}
+        why = exclusions(ranks, RouteRequest(decision_id="", request_id="", isl_tokens=0, **of_kind))
+        is_open = rule.policy.mode != "direct" and not all(why)
+        return built.Basis(ranks, rule, self.policy, self._standings_of, why if any(why) else None, is_open)
 
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.

@@ -19,7 +19,15 @@ class Trusts:
     def __init__(self, arg0: Sequence[float], arg1: Sequence[int], /) -> None: ...
 
 class Basis:
-    def __init__(self, model_view: object, rule: object, policy: object, changes: int, is_open: bool) -> None: ...
+    def __init__(
+        self,
+        model_view: object,
+        rule: object,
+        policy: object,
+        changes: int,
+        why: tuple[str, ...] | None,
+        is_open: bool,
+    ) -> None: ...
 
 class Verdict:
     def take_choice(

@@ -45,7 +45,7 @@ struct RequestSlots {
         lora{type, "lora"}, isl_tokens{type, "isl_tokens"}, max_tokens{type, "max_tokens"}, expected_osl{type, "expected_osl"},
         pinned_worker{type, "pinned_worker"}, pinned_dp_rank{type, "pinned_dp_rank"}, allowed_workers{type, "allowed_workers"},
         tried{type, "tried"}, required_taints{type, "required_taints"}, preferred_taints{type, "preferred_taints"},
-        ttft_target_s{type, "ttft_target_s"}, itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
+        transfer_domain{type, "transfer_domain"}, prefill_worker{type, "prefill_worker"}, ttft_target_s{type, "ttft_target_s"}, itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
 };
 
 // `router.decision.verdict.Verdict`
@@ -107,15 +107,6 @@ std::shared_ptr<const Request> request_of(const nb::handle& given) {
     return made;
 }
 
-// Whether a fit worker for chats and completions may be excluded, or cost more, since the request says so.
-bool is_constrained(const nb::handle& given, const Request& request, i64 seq_len_min) {
-    const RequestSlots& of = names->request;
-    const auto is_given = [&given](const Slot& tuple) { return PyTuple_GET_SIZE(tuple.of(given).ptr()) != 0; };
-    return request.is_pinned || !request.lora.empty() || !of.pinned_dp_rank.of(given).is_none() || !of.allowed_workers.of(given).is_none() ||
-           is_given(of.tried) || is_given(of.required_taints) || is_given(of.preferred_taints) ||
-           (seq_len_min != 0 && request.known_tokens != 0 && request.isl_tokens + std::max<i64>(1, request.max_tokens) > seq_len_min);
-}
-
 // The part of the prompt that a cache could provide.
 nb::object reusable_chain(const nb::handle& given, const Request& request) {
     const nb::handle chain = names->request.sequence_hashes.of(given);
@@ -151,12 +142,31 @@ std::vector<char> flags_of(const nb::handle& given) {
     return flags;
 }
 
+// Which ranks may not take a request, and what multiplies their costs.
+struct Constraints {
+    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {}
+
+    nb::object why;  // of each rank; None: all may
+    std::vector<char> excluded;
+    std::vector<double> multiplier;
+};
+
+Constraints constraints_of(const nb::handle& view, const nb::handle& request, const nb::handle& rule) {
+    const nb::object found = names->constraints(view, request, rule[0]);
+    Constraints made(found[0]);
+    if (const nb::object given = found[1]; !given.is_none()) {
+        made.multiplier = nb::cast<std::vector<double>>(given);
+    }
+    return made;
+}
+
 // What decisions on requests of one kind (model, hashing, phase, endpoint) are made of, until the fleet, its breakers or the policy
 // change, or time alone changes them.
 struct Basis {
-    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, bool opened)
-        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), is_open(opened),
-          policy(nb::cast<std::shared_ptr<const Policy>>(rule[2])),
+    // `why`: of each rank, why it takes no request of this kind; None: all do. `opened`: one rank at least takes those that say no more.
+    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why, bool opened)
+        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)),
+          is_open(opened), policy(nb::cast<std::shared_ptr<const Policy>>(rule[2])),
           standing(nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"))) {}
 
     bool holds(double now_s, u64 at, const nb::handle& by) const { return now_s < valid_until_s && changes == at && given_policy.is(by); }
@@ -183,10 +193,12 @@ struct Basis {
     nb::tuple rule;
     nb::object given_policy;
     u64 changes;
-    bool is_open;  // every rank may take a request that has no constraints of its own
+    Constraints constraints;  // of requests that have none of their own
+    bool is_open;
     std::shared_ptr<const Policy> policy;
     std::shared_ptr<const Standing> standing;
     nb::object ranks = model_view.attr("ranks"), registrations = model_view.attr("registrations"), undoubted = model_view.attr("undoubted");
+    nb::object transfer_domain = model_view.attr("transfer_domain");
     i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
     double valid_until_s = nb::cast<double>(model_view.attr("valid_until_s"));
     // Of the index's last answer.
@@ -195,21 +207,18 @@ struct Basis {
     std::shared_ptr<const std::vector<u64>> epochs;
 };
 
-// Which ranks may not take a request, and what multiplies their costs.
-struct Constraints {
-    Constraints() = default;
-    Constraints(const nb::handle& view, const nb::handle& request, const nb::handle& rule) {
-        const nb::object found = names->constraints(view, request, rule[0]);
-        why = found[0];
-        excluded = flags_of(why);
-        if (const nb::object given = found[1]; !given.is_none()) {
-            multiplier = nb::cast<std::vector<double>>(given);
-        }
-    }
-    nb::object why = nb::none();  // of each rank; None: all may
-    std::vector<char> excluded;
-    std::vector<double> multiplier;
-};
+// Whether the request may exclude ranks that take others of its kind, or make some dearer.
+bool is_constrained(const nb::handle& given, const Request& request, const Basis& basis) {
+    const RequestSlots& of = names->request;
+    const auto is_given = [&given](const Slot& tuple) { return PyTuple_GET_SIZE(tuple.of(given).ptr()) != 0; };
+    const nb::handle domain = of.transfer_domain.of(given);
+    const bool is_transfer = !domain.is_none() || !of.prefill_worker.of(given).is_none();
+    return request.is_pinned || !request.lora.empty() || !of.pinned_dp_rank.of(given).is_none() || !of.allowed_workers.of(given).is_none() ||
+           is_given(of.tried) || is_given(of.required_taints) || is_given(of.preferred_taints) ||
+           (is_transfer && (basis.transfer_domain.is_none() || !(domain.is_none() || domain.equal(basis.transfer_domain)))) ||
+           (basis.seq_len_min != 0 && request.known_tokens != 0 &&
+            request.isl_tokens + std::max<i64>(1, request.max_tokens) > basis.seq_len_min);
+}
 
 // The object that Python has of a verdict. `epochs`, `seqs`: where the ranks' streams stand.
 nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, const nb::handle& model_view, const nb::handle& rule,
@@ -265,8 +274,8 @@ nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make,
         basis.begin(epochs);
     }
     basis.doubt(doubts);
-    const bool is_open = basis.is_open && !is_constrained(given, *request, basis.seq_len_min);
-    Constraints constraints = is_open ? Constraints() : Constraints(basis.model_view, given, basis.rule);
+    const bool is_open = basis.is_open && !is_constrained(given, *request, basis);
+    Constraints constraints = is_open ? basis.constraints : constraints_of(basis.model_view, given, basis.rule);
     auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers), is_asked ? basis.epochs : nullptr, now_s);
     nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed), std::move(constraints), given, basis.model_view,
                               basis.rule, basis.trusts, epochs, seqs, nb::none());
@@ -280,7 +289,7 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
     const Verdict& before = *nb::cast<const Verdict*>(live);
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     const nb::handle request = slots.request.of(live), model_view = slots.model_view.of(live);
-    Constraints constraints(model_view, request, rule);
+    Constraints constraints = constraints_of(model_view, request, rule);
     auto view = core.look_again(*before.view, *policy, *before.request);
     return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
                    slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
@@ -289,7 +298,7 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
 // Decides by the columns of a `router.decision.view.View` in place of the core's state.
 nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& rule, const nb::handle& request, u64 seed) {
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
-    Constraints constraints(given, request, rule);
+    Constraints constraints = constraints_of(given, request, rule);
     std::vector<RankKey> keys;
     for (const nb::handle each : given.attr("ranks")) {
         keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
@@ -343,7 +352,8 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
                },
                "request"_a, "verdict"_a, "constraints"_a, "estimated_scheme"_a);
     nb::class_<Basis>(module, "Basis")
-        .def(nb::init<nb::object, nb::tuple, nb::object, u64, bool>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "is_open"_a);
+        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object, bool>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a.none(),
+             "is_open"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
         .def("decide_by", &decide_by, "view"_a, "rule"_a, "request"_a, "seed"_a)
