@@ -289,7 +289,8 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
     const Verdict& before = *nb::cast<const Verdict*>(live);
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     const nb::handle request = slots.request.of(live), model_view = slots.model_view.of(live);
-    Constraints constraints = constraints_of(model_view, request, rule);
+    const bool is_as_before = policy->mode != Mode::kNamed && PyTuple_GET_SIZE(names->request.preferred_taints.of(request).ptr()) == 0;
+    Constraints constraints = is_as_before ? Constraints(nb::borrow(slots.why.of(live))) : constraints_of(model_view, request, rule);
     auto view = core.look_again(*before.view, *policy, *before.request);
     return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
                    slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
