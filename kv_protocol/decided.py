@@ -30,6 +30,7 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
+from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8
 RANKS_MAX = 0xFFFF
@@ -100,7 +101,8 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
             raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
         if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
-        checked_u64("isl_tokens", self.isl_tokens)
+        if not 0 <= self.isl_tokens <= U64_MASK:
+            raise LimitExceeded("isl_tokens", self.isl_tokens, "u64")
 
     @property
     def hashing(self) -> Hashing:
@@ -116,11 +118,6 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     def reusable_blocks(self) -> int:
         """How many of the prompt's blocks a cache could provide: the last token is always computed."""
         return max(0, self.isl_tokens - 1) // self.block_size
-
-    @property
-    def reusable_hashes(self) -> bytes:
-        """The hashes to look up in the index, packed."""
-        return self.sequence_hashes[: self.reusable_blocks * _HASH_BYTES]
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):

@@ -21,7 +21,6 @@ from itertools import count
 from math import inf
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from indexer.follow.checkpoint import Checkpoint
@@ -63,7 +62,7 @@ TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
 REFUSALS_KEPT_MAX = 16
-_COLUMNS_MIN = 64
+_NO_SLOT = 2**32 - 1
 _OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
@@ -118,8 +117,8 @@ class IndexFold:
         self._ranks: dict[WorkerRank, FollowedRank] = {}
         self._recovery_queue = RecoveryQueue()
         self._request_ids = count(1)
-        self._status_columns = StatusColumnsCache(self._slot_of)
-        self._allocate_columns(_COLUMNS_MIN)
+        self._status_columns = StatusColumnsCache(self._slot_of, self._status)
+        self._fresh_columns = self._status_columns.fresh
         self._is_log_connected = True
         self._ticked_at_s = inf
         self._refused_messages = 0
@@ -222,18 +221,10 @@ class IndexFold:
         return None if slot is None else self._follow(rank, slot, now_s)
 
     def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> FollowedRank:
-        while slot >= self._empty_column:
-            self._allocate_columns(2 * (self._empty_column + 1))
         self._status_columns.clear()
         follower = StreamFollower(self._limits, self._request_ids)
         stream = self._ranks[rank] = FollowedRank(rank, slot, follower, self._index, self._overfull, now_s)
         return stream
-
-    def _allocate_columns(self, columns: int) -> None:
-        """Allocate the matrix for `PrefixIndex.match`; its last column belongs to no rank and stays 0."""
-        self._matched = array("i", bytes(4 * len(TIERS) * columns))
-        self._depths = np.frombuffer(self._matched, dtype=np.int32).reshape(len(TIERS), columns)
-        self._empty_column = columns - 1
 
     def _forget(self, stream: FollowedRank) -> None:
         del self._ranks[stream.rank]
@@ -331,23 +322,20 @@ class IndexFold:
 
         Cheap if the same tuple object was passed before.
         """
-        columns = self._status_columns.of(ranks)
-        columns.refresh(self._status)
-        self._index.match(chain, self._matched)
-        return OverlapColumns(self._depths.take(columns.slots, 1), columns.epochs, columns.seqs, columns.doubts)
+        columns = self._fresh_columns.get(id(ranks)) or self._status_columns.of(ranks)
+        self._index.match(chain, columns.depths, columns.slots)
+        return columns.answer
 
     def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the view of each of `ranks`, in order; that of a rank without a slot is stale and empty."""
-        self._index.match(sequence_hashes, self._matched)
-        return [self._view(rank) for rank in ranks]
-
-    def _view(self, rank: WorkerRank) -> RankView:
-        gpu, host, disk, external = self._depths[:, self._slot_of(rank)].tolist()
-        return RankView((gpu, host, disk, external), *self._status(rank))
+        depths = array("i", bytes(4 * len(TIERS) * len(ranks)))
+        self._index.match(sequence_hashes, depths, array("I", map(self._slot_of, ranks)).tobytes())
+        rows = zip(*(depths[tier * len(ranks) : (tier + 1) * len(ranks)] for tier in TIERS), strict=True)
+        return [RankView(row, *self._status(rank)) for row, rank in zip(rows, ranks, strict=True)]
 
     def _slot_of(self, rank: WorkerRank) -> int:
         stream = self._ranks.get(rank)
-        return self._empty_column if stream is None else stream.slot
+        return _NO_SLOT if stream is None else stream.slot
 
     def _status(self, rank: WorkerRank) -> StreamStatus:
         stream = self._ranks.get(rank)

@@ -1,10 +1,11 @@
 """Columns of many ranks for a decision, reused between decisions if nothing changed.
 
-For a repeated tuple of ranks (the same object), slots are cached, and a stream's status is looked up again only after a
-fact of its rank.
+For a repeated tuple of ranks (the same object), slots are looked up once, and a stream's status again only after a fact
+of its rank.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from kv_protocol.ids import WorkerRank
 
 STATUS_COLUMNS_MAX = 64
 """The number of cached tuples of ranks; each model needs one."""
+_TIERS = 4
 
 StreamStatus = tuple[int, int, str]
 """Epoch, seq and the reason for doubt (empty: exact)."""
@@ -22,7 +24,8 @@ StreamStatus = tuple[int, int, str]
 class OverlapColumns(NamedTuple):
     """For n ranks in order: depths (4, n) on the tiers 0..t, and the status of each stream.
 
-    `depths` belongs to the caller. The other columns are the same objects as before while they are equal.
+    `depths` holds until the next question about the same tuple of ranks, whose answer is written to it. The other
+    columns are the same objects as before while they are equal.
     """
 
     depths: NDArray[np.int32]
@@ -32,84 +35,86 @@ class OverlapColumns(NamedTuple):
 
 
 class StatusColumns:
-    """The slots of some ranks, and the status of their streams at the last refresh."""
+    """Some ranks, their slots, and what is answered about them."""
 
-    __slots__ = (
-        "_column_of",
-        "_epochs",
-        "_seqs",
-        "_statuses",
-        "_touched",
-        "doubts",
-        "epochs",
-        "ranks",
-        "seqs",
-        "slots",
-    )
+    __slots__ = ("_column_of", "_statuses", "answer", "depths", "ranks", "slots", "touched")
 
-    def __init__(self, ranks: tuple[WorkerRank, ...], slots: Sequence[int]) -> None:
+    def __init__(self, ranks: tuple[WorkerRank, ...], slots: list[int]) -> None:
         self.ranks = ranks
-        self.slots = np.array(slots, dtype=np.intp)
+        self.slots = array("I", slots).tobytes()
+        self.depths = array("i", bytes(4 * _TIERS * len(ranks)))
+        """The answer's, as the index writes them."""
         self._column_of = {rank: column for column, rank in enumerate(ranks)}
         self._statuses: list[StreamStatus] = [(0, 0, "")] * len(ranks)
-        self._touched = set(self._column_of.values())
-        self.epochs: tuple[int, ...] = ()
-        self.seqs: tuple[int, ...] = ()
-        self.doubts: tuple[str, ...] = ()
+        self.touched = set(self._column_of.values())
+        """Columns whose status may have changed."""
+        self.answer = OverlapColumns(np.frombuffer(self.depths, np.int32).reshape(_TIERS, -1), (), (), ())
 
     def touch(self, rank: WorkerRank) -> None:
         """The rank's status may have changed."""
         column = self._column_of.get(rank)
         if column is not None:
-            self._touched.add(column)
+            self.touched.add(column)
 
     def touch_all(self) -> None:
         """The status of any rank may have changed."""
-        self._touched.update(self._column_of.values())
+        self.touched.update(self._column_of.values())
 
     def refresh(self, status_of: Callable[[WorkerRank], StreamStatus]) -> None:
-        """Update the columns of changed ranks."""
-        if not self._touched:
-            return
-        statuses = self._statuses
-        for column in self._touched:
+        """Look up the status of the touched ranks."""
+        statuses, before = self._statuses, self.answer
+        for column in self.touched:
             statuses[column] = status_of(self.ranks[column])
-        self._touched.clear()
-        epochs, seqs, doubts = zip(*statuses, strict=True)
-        self.seqs = seqs
-        self.epochs = self.epochs if epochs == self.epochs else epochs
-        self.doubts = self.doubts if doubts == self.doubts else doubts
+        if self.touched:
+            epochs, seqs, doubts = zip(*statuses, strict=True)
+            self.answer = OverlapColumns(
+                before.depths,
+                before.epochs if epochs == before.epochs else epochs,
+                seqs,
+                before.doubts if doubts == before.doubts else doubts,
+            )
+        self.touched.clear()
 
 
 class StatusColumnsCache:
     """The recently used status columns, by tuple of ranks."""
 
-    def __init__(self, slot_of: Callable[[WorkerRank], int]) -> None:
-        self._slot_of = slot_of
+    def __init__(self, slot_of: Callable[[WorkerRank], int], status_of: Callable[[WorkerRank], StreamStatus]) -> None:
+        self._slot_of, self._status_of = slot_of, status_of
         self._known: dict[int, StatusColumns] = {}
+        self.fresh: dict[int, StatusColumns] = {}
+        """Those of which no status may have changed, by the id of their ranks, which they keep alive."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def of(self, ranks: tuple[WorkerRank, ...]) -> StatusColumns:
-        """Return the columns of these ranks."""
+        """Return the columns of these ranks, with their present status."""
         known = self._known.get(id(ranks))
-        if known is None:  # a cached entry keeps its tuple alive, so its id is unique
+        if known is None:
             if len(self._known) == STATUS_COLUMNS_MAX:
-                del self._known[next(iter(self._known))]
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self.fresh.pop(oldest, None)
             known = self._known[id(ranks)] = StatusColumns(ranks, [self._slot_of(rank) for rank in ranks])
+        known.refresh(self._status_of)
+        self.fresh[id(ranks)] = known
         return known
 
     def touch(self, rank: WorkerRank) -> None:
         """The rank's status may have changed."""
-        for columns in self._known.values():
+        for key, columns in self._known.items():
             columns.touch(rank)
+            if columns.touched:
+                self.fresh.pop(key, None)
 
     def touch_all(self) -> None:
         """The status of any rank may have changed."""
+        self.fresh.clear()
         for columns in self._known.values():
             columns.touch_all()
 
     def clear(self) -> None:
         """Slots have changed: drop all columns."""
+        self.fresh.clear()
         self._known.clear()

@@ -132,11 +132,12 @@ class PrefixIndex(Protocol):
     def overlaps(self, sequence_hashes: Hashes) -> dict[int, Depths]:
         """Return the depths of every rank that holds at least the first block on some tier."""
 
-    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
+    def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
         """Write the depths of every rank to `out`; return the largest depth of any rank.
 
         `out` is a writable buffer of int32 with 4 rows of equal length, one column a rank: more columns than the
-        largest registered rank; row t counts the blocks on the tiers 0..t. All of it is written.
+        largest registered rank; row t counts the blocks on the tiers 0..t. All of it is written. `ranks` are those of
+        the columns, as u32s; a rank that is not registered has depth 0. None: column i is of rank i.
 
         Raises:
             LimitExceeded: `out` has another form.

@@ -56,7 +56,7 @@ NB_MODULE(_core, module) {
         .def("_repair", &PyTree::repair, "rank"_a, "buckets"_a, "chunks"_a, "now_s"_a)
         .def("expire", &PyTree::expire, "now_s"_a)
         .def("_restore", &PyTree::restore_body, "body"_a, "now_s"_a)
-        .def("match", &PyTree::match, "sequence_hashes"_a.none(), "out"_a.none())
+        .def("match", &PyTree::match, "sequence_hashes"_a.none(), "out"_a.none(), "ranks"_a.none() = nb::none())
         .def("overlaps", &PyTree::overlaps, "sequence_hashes"_a.none())
         .def("_digest", &PyTree::digest_of, "rank"_a, "tier"_a)
         .def("bucket_digests", &PyTree::bucket_digests, "rank"_a, "tier"_a)

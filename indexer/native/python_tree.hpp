@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
@@ -111,15 +113,28 @@ public:
 
     // ------------------------------------------------------------------------------------------------- answers
 
-    u32 match(nb::handle hashes, nb::handle out) {
+    // Without `ranks`, which are u32s: column i is of rank i.
+    u32 match(nb::handle hashes, nb::handle out, const std::optional<nb::bytes>& ranks) {
         const HashesIn given(hashes);
-        const DepthsOut depths(out, locked()->rank_numbers());
+        const DepthsOut depths(out, ranks ? ranks->size() / sizeof(u32) : locked()->rank_numbers());
         // Nothing that may run Python happens while a tree is locked: it could ask the tree.
         const Locked tree = locked();
-        if (tree->rank_numbers() > depths.columns()) {
-            throw nb::value_error("out: a rank was registered meanwhile that it has no column for");
+        const std::size_t numbers = tree->rank_numbers(), count = depths.columns();
+        if (ranks ? count * sizeof(u32) != ranks->size() : numbers > count) {
+            throw nb::value_error("out: found columns of no rank, or a rank that was registered meanwhile and has no column");
         }
-        return tree->match(given.data(), given.size(), depths.data(), depths.columns());
+        if (!ranks) {
+            return tree->match(given.data(), given.size(), depths.data(), count);
+        }
+        matched_.resize(kTiers * numbers);
+        const u32 found = tree->match(given.data(), given.size(), matched_.data(), numbers);
+        const auto* const rank = reinterpret_cast<const u32*>(ranks->c_str());
+        for (std::size_t tier = 0; tier < kTiers; ++tier) {
+            for (std::size_t at = 0; at < count; ++at) {
+                depths.data()[tier * count + at] = rank[at] < numbers ? matched_[tier * numbers + rank[at]] : 0;
+            }
+        }
+        return found;
     }
 
     nb::dict overlaps(nb::handle hashes) {
@@ -323,6 +338,7 @@ private:
     static constexpr std::chrono::microseconds kRest{100};
 
     std::unique_ptr<Tree> tree_;
+    std::vector<std::int32_t> matched_;  // of every rank
     std::mutex mutex_;
 };
 

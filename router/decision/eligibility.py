@@ -21,21 +21,21 @@ The first of these reasons excludes a rank:
 
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
-
-If every rank is known to be eligible by default (`View.is_uniform`), no rank is checked for a request without
-constraints.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from kv_protocol.decided import RouteRequest
+from kv_protocol.decision import Exclusion
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.model_view import ModelView
+from router.decision.policy import Policy
 from router.decision.view import View
 
 ROLES: dict[str, tuple[str, ...]] = {
@@ -64,18 +64,34 @@ RankColumns = ModelView | View
 """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
 
-def reasons(view: RankColumns, request: RouteRequest) -> tuple[str, ...] | None:
-    """Return for every rank of the view why it may not take the request, empty if it may; None: all may."""
-    if view.is_uniform and not constrains(request, view.seq_len_min):
-        return None
+def constraints(
+    view: RankColumns, request: RouteRequest, policy: Policy
+) -> tuple[tuple[str, ...] | None, list[float] | None]:
+    """Return why each rank may not take the request, empty if it may, and the factor of each rank's cost.
+
+    None: all may; there is no preference.
+
+    Raises:
+        NoEligibleWorker: no rank may take the request.
+        WorkerNotNamed: the policy's mode requires the client to name a worker, and it did not.
+    """
     why = exclusions(view, request)
-    return why if any(why) else None
+    if all(why):
+        raise NoEligibleWorker(request.model, exclusions_of(view.ranks, why))
+    if policy.mode == "direct" and request.pinned_worker is None:
+        allowed = (rank.worker_id for rank, reason in zip(view.ranks, why, strict=True) if not reason)
+        raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
+    return why if any(why) else None, multipliers(view, request) if request.preferred_taints else None
+
+
+def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Exclusion, ...]:
+    """Return the ranks that have a reason, and the reason."""
+    rows = zip(ranks, why, strict=True)
+    return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)
 
 
 def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
-    if view.is_uniform and not constrains(request, view.seq_len_min):
-        return view.unfit  # all of them empty
     apart = _apart(view, request)
     return tuple(
         unfit or exclusion(registration, rank, request, apart)

@@ -9,7 +9,6 @@ apply    the one way by which the state changes: fleet, heartbeats, promises, ou
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -220,8 +219,6 @@ class Routing:
         self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
-        self.match_s = self.choose_s = 0.0
-        """Seconds that the index took for the last decision, and all else."""
         self.set_policy(policy)
 
     @property
@@ -246,19 +243,23 @@ class Routing:
             NoEligibleWorker: no rank is eligible.
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
-        self.match_s, began_s = 0.0, perf_counter()
-        verdict = self.state.decide(request, self._ask, self.clock.now(), self._seed)
-        self.choose_s = perf_counter() - began_s - self.match_s
-        return verdict
+        ask = self._ask_doubtful if self.calibration.doubts else self._index.columns
+        return self.state.decide(request, ask, self.clock.now(), self._seed)
 
-    def _ask(self, request: RouteRequest, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
+    def _ask_doubtful(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         """Ask the index, and the calibration for the ranks of which the index has no doubt."""
-        began_s = perf_counter()
-        answer = self._index.columns(request.reusable_hashes, ranks)
-        if self.calibration.doubts:
-            answer = answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
-        self.match_s = perf_counter() - began_s
-        return answer
+        answer = self._index.columns(chain, ranks)
+        return answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
+
+    @property
+    def match_s(self) -> float:
+        """Seconds that the index took for the last decision."""
+        return self.state.core.match_s
+
+    @property
+    def choose_s(self) -> float:
+        """Seconds that the last decision took besides."""
+        return self.state.core.choose_s
 
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: record it, and promise the work to the winner."""

@@ -47,7 +47,7 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from router.decision.eligibility import reasons
+from router.decision.eligibility import exclusions
 from router.decision.model_view import ModelView
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
@@ -58,10 +58,11 @@ from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
 from router.native import built
 
-AskIndex = Callable[[RouteRequest, tuple[WorkerRank, ...]], OverlapAnswer]
-"""Returns how much of a prompt each rank holds: from the index, or from a recorded answer."""
+AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
+"""Returns how much of a chain of blocks each rank holds: from the index, or from a recorded answer."""
 _STANDINGS_MAX = 256
-_NOT_ASKED = None, None, ()
+_KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
+"""What requests of one kind have in common."""
 
 
 class RankLoad(NamedTuple):
@@ -95,6 +96,8 @@ class RouterState:
         self.modes = modes
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = 0
+        self._bases: dict[tuple[str, int, str, str, str], built.Basis] = {}
+        """By the kind of their requests."""
         self.policy = Policy()
         """The policy in force: the one applied last."""
         self.rules = Rules(modes)
@@ -254,22 +257,24 @@ class RouterState:
             WorkerNotNamed: the mode requires the client to name a worker, and it did not.
             LimitExceeded: a user's mode chose a rank that does not exist.
         """
-        rule = self.rules.of(self.policy, request)
+        changes = self.fleet.changes + self.breakers.changes
+        return self.core.decide(self._bases, self._basis, self.policy, request, ask, now_s, seed, changes)
+
+    def _basis(self, request: RouteRequest, now_s: float) -> built.Basis:
+        """Return what decisions on requests like this one are made of."""
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
-        answer = ask(request, ranks.ranks) if rule.mode.reads_overlap and ranks.ranks else None
-        depths, epochs, doubts = _NOT_ASKED if answer is None else (answer.depths, answer.epochs, answer.doubts)
-        trust, native = ranks.trusted(doubts or ranks.undoubted)
-        source = self.core, ranks.standing, native, rule.native, request, depths, epochs, now_s, seed
-        return Verdict(source, rule, request, ranks, reasons(ranks, request), answer, trust)
+        rule = self.rules.of(self.policy, request)
+        of_kind = {name: getattr(request, name) for name in _KIND}
+        why = exclusions(ranks, RouteRequest(decision_id="", request_id="", isl_tokens=0, **of_kind))
+        is_open = rule.policy.mode != "direct" and not all(why)
+        return built.Basis(ranks, rule, self.policy, self._standings_of, why if any(why) else None, is_open)
 
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.
 
         Columns that the policy of `live` did not need are read now; the index's answer is that of `live`.
         """
-        rule = self.rules.of(policy, live.request)
-        source = self.core, live, rule.native, live.seed
-        return Verdict(source, rule, live.request, live.model_view, live.why, live, live.trusts)
+        return self.core.decide_instead(live, self.rules.of(policy, live.request))
 
     def model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         """Return the ranks that serve a model with this hashing, their fitness and trust."""
@@ -278,6 +283,7 @@ class RouterState:
         if known is None or now_s >= known.valid_until_s or changes != self._standings_of:
             if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
                 self._standings.clear()
+                self._bases.clear()
                 self._standings_of = changes
             hashing = Hashing(block_size, scheme)
             known = self._standings[key] = ModelView(self.fleet, model, hashing, now_s, self.breakers, self.core)

@@ -4,7 +4,6 @@ It keeps the columns that it was made of, so that `decision()` can name every ra
 any later time. Nothing is promised by it: `RouterState.take` does that.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,13 +12,13 @@ from kv_protocol.decided import RouteRequest, promise
 from kv_protocol.decision import Candidate, CostTerms, CostUnit, Decision, Exclusion, TrustState
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
-from router.decision.eligibility import RankColumns, multipliers
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import RankColumns, constraints, exclusions_of
 from router.decision.policies import Candidates, Rule
-from router.decision.view import Depths, Floats, Forecast, Ints, OverlapAnswer, RateColumns, View
+from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 
@@ -44,47 +43,33 @@ class Verdict(built.Verdict):
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
     """
 
-    __slots__ = ("_view", "decision_id", "epochs", "model_view", "request", "seqs", "trusts", "why", "winner")
-
-    def __init__(
-        self,
-        source: tuple[object, ...],
-        rule: Rule,
-        request: RouteRequest,
-        model_view: RankColumns,
-        why: Sequence[str] | None,
-        answer: "OverlapAnswer | View | Verdict | None",
-        trusts: tuple[Trust, ...],
-        view: View | None = None,
-    ) -> None:
-        """Choose. `source`: the arguments of the extension's class before the excluded ranks.
-
-        `why`: for each rank, why it may not take the request, empty if it may; None: all may. `answer`: where their
-        streams stand; None: the index was not asked. `view`: one that somebody made.
-
-        Raises:
-            NoEligibleWorker: no rank may take the request.
-            WorkerNotNamed: the mode requires the client to name a worker, and it did not.
-            LimitExceeded: a user's mode chose a rank that does not exist.
-        """
-        self.request, self.model_view, self.trusts, self.why, self._view = request, model_view, trusts, why, view
-        self.decision_id = request.decision_id
-        """The id of the request's attempt."""
-        self.epochs: tuple[int, ...] | None = None
-        self.seqs: tuple[int, ...] | None = None
-        if answer is not None:
-            self.epochs, self.seqs = answer.epochs, answer.seqs
-        ranks = model_view.ranks
-        if not ranks or (why is not None and all(why)):
-            raise NoEligibleWorker(request.model, exclusions_of(ranks, why or ()))
-        if rule.policy.mode == "direct" and request.pinned_worker is None:
-            allowed = (rank.worker_id for place, rank in enumerate(ranks) if not (why and why[place]))
-            raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
-        multiplier = multipliers(model_view, request) if request.preferred_taints else None
-        super().__init__(*source, why, multiplier)  # type: ignore[call-overload]  # one of three
-        if rule.mode.choose is not None:
-            self._let_choose(rule)
-        self.winner: WorkerRank = ranks[self.place]
+    __slots__ = (
+        "_view",
+        "decision_id",
+        "epochs",
+        "model_view",
+        "registration",
+        "request",
+        "seqs",
+        "trusts",
+        "why",
+        "winner",
+    )
+    request: RouteRequest
+    decision_id: str
+    """The id of the request's attempt."""
+    model_view: RankColumns
+    """All ranks at the time of the decision."""
+    trusts: tuple[Trust, ...]
+    why: tuple[str, ...] | None
+    """For each rank, why it may not take the request, empty if it may; None: all may."""
+    epochs: tuple[int, ...] | None
+    seqs: tuple[int, ...] | None
+    """Where the ranks' streams stand; None: the index was not asked."""
+    winner: WorkerRank
+    registration: WorkerRegistered
+    """The winner's when it was chosen."""
+    _view: View | None
 
     def _let_choose(self, rule: Rule) -> None:
         """Take the choice of a user's mode."""
@@ -101,11 +86,6 @@ class Verdict(built.Verdict):
     def ranks(self) -> tuple[WorkerRank, ...]:
         """All ranks at the time of the decision."""
         return self.model_view.ranks
-
-    @property
-    def registration(self) -> WorkerRegistered:
-        """The winner's registration when it was chosen."""
-        return self.model_view.registrations[self.place]
 
     @property
     def trust(self) -> TrustState:
@@ -181,7 +161,7 @@ class Verdict(built.Verdict):
             active_requests=self.ints("active_requests"),
             active_blocks=self.ints("active_blocks"),
             shared_blocks=self.ints("shared_blocks"),
-            history_blocks=np.frombuffer(self.column("history_blocks")),
+            history_blocks=np.frombuffer(self.factors("history_blocks") or b""),
             newcomer=tuple(map(bool, self.column("newcomer"))),
             bound=None if bound is None else WorkerRank(*bound),
             trust_factor=self._floats("trust_factor"),
@@ -189,8 +169,6 @@ class Verdict(built.Verdict):
             rates=None
             if prefill is None or decode is None
             else RateColumns(prefill, decode, self.output_tokens, self.is_learnt),
-            is_uniform=model_view.is_uniform,
-            seq_len_min=model_view.seq_len_min,
             is_blank=self.is_blank,
             misfits=model_view.misfits,
         )
@@ -258,7 +236,4 @@ class Verdict(built.Verdict):
         )
 
 
-def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Exclusion, ...]:
-    """Return the ranks that have a reason, and the reason."""
-    rows = zip(ranks, why, strict=True) if why else ()
-    return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)
+built.name_types(RouteRequest, Verdict, constraints, TEXT_SCHEME)

@@ -5,7 +5,7 @@ each column belongs to `ranks[i]`; arrays are read-only. `only` reduces the colu
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,8 @@ Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-class OverlapAnswer(Protocol):
-    """The index's answer for some ranks, in their order."""
-
-    @property
-    def depths(self) -> Depths | bytes:
-        """(4, n): leading blocks held on the tiers 0..t; as an array, or packed as in a journal's record."""
-
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """The epoch of each rank's stream; 0: nothing was received."""
-
-    @property
-    def seqs(self) -> tuple[int, ...]:
-        """The sequence number of the last applied batch of that epoch."""
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why the answer may be wrong for a rank; empty: it is exact."""
+OverlapAnswer = tuple[Depths | bytes, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
+"""What the index answers (`OverlapColumns`). Depths: an array, or packed as in a journal's record."""
 
 
 class Forecast(NamedTuple):
@@ -90,10 +74,6 @@ class View(NamedTuple):
     """None: the mode does not read it."""
     rates: RateColumns | None = None
     """None: the policy does not read them."""
-    is_uniform: bool = False
-    """Every rank is known to be fit, aggregated, and to serve chats and completions; False: check each rank."""
-    seq_len_min: int = 0
-    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none. Valid if `is_uniform`."""
     is_blank: bool = False
     """The index was not asked: the overlap columns are zeroes."""
     misfits: Mapping[str, Mapping[str, str]] = {}
@@ -114,7 +94,7 @@ class View(NamedTuple):
             registrations=tuple(self.registrations[index] for index in rank_indices),
             unfit=tuple(self.unfit[index] for index in rank_indices),
             trust=tuple(self.trust[index] for index in rank_indices),
-            overlap=self.overlap[:, at],
+            overlap=self.overlap.take(at, 1),
             predicted=self.predicted[at],
             epochs=tuple(self.epochs[index] for index in rank_indices),
             seqs=tuple(self.seqs[index] for index in rank_indices),

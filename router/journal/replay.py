@@ -32,6 +32,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
+from router.decision.view import OverlapAnswer
 from router.journal.checkpoint import CheckpointUnusable, JournalCheckpoint, Restoring
 from router.journal.replay_differences import difference_of
 
@@ -85,15 +86,6 @@ class NotFolded(NamedTuple):
 
 Found = Redecided | CheckpointRead | NotFolded | None
 """Result of a record: a repeated decision or refusal, a complete checkpoint, an error, or only a changed state."""
-
-
-class RecordedAnswer(NamedTuple):
-    """The recorded answer of the index for a view's ranks."""
-
-    depths: bytes
-    epochs: tuple[int, ...]
-    seqs: tuple[int, ...]
-    doubts: tuple[str, ...]
 
 
 class Contradiction(Exception):
@@ -218,7 +210,7 @@ class Replay:
             return Otherwise(None, str(error))
         return Otherwise(other.winner, verdict=other)
 
-    def _answer(self, record: Decided, _: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+    def _answer(self, record: Decided, _: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
         if len(ranks) != record.ranks:
             raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
         known = self._columns.get(ranks)
@@ -226,7 +218,7 @@ class Replay:
             standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
             epochs, doubts = tuple(epoch for epoch, _ in standings), tuple(doubt for _, doubt in standings)
             known = self._columns[ranks] = epochs, (0,) * len(ranks), doubts
-        return RecordedAnswer(record.overlap, *known)
+        return record.overlap, *known
 
     def _refused(self, record: Refused) -> Redecided:
         request, state = record.request, self.state
@@ -253,7 +245,7 @@ def _unknown_mode(mode: str) -> str:
     return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
 
 
-def _no_overlap(_: RouteRequest, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
-    return RecordedAnswer(b"", zeros, zeros, ("",) * len(ranks))
+    return b"", zeros, zeros, ("",) * len(ranks)

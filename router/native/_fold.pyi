@@ -1,7 +1,13 @@
-from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-INTERFACE: int = 12
+from kv_protocol.decided import RouteRequest
+from kv_protocol.ids import WorkerRank
+from router.decision.verdict import Verdict as _Decision
+
+INTERFACE: int = 13
+
+def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
 class Policy: ...
 
@@ -12,43 +18,18 @@ class Standing: ...
 class Trusts:
     def __init__(self, arg0: Sequence[float], arg1: Sequence[int], /) -> None: ...
 
+class Basis:
+    def __init__(
+        self,
+        model_view: object,
+        rule: object,
+        policy: object,
+        changes: int,
+        why: tuple[str, ...] | None,
+        is_open: bool,
+    ) -> None: ...
+
 class Verdict:
-    @overload
-    def __init__(
-        self,
-        core: Core,
-        standing: Standing,
-        trusts: Trusts,
-        policy: Policy,
-        request: object,
-        overlap: object | None,
-        epochs: object | None,
-        now_s: float,
-        seed: int,
-        excluded: object | None,
-        multiplier: object | None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        core: Core,
-        live: Verdict,
-        policy: Policy,
-        seed: int,
-        excluded: object | None,
-        multiplier: object | None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        core: Core,
-        view: object,
-        policy: Policy,
-        request: object,
-        seed: int,
-        excluded: object | None,
-        multiplier: object | None,
-    ) -> None: ...
     def take_choice(
         self,
         winner: int,
@@ -165,6 +146,23 @@ class Checkpoint:
 class Core:
     def __init__(self, lease_s: float, ttl_s: float, blocks_max: int, idle_s: float, sessions_max: int) -> None: ...
     def standing(self, ranks: Sequence[tuple[str, int]], capacity: Sequence[int]) -> Standing: ...
+    def decide(
+        self,
+        bases: dict[tuple[str, int, str, str, str], Basis],
+        make: Callable[[RouteRequest, float], Basis],
+        policy: object,
+        request: RouteRequest,
+        ask: Callable[[bytes, tuple[WorkerRank, ...]], object],
+        now_s: float,
+        seed: int,
+        changes: int,
+    ) -> _Decision: ...
+    def decide_instead(self, live: Verdict, rule: object) -> _Decision: ...
+    def decide_by(self, view: object, rule: object, request: RouteRequest, seed: int) -> _Decision: ...
+    @property
+    def match_s(self) -> float: ...
+    @property
+    def choose_s(self) -> float: ...
     def take(self, verdict: Verdict) -> None: ...
     def expect(self, verdict: Verdict) -> None: ...
     def promised(

@@ -51,11 +51,11 @@ constexpr const char* kind_of() {
     return std::is_floating_point<Number>::value ? "float64" : sizeof(Number) == 8 ? "int64" : "int32";
 }
 
-// Copies numbers of one kind, `rows` times `count` of them, of any object that shows its memory, row by row.
+// Copies numbers of one kind, `rows` times `count` of them, of any object that shows its memory, in which they lie row by row.
 template <typename Number>
 std::vector<Number> numbers_in(const nanobind::handle& given, const char* field, std::size_t rows, std::size_t count) {
     Buffer buffer;
-    if (PyObject_GetBuffer(given.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    if (PyObject_GetBuffer(given.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
         throw nanobind::python_error();
     }
     const char kind = buffer.format == nullptr ? 'B' : buffer.format[0];
@@ -66,14 +66,8 @@ std::vector<Number> numbers_in(const nanobind::handle& given, const char* field,
         refuse(field, buffer.ndim == 0 ? 0 : buffer.shape[buffer.ndim - 1],
                std::to_string(rows) + " x " + std::to_string(count) + " " + kind_of<Number>());
     }
-    std::vector<Number> numbers(rows * count);
-    for (std::size_t row = 0; row < rows; ++row) {
-        const char* from = static_cast<const char*>(buffer.buf) + (dimensions == 2 ? static_cast<Py_ssize_t>(row) * buffer.strides[0] : 0);
-        for (std::size_t at = 0; at < count; ++at, from += buffer.strides[dimensions - 1]) {
-            std::memcpy(&numbers[row * count + at], from, sizeof(Number));
-        }
-    }
-    return numbers;
+    const auto* const numbers = static_cast<const Number*>(buffer.buf);
+    return {numbers, numbers + rows * count};
 }
 
 void bind_core(nanobind::module_& module);

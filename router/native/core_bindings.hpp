@@ -26,22 +26,26 @@ inline Chain chain_of(const nanobind::bytes& packed) {
     return std::make_shared<const std::vector<u64>>(words.data, words.data + words.count);
 }
 
-// The core, and the epochs of the index's last answer: the index gives the same tuple while none changes.
+inline Seconds seconds_of(const nanobind::handle& value) { return value.is_none() ? Seconds{} : Seconds(nanobind::cast<double>(value)); }
+
+// The core, and how long its last decision took: to ask the index, and all else.
 struct PyCore : Core {
     using Core::Core;
-    std::shared_ptr<const std::vector<u64>> epochs_of(const nanobind::object& given) {
-        if (given.is_none()) {
-            return nullptr;
-        }
-        if (!epochs_given.is(given)) {
-            epochs = std::make_shared<const std::vector<u64>>(nanobind::cast<std::vector<u64>>(given));
-            epochs_given = given;
-        }
-        return epochs;
-    }
-    nanobind::object epochs_given = nanobind::none();
-    std::shared_ptr<const std::vector<u64>> epochs;
+    double match_s = 0, choose_s = 0;
 };
+
+// Columns of a view by their names in `router.decision.view.View`.
+constexpr std::pair<const char*, RankNumbers::Counts RankNumbers::*> kCounts[] = {{"predicted", &RankNumbers::predicted},
+                                                                                  {"queued_tokens", &RankNumbers::queued},
+                                                                                  {"active_requests", &RankNumbers::requests},
+                                                                                  {"active_blocks", &RankNumbers::blocks},
+                                                                                  {"shared_blocks", &RankNumbers::shared}};
+constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] = {{"history_blocks", &RankNumbers::history},
+                                                                                  {"trust_factor", &RankNumbers::trust},
+                                                                                  {"prefill", &RankNumbers::prefill},
+                                                                                  {"decode", &RankNumbers::decode},
+                                                                                  {"ttft_s", &RankNumbers::ttft_s},
+                                                                                  {"itl_s", &RankNumbers::itl_s}};
 
 template <typename Numbers>
 nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
@@ -56,5 +60,6 @@ nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
 }
 
 void bind_verdict(nanobind::module_& module);
+void bind_decisions(nanobind::module_& module, nanobind::class_<PyCore>& core);
 
 }  // namespace kv

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "core_bindings.hpp"
-#include "decision_bytes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -11,67 +10,11 @@ namespace kv {
 
 namespace {
 
-// A field's name, made once: it is asked for with every request.
-class Name {
-public:
-    explicit Name(const char* name) : text_(PyUnicode_InternFromString(name)) {}
-    nb::object of(const nb::handle& owner) const {
-        PyObject* const found = PyObject_GetAttr(owner.ptr(), text_);
-        if (found == nullptr) {
-            throw nb::python_error();
-        }
-        return nb::steal(found);
-    }
-
-private:
-    PyObject* const text_;  // as long as the process
-};
-
-std::string_view text_of(const nb::object& text) {
-    Py_ssize_t size = 0;
-    const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-    if (data == nullptr) {
-        throw nb::python_error();
-    }
-    return {data, static_cast<std::size_t>(size)};
-}
-
 nb::object attribute(const nb::handle& of, const char* name) { return of.attr(name); }
 
 template <typename Value>
 Value read(const nb::handle& of, const char* name) {
     return nb::cast<Value>(attribute(of, name));
-}
-
-Seconds seconds_of(const nb::object& value) { return value.is_none() ? Seconds{} : Seconds(nb::cast<double>(value)); }
-
-std::string estimated_scheme;  // `kv_protocol.hashing.TEXT_SCHEME`: of prompts with an estimated length
-
-// Reads a `kv_protocol.decided.RouteRequest`.
-std::shared_ptr<const Request> request_of(const nb::handle& given) {
-    static const Name phase("phase"), decision_id("decision_id"), model("model"), session_id("session_id"), tenant("tenant"),
-        lora("lora"), isl_tokens("isl_tokens"), hash_scheme("hash_scheme"), block_size("block_size"), max_tokens("max_tokens"),
-        expected_osl("expected_osl"), pinned_worker("pinned_worker"), ttft_target_s("ttft_target_s"), itl_target_s("itl_target_s"),
-        sequence_hashes("sequence_hashes");
-    const nb::object of_phase = phase.of(given), of_scheme = hash_scheme.of(given);
-    auto made = std::make_shared<Request>();
-    made->decision_id = text_of(decision_id.of(given));
-    made->model = text_of(model.of(given));
-    made->session_id = text_of(session_id.of(given));
-    made->tenant = text_of(tenant.of(given));
-    made->lora = text_of(lora.of(given));
-    made->isl_tokens = nb::cast<i64>(isl_tokens.of(given));
-    made->known_tokens = text_of(of_scheme) == estimated_scheme ? 0 : made->isl_tokens;
-    made->block_size = nb::cast<i64>(block_size.of(given));
-    made->max_tokens = nb::cast<i64>(max_tokens.of(given));
-    made->expected_osl = nb::cast<i64>(expected_osl.of(given));
-    made->is_prefilled = text_of(of_phase) != "decode";
-    made->is_decoded = text_of(of_phase) != "prefill";
-    made->is_pinned = !pinned_worker.of(given).is_none();
-    made->ttft_target_s = seconds_of(ttft_target_s.of(given));
-    made->itl_target_s = seconds_of(itl_target_s.of(given));
-    made->blocks = chain_of(nb::cast<nb::bytes>(sequence_hashes.of(given)));
-    return made;
 }
 
 template <typename Choice>
@@ -122,138 +65,26 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
-// Reads the overlap on each tier: of an array, or of the bytes that a journal has.
-std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
-    if (PyBytes_Check(overlap.ptr())) {
-        const nb::bytes packed = nb::borrow<nb::bytes>(overlap);
-        std::vector<std::int32_t> tiers = unpacked_overlap({packed.c_str(), packed.size()}, count);
-        if (tiers.size() != kTiers * count) {
-            refuse("overlap", static_cast<i64>(packed.size()), "bytes that have the overlap of " + std::to_string(count) + " columns");
-        }
-        return tiers;
-    }
-    return numbers_in<std::int32_t>(overlap, "overlap", kTiers, count);
-}
-
-std::vector<char> flags_of(const nb::handle& given) {
-    std::vector<char> flags;
-    if (!given.is_none()) {
-        for (const nb::handle each : given) {
-            const int is_true = PyObject_IsTrue(each.ptr());
-            if (is_true < 0) {
-                throw nb::python_error();
-            }
-            flags.push_back(is_true == 1);
-        }
-    }
-    return flags;
-}
-
-std::vector<double> numbers_of(const nb::handle& given) {
-    return given.is_none() ? std::vector<double>{} : nb::cast<std::vector<double>>(given);
-}
-
-void init_verdict(Verdict* made, PyCore& core, std::shared_ptr<const Standing> standing, const Trusts& trusts,
-                  std::shared_ptr<const Policy> policy, const nb::handle& request, const nb::handle& overlap,
-                  const nb::object& epochs, double now_s, u64 seed, const nb::handle& excluded, const nb::handle& multiplier) {
-    const std::shared_ptr<const Request> asked = request_of(request);
-    auto view_epochs = core.epochs_of(epochs);
-    if (view_epochs != nullptr && view_epochs->size() != standing->rows.size()) {
-        refuse("epochs", static_cast<i64>(view_epochs->size()), std::to_string(standing->rows.size()) + ", one of each rank");
-    }
-    std::vector<std::int32_t> tiers = view_epochs == nullptr ? std::vector<std::int32_t>{} : tiers_of(overlap, standing->rows.size());
-    const auto view = core.look(std::move(standing), trusts, *policy, *asked, std::move(tiers), std::move(view_epochs), now_s);
-    Verdict verdict(view, std::move(policy), asked, seed);
-    verdict.decide(flags_of(excluded), numbers_of(multiplier));
-    new (made) Verdict(std::move(verdict));
-}
-
-// Decides again for the same request, by another policy.
-void init_again(Verdict* made, PyCore& core, const Verdict& live, std::shared_ptr<const Policy> policy, u64 seed,
-                const nb::handle& excluded, const nb::handle& multiplier) {
-    Verdict verdict(core.look_again(*live.view, *policy, *live.request), policy, live.request, seed);
-    verdict.decide(flags_of(excluded), numbers_of(multiplier));
-    new (made) Verdict(std::move(verdict));
-}
-
-// Decides by the columns of a `router.decision.view.View` in place of the core's state.
-void init_of_view(Verdict* made, PyCore& core, const nb::handle& given, std::shared_ptr<const Policy> policy, const nb::handle& request, u64 seed,
-                  const nb::handle& excluded, const nb::handle& multiplier) {
-    std::vector<RankKey> keys;
-    for (const nb::handle each : given.attr("ranks")) {
-        keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
-    }
-    std::vector<i64> capacity;
-    for (const nb::handle each : given.attr("registrations")) {
-        capacity.push_back(read<i64>(each, "total_kv_blocks"));
-    }
-    auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), read<double>(given, "now_s"), read<u64>(given, "turn"));
-    RankNumbers& numbers = view->numbers;
-    const std::size_t n = keys.size();
-    const auto set = [n](auto& column, const nb::handle& of, const char* name) {
-        const nb::object given_column = of.attr(name);
-        if (!given_column.is_none()) {
-            const auto found = numbers_in<typename std::decay_t<decltype(column)>::value_type>(given_column, name, 1, n);
-            column.assign(found.begin(), found.end());
-        }
-    };
-    numbers.tiers = tiers_of(given.attr("overlap"), n);
-    set(numbers.predicted, given, "predicted");
-    set(numbers.queued, given, "queued_tokens");
-    set(numbers.requests, given, "active_requests");
-    set(numbers.blocks, given, "active_blocks");
-    set(numbers.shared, given, "shared_blocks");
-    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
-    set(numbers.history, given, "history_blocks");
-    set(numbers.trust, given, "trust_factor");
-    const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
-    if (!rates.is_none()) {
-        set(numbers.prefill, rates, "prefill");
-        set(numbers.decode, rates, "decode");
-        view->output_tokens = read<double>(rates, "output_tokens");
-        view->is_learnt = read<bool>(rates, "is_learnt");
-    }
-    if (!forecast.is_none()) {
-        set(numbers.ttft_s, forecast, "ttft_s");
-        set(numbers.itl_s, forecast, "itl_s");
-    }
-    if (!bound.is_none()) {
-        view->bound = Held(core.ranks, RankKey{nb::cast<std::string>(bound[0]), nb::cast<i64>(bound[1])});
-    }
-    view->spent = flags_of(given.attr("newcomer"));
-    view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
-    view->is_blank = read<bool>(given, "is_blank");
-    if ((policy->is_timed && numbers.prefill.size() != n) || (policy->reads_forecast && numbers.ttft_s.size() != n)) {
-        throw nb::value_error("the view was made for another mode");
-    }
-    Verdict verdict(view, std::move(policy), request_of(request), seed);
-    verdict.decide(flags_of(excluded), numbers_of(multiplier));
-    new (made) Verdict(std::move(verdict));
-}
-
-nb::bytes column(const Verdict& verdict, const std::string& name) {
+nb::bytes column(const Verdict& verdict, std::string_view name) {
     const RankNumbers& ranks = verdict.view->numbers;
-    const std::size_t n = ranks.count;
-    return name == "overlap"           ? packed(ranks.tiers, kTiers * n)
-           : name == "predicted"       ? packed(ranks.predicted, n)
-           : name == "queued_tokens"   ? packed(ranks.queued, n)
-           : name == "active_requests" ? packed(ranks.requests, n)
-           : name == "active_blocks"   ? packed(ranks.blocks, n)
-           : name == "shared_blocks"   ? packed(ranks.shared, n)
-           : name == "history_blocks"  ? packed(ranks.history, n)
-           : name == "newcomer"        ? packed(verdict.view->spent, n)
-                                       : throw nb::key_error(name.c_str());
+    for (const auto& [each, counts] : kCounts) {
+        if (each == name) {
+            return packed(ranks.*counts, ranks.count);
+        }
+    }
+    return name == "overlap"    ? packed(ranks.tiers, kTiers * ranks.count)
+           : name == "newcomer" ? packed(verdict.view->spent, ranks.count)
+                                : throw nb::key_error(std::string(name).c_str());
 }
 
-std::optional<nb::bytes> factors(const Verdict& verdict, const std::string& name) {
+std::optional<nb::bytes> factors(const Verdict& verdict, std::string_view name) {
     const RankNumbers& ranks = verdict.view->numbers;
-    const RankNumbers::Floats& found = name == "trust_factor" ? ranks.trust
-                                       : name == "prefill"    ? ranks.prefill
-                                       : name == "decode"     ? ranks.decode
-                                       : name == "ttft_s"     ? ranks.ttft_s
-                                       : name == "itl_s"      ? ranks.itl_s
-                                                              : throw nb::key_error(name.c_str());
-    return found.empty() ? std::nullopt : std::optional<nb::bytes>(packed(found, ranks.count));
+    for (const auto& [each, floats] : kFloats) {
+        if (each == name && !(ranks.*floats).empty()) {
+            return packed(ranks.*floats, ranks.count);
+        }
+    }
+    return std::nullopt;
 }
 
 Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
@@ -263,7 +94,6 @@ Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
-    estimated_scheme = nb::cast<std::string>(nb::module_::import_("kv_protocol.hashing").attr("TEXT_SCHEME"));
     nb::class_<Policy>(module, "Policy");
     module.def("policy", &policy_of, "policy"_a, "mode"_a, "reads_overlap"_a, "reads_load"_a, "reads_forecast"_a);
     nb::class_<Standing>(module, "Standing");
@@ -271,10 +101,6 @@ void bind_verdict(nb::module_& module) {
         new (made) Trusts{std::move(factors), std::move(without_events)};
     });
     nb::class_<Verdict>(module, "Verdict")
-        .def("__init__", &init_verdict, "core"_a, "standing"_a, "trusts"_a, "policy"_a, "request"_a, "overlap"_a.none(), "epochs"_a.none(),
-             "now_s"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
-        .def("__init__", &init_again, "core"_a, "live"_a, "policy"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
-        .def("__init__", &init_of_view, "core"_a, "view"_a, "policy"_a, "request"_a, "seed"_a, "excluded"_a.none(), "multiplier"_a.none())
         .def("take_choice",
              [](Verdict& verdict, std::size_t winner, std::string reason, std::optional<std::size_t> runner_up, Seconds margin,
                 bool meets_targets, const std::vector<double>& costs) {

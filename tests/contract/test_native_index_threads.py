@@ -176,8 +176,8 @@ def test_threads_that_use_one_index_at_once_all_end_and_leave_it_whole(seed: int
 class SaysMoreThanWasAsked(NativeIndex):
     """Matches one block too many."""
 
-    def match(self, sequence_hashes: Hashes, out: Any) -> int:
-        return super().match(sequence_hashes, out) + 200
+    def match(self, sequence_hashes: Hashes, out: Any, ranks: bytes | None = None) -> int:
+        return super().match(sequence_hashes, out, ranks) + 200
 
 
 @pytest.mark.planted

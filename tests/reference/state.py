@@ -246,7 +246,8 @@ class ReferenceState:
     def _with_overlap(
         self, rows: list[Row], workers: list[Worker], request: RouteRequest, ask: AskIndex, now_s: float
     ) -> list[Row]:
-        chain, ranks, found = request.reusable_hashes, tuple(row.rank for row in rows), list[Row]()
+        chain = request.sequence_hashes[: 8 * request.reusable_blocks]
+        ranks, found = tuple(row.rank for row in rows), list[Row]()
         answer, spent = ask(chain, ranks), self.newcomers.spent(ranks)
         hashing, images = Hashing(request.block_size, request.hash_scheme), self.fleet.images(request.model, now_s)
         for at, row in enumerate(rows):

@@ -9,7 +9,6 @@ reason       the mode's, but `pinned` if the client named the worker, `newcomer`
 from collections.abc import Mapping
 
 from kv_protocol.decided import RouteRequest
-from router.decision.eligibility import reasons
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state_settings import LEASE_S, AffinityLimits, ApproximateLimits
@@ -27,6 +26,5 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
         LimitExceeded: a user's mode chose a rank that does not exist.
         ValueError: the view lacks columns that the mode reads.
     """
-    rule = Rules(modes).of(policy, request)
-    source = built.Core(LEASE_S, *ApproximateLimits(), *AffinityLimits()), view, rule.native, request, seed
-    return Verdict(source, rule, request, view, reasons(view, request), view, view.trust, view)
+    core = built.Core(LEASE_S, *ApproximateLimits(), *AffinityLimits())
+    return core.decide_by(view, Rules(modes).of(policy, request), request, seed)

@@ -163,10 +163,16 @@ class ReferenceIndex(ReferenceTree):
                 _settle(depths, alive[tier], tier, depth + 1)
         return {rank: (found[0], found[1], found[2], found[3]) for rank, found in depths.items()}
 
-    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
-        """Write the depths of every rank to `out`; return the largest depth of any rank."""
+    def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
+        """Write the depths of every rank to `out`, or of the columns' `ranks`; return the largest depth of any rank."""
         hashes = checked_hashes(sequence_hashes)
-        return self._match_into(hashes, checked_depths(out, self._columns_min()))
+        if ranks is None:
+            return self._match_into(hashes, checked_depths(out, self._columns_min()))
+        found, of_columns = self.overlaps(hashes), array("I", ranks)
+        rows = [found.get(rank, (0,) * DEPTH_ROWS) for rank in of_columns]
+        told = array("i", [row[tier] for tier in TIERS for row in rows])
+        checked_depths(out, len(rows))[:] = memoryview(told)
+        return max((depths[-1] for depths in found.values()), default=0)
 
     def _columns_min(self) -> int:
         return max(self._ranks, default=-1) + 1

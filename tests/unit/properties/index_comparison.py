@@ -39,11 +39,11 @@ def compare_everything(
     some = random.sample(ranks, min(5, len(ranks)))
     for name, index in indexes.items():
         assert index.self_check() == [], name
-    same({name: matches(index, forms, columns) for name, index in indexes.items()})
+    same({name: matches(random, index, forms, columns) for name, index in indexes.items()})
     same({name: shown(index, blocks, some) for name, index in indexes.items()})
 
 
-def matches(index: PrefixIndex, queries: list[Hashes], columns: int) -> list[list[int]]:
+def matches(random: Random, index: PrefixIndex, queries: list[Hashes], columns: int) -> list[list[int]]:
     """Return the depths of all queries."""
     found, out = list[list[int]](), array("i", [8]) * (4 * columns)
     for query in queries:
@@ -52,7 +52,11 @@ def matches(index: PrefixIndex, queries: list[Hashes], columns: int) -> list[lis
             expected[rank::columns] = array("i", each)
         assert index.match(query, out) == max((each[-1] for each in depths.values()), default=0)
         assert out == expected
-        found.append(out.tolist())
+        some = array("I", random.sample(range(columns + 3), columns))  # any order, and some that are not registered
+        assert index.match(query, out, some.tobytes()) == max((each[-1] for each in depths.values()), default=0)
+        of_some = [depths.get(rank, (0, 0, 0, 0)) for rank in some]
+        assert out.tolist() == [each[tier] for tier in TIERS for each in of_some]
+        found.append(expected.tolist())
     return found
 
 

@@ -116,14 +116,18 @@ def test_the_columns_are_the_views_after_any_facts_in_any_order(told: list[Step]
     assert differences(told) == []
 
 
-def test_what_was_answered_stays_as_it_was() -> None:
+def test_what_was_answered_stays_as_it_was_but_for_the_depths_of_the_same_tuple() -> None:
     fold = IndexFold(NativeIndex())
     fold.apply(BatchArrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
     before = fold.columns(pack_u64(PATH), RANKS)
-    kept = (before.depths.tolist(), before.epochs, before.seqs, before.doubts)
+    kept, depths = before[1:], before.depths.tolist()
     fold.apply(BatchArrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
-    fold.columns(pack_u64(PATH), RANKS)
-    assert (before.depths.tolist(), before.epochs, before.seqs, before.doubts) == kept
+    fold.columns(pack_u64(PATH), RANKS[::-1])
+    assert (before[1:], before.depths.tolist()) == (kept, depths)
+    after = fold.columns(pack_u64(PATH), RANKS)
+    assert before[1:] == kept
+    assert after.depths is before.depths
+    assert not after.depths.any()
 
 
 def test_while_nothing_is_told_the_same_objects_answer() -> None:
@@ -137,10 +141,10 @@ def test_while_nothing_is_told_the_same_objects_answer() -> None:
 
 
 def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> None:
-    cache = StatusColumnsCache(lambda _: 0)
+    cache = StatusColumnsCache(lambda _: 0, lambda _: (0, 0, ""))
     for number in range(1000):
         cache.of((WorkerRank(f"w{number}", 0),))
-    assert len(cache) == 64
+    assert (len(cache), len(cache.fresh)) == (64, 64)
 
 
 @pytest.mark.planted

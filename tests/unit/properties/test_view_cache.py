@@ -90,13 +90,13 @@ def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
         held = answer([((1, 1, 1, 1), 0, 0, "")] * len(ranks))
         return held._replace(doubts=_DOUBTS[doubt][: len(ranks)])
 
-    standing, doubts = folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s), _DOUBTS[doubt]
-    known = standing.ranks, standing.registrations, standing.unfit, standing.roles, standing.is_uniform
-    trust = standing.trusted(doubts[: len(standing.ranks)]).trust
     try:
         decided: Any = folded.decide(route(), ask, now_s, 1).decision()
     except (NoEligibleWorker, WorkerNotNamed) as error:
         decided = str(error)
+    standing, doubts = folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s), _DOUBTS[doubt]
+    known = standing.ranks, standing.registrations, standing.unfit, standing.roles
+    trust = standing.trusted(doubts[: len(standing.ranks)]).trust
     return [*known, standing.seq_len_min, dict(standing.misfits), trust, decided]
 
 

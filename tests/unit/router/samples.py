@@ -163,7 +163,7 @@ def view(
         registrations=tuple(each.registrations for each in rows),
         unfit=tuple(each.unfit for each in rows),
         trust=tuple(Trust(each.trust, each.trust_reason) for each in rows),
-        overlap=np.array([each.overlap_blocks for each in rows], dtype=np.int32).reshape(len(rows), 4).T,
+        overlap=np.array([each.overlap_blocks for each in rows], dtype=np.int32).reshape(len(rows), 4).T.copy(),
         predicted=_ints(*(each.predicted_blocks for each in rows)),
         epochs=tuple(each.epoch for each in rows),
         seqs=tuple(each.seq for each in rows),

@@ -124,7 +124,7 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
 def test_any_overlap_is_read_as_it_was_packed(ranks: int, seed: int, most: int) -> None:
     draw = random.Random(seed)
     depths = [sorted(draw.choice([0, draw.randrange(most)]) for _ in range(4)) for _ in range(ranks)]
-    overlap = np.array(depths, dtype=np.int32).T
+    overlap = np.array(depths, dtype=np.int32).T.copy()
     told = only_decided(recorded(verdict(0, ranks=ranks, unfit=("",) * ranks, overlap=overlap)))
     assert overlap_depths(told) == [tuple(each) for each in depths]
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from indexer.embedded import OverlapColumns
-from kv_protocol.decided import RouteRequest
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import HASH_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
@@ -77,8 +76,8 @@ def test_every_rank_of_every_worker_that_serves_the_model_has_a_row_eldest_first
 def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> None:
     asked = []
 
-    def ask(request: RouteRequest, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        asked.append((request.reusable_hashes, ranks))
+    def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        asked.append((blocks, ranks))
         return answer([HELD] * len(ranks))
 
     joined(registered(dp_ranks=(0, 1))).decide(route(32), ask, 0.0, 1)
@@ -91,8 +90,8 @@ def test_for_a_mode_that_reads_no_overlap_the_index_is_not_asked(mode: str) -> N
     folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(mode=mode))))
     promise(folded)
 
-    def ask(request: RouteRequest, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        raise AssertionError((request, ranks))
+    def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        raise AssertionError((blocks, ranks))
 
     found = folded.decide(route(pinned_worker="w0"), ask, 0.0, 1).view
     assert (found.ranks, found.overlap.tolist()) == ((rank(),), [[0]] * 4)

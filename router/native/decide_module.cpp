@@ -1,0 +1,365 @@
+// In C++: how the verdicts of router/decision/verdict.py are made. All calls keep the GIL.
+#include <structmember.h>
+
+#include <chrono>
+
+#include "core_bindings.hpp"
+#include "decision_bytes.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv {
+
+namespace {
+
+// A field that objects of a type have in a slot: by `__slots__`, or as `msgspec.Struct`s.
+class Slot {
+public:
+    Slot(const nb::handle& type, const char* name) {
+        const nb::object member = type.attr(name);
+        if (!Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type)) {
+            throw nb::type_error((std::string(name) + ": allowed is a field in a slot").c_str());
+        }
+        offset_ = reinterpret_cast<const PyMemberDescrObject*>(member.ptr())->d_member->offset;
+    }
+    nb::handle of(const nb::handle& owner) const { return at(owner); }
+    void set(const nb::handle& owner, const nb::handle& value) const {
+        Py_XINCREF(value.ptr());
+        Py_XSETREF(at(owner), value.ptr());
+    }
+
+private:
+    PyObject*& at(const nb::handle& owner) const {
+        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner.ptr()) + offset_);
+    }
+    Py_ssize_t offset_;
+};
+
+// `kv_protocol.decided.RouteRequest`
+struct RequestSlots {
+    explicit RequestSlots(const nb::handle& of) : type(of) {}
+    nb::handle type;
+    Slot model{type, "model"}, block_size{type, "block_size"}, hash_scheme{type, "hash_scheme"}, phase{type, "phase"},
+        endpoint{type, "endpoint"}, decision_id{type, "decision_id"}, session_id{type, "session_id"}, tenant{type, "tenant"},
+        lora{type, "lora"}, isl_tokens{type, "isl_tokens"}, max_tokens{type, "max_tokens"}, expected_osl{type, "expected_osl"},
+        pinned_worker{type, "pinned_worker"}, pinned_dp_rank{type, "pinned_dp_rank"}, allowed_workers{type, "allowed_workers"},
+        tried{type, "tried"}, required_taints{type, "required_taints"}, preferred_taints{type, "preferred_taints"},
+        transfer_domain{type, "transfer_domain"}, prefill_worker{type, "prefill_worker"}, ttft_target_s{type, "ttft_target_s"}, itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
+};
+
+// `router.decision.verdict.Verdict`
+struct VerdictSlots {
+    explicit VerdictSlots(const nb::handle& of) : type(of) {}
+    nb::handle type;
+    Slot request{type, "request"}, decision_id{type, "decision_id"}, model_view{type, "model_view"}, trusts{type, "trusts"},
+        why{type, "why"}, epochs{type, "epochs"}, seqs{type, "seqs"}, view{type, "_view"}, winner{type, "winner"},
+        registration{type, "registration"};
+};
+
+// What Python names once.
+struct Names {
+    nb::object request_type, verdict_type, constraints;  // `router.decision.eligibility.constraints`
+    std::string estimated_scheme;                        // of prompts with an estimated length
+    nb::object ranks = nb::steal(PyUnicode_InternFromString("ranks")), registrations = nb::steal(PyUnicode_InternFromString("registrations"));
+    RequestSlots request{request_type};
+    VerdictSlots verdict{verdict_type};
+};
+
+const Names* names = nullptr;  // as long as the process
+
+std::string_view text_of(const nb::handle& text) {
+    Py_ssize_t size = 0;
+    const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) {
+        throw nb::python_error();
+    }
+    return {data, static_cast<std::size_t>(size)};
+}
+
+const RequestSlots& slots_of(const nb::handle& request) {
+    if (names == nullptr || !Py_IS_TYPE(request.ptr(), reinterpret_cast<PyTypeObject*>(names->request_type.ptr()))) {
+        throw nb::type_error("request: allowed is a RouteRequest");
+    }
+    return names->request;
+}
+
+std::shared_ptr<const Request> request_of(const nb::handle& given) {
+    const RequestSlots& of = slots_of(given);
+    const std::string_view phase = text_of(of.phase.of(given));
+    auto made = std::make_shared<Request>();
+    made->decision_id = text_of(of.decision_id.of(given));
+    made->model = text_of(of.model.of(given));
+    made->session_id = text_of(of.session_id.of(given));
+    made->tenant = text_of(of.tenant.of(given));
+    made->lora = text_of(of.lora.of(given));
+    made->isl_tokens = nb::cast<i64>(of.isl_tokens.of(given));
+    made->known_tokens = text_of(of.hash_scheme.of(given)) == names->estimated_scheme ? 0 : made->isl_tokens;
+    made->block_size = nb::cast<i64>(of.block_size.of(given));
+    made->max_tokens = nb::cast<i64>(of.max_tokens.of(given));
+    made->expected_osl = nb::cast<i64>(of.expected_osl.of(given));
+    made->is_prefilled = phase != "decode";
+    made->is_decoded = phase != "prefill";
+    made->is_pinned = !of.pinned_worker.of(given).is_none();
+    made->ttft_target_s = seconds_of(of.ttft_target_s.of(given));
+    made->itl_target_s = seconds_of(of.itl_target_s.of(given));
+    made->blocks = chain_of(nb::cast<nb::bytes>(of.sequence_hashes.of(given)));
+    return made;
+}
+
+// The part of the prompt that a cache could provide.
+nb::object reusable_chain(const nb::handle& given, const Request& request) {
+    const nb::handle chain = names->request.sequence_hashes.of(given);
+    const auto size = static_cast<Py_ssize_t>(sizeof(u64)) * static_cast<Py_ssize_t>(request.reusable_blocks());
+    return size >= PyBytes_GET_SIZE(chain.ptr()) ? nb::borrow(chain)
+                                                 : nb::steal(PyBytes_FromStringAndSize(PyBytes_AS_STRING(chain.ptr()), size));
+}
+
+// Reads the overlap on each tier: of an array, or of the bytes that a journal has.
+std::vector<std::int32_t> tiers_of(const nb::handle& overlap, std::size_t count) {
+    if (PyBytes_Check(overlap.ptr())) {
+        const nb::bytes packed = nb::borrow<nb::bytes>(overlap);
+        std::vector<std::int32_t> tiers = unpacked_overlap({packed.c_str(), packed.size()}, count);
+        if (tiers.size() != kTiers * count) {
+            refuse("overlap", static_cast<i64>(packed.size()), "bytes that have the overlap of " + std::to_string(count) + " columns");
+        }
+        return tiers;
+    }
+    return numbers_in<std::int32_t>(overlap, "overlap", kTiers, count);
+}
+
+std::vector<char> flags_of(const nb::handle& given) {
+    std::vector<char> flags;
+    if (!given.is_none()) {
+        for (const nb::handle each : given) {
+            const int is_true = PyObject_IsTrue(each.ptr());
+            if (is_true < 0) {
+                throw nb::python_error();
+            }
+            flags.push_back(is_true == 1);
+        }
+    }
+    return flags;
+}
+
+// Which ranks may not take a request, and what multiplies their costs.
+struct Constraints {
+    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {}
+
+    nb::object why;  // of each rank; None: all may
+    std::vector<char> excluded;
+    std::vector<double> multiplier;
+};
+
+Constraints constraints_of(const nb::handle& view, const nb::handle& request, const nb::handle& rule) {
+    const nb::object found = names->constraints(view, request, rule[0]);
+    Constraints made(found[0]);
+    if (const nb::object given = found[1]; !given.is_none()) {
+        made.multiplier = nb::cast<std::vector<double>>(given);
+    }
+    return made;
+}
+
+// What decisions on requests of one kind (model, hashing, phase, endpoint) are made of, until the fleet, its breakers or the policy
+// change, or time alone changes them.
+struct Basis {
+    // `why`: of each rank, why it takes no request of this kind; None: all do. `opened`: one rank at least takes those that say no more.
+    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why, bool opened)
+        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)),
+          is_open(opened), policy(nb::cast<std::shared_ptr<const Policy>>(rule[2])),
+          standing(nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"))) {}
+
+    bool holds(double now_s, u64 at, const nb::handle& by) const { return now_s < valid_until_s && changes == at && given_policy.is(by); }
+    void doubt(nb::object of) {
+        if (!doubts.is(of)) {
+            const nb::object trusted = model_view.attr("trusted")(of);
+            trusts = trusted[0];
+            native_trusts = nb::cast<std::shared_ptr<const Trusts>>(trusted[1]);
+            doubts = std::move(of);
+        }
+    }
+    void begin(nb::object of) {
+        if (!given_epochs.is(of)) {
+            auto made = nb::cast<std::vector<u64>>(of);
+            if (made.size() != standing->rows.size()) {
+                refuse("epochs", static_cast<i64>(made.size()), std::to_string(standing->rows.size()) + ", one of each rank");
+            }
+            epochs = std::make_shared<const std::vector<u64>>(std::move(made));
+            given_epochs = std::move(of);
+        }
+    }
+
+    nb::object model_view;
+    nb::tuple rule;
+    nb::object given_policy;
+    u64 changes;
+    Constraints constraints;  // of requests that have none of their own
+    bool is_open;
+    std::shared_ptr<const Policy> policy;
+    std::shared_ptr<const Standing> standing;
+    nb::object ranks = model_view.attr("ranks"), registrations = model_view.attr("registrations"), undoubted = model_view.attr("undoubted");
+    nb::object transfer_domain = model_view.attr("transfer_domain");
+    i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
+    double valid_until_s = nb::cast<double>(model_view.attr("valid_until_s"));
+    // Of the index's last answer.
+    nb::object doubts, trusts, given_epochs;
+    std::shared_ptr<const Trusts> native_trusts;
+    std::shared_ptr<const std::vector<u64>> epochs;
+};
+
+// Whether the request may exclude ranks that take others of its kind, or make some dearer.
+bool is_constrained(const nb::handle& given, const Request& request, const Basis& basis) {
+    const RequestSlots& of = names->request;
+    const auto is_given = [&given](const Slot& tuple) { return PyTuple_GET_SIZE(tuple.of(given).ptr()) != 0; };
+    const nb::handle domain = of.transfer_domain.of(given);
+    const bool is_transfer = !domain.is_none() || !of.prefill_worker.of(given).is_none();
+    return request.is_pinned || !request.lora.empty() || !of.pinned_dp_rank.of(given).is_none() || !of.allowed_workers.of(given).is_none() ||
+           is_given(of.tried) || is_given(of.required_taints) || is_given(of.preferred_taints) ||
+           (is_transfer && (basis.transfer_domain.is_none() || !(domain.is_none() || domain.equal(basis.transfer_domain)))) ||
+           (basis.seq_len_min != 0 && request.known_tokens != 0 &&
+            request.isl_tokens + std::max<i64>(1, request.max_tokens) > basis.seq_len_min);
+}
+
+// The object that Python has of a verdict. `epochs`, `seqs`: where the ranks' streams stand.
+nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, const nb::handle& model_view, const nb::handle& rule,
+                   const nb::handle& trusts, const nb::handle& epochs, const nb::handle& seqs, const nb::handle& view) {
+    verdict.decide(of.excluded, std::move(of.multiplier));
+    const VerdictSlots& slots = names->verdict;
+    nb::object made = nb::inst_alloc(slots.type);
+    const Verdict& own = *new (nb::inst_ptr<Verdict>(made)) Verdict(std::move(verdict));
+    nb::inst_mark_ready(made);
+    slots.request.set(made, request);
+    slots.decision_id.set(made, names->request.decision_id.of(request));
+    slots.model_view.set(made, model_view);
+    slots.trusts.set(made, trusts);
+    slots.why.set(made, of.why);
+    slots.epochs.set(made, epochs);
+    slots.seqs.set(made, seqs);
+    slots.view.set(made, view);
+    if (own.policy->mode == Mode::kUser) {
+        made.attr("_let_choose")(rule);
+    }
+    slots.winner.set(made, model_view.attr(names->ranks)[own.place()]);
+    slots.registration.set(made, model_view.attr(names->registrations)[own.place()]);
+    return made;
+}
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make, const nb::handle& policy, const nb::handle& given,
+                  const nb::callable& ask, double now_s, u64 seed, u64 changes) {
+    const double began_s = seconds_now();
+    core.match_s = 0;
+    const RequestSlots& slots = slots_of(given);
+    const nb::object kind = nb::steal(PyTuple_Pack(5, slots.model.of(given).ptr(), slots.block_size.of(given).ptr(), slots.hash_scheme.of(given).ptr(),
+                                                   slots.phase.of(given).ptr(), slots.endpoint.of(given).ptr()));
+    nb::object kept = nb::borrow(PyDict_GetItem(bases.ptr(), kind.ptr()));
+    if (!kept.is_valid() || !nb::inst_ptr<Basis>(kept)->holds(now_s, changes, policy)) {
+        kept = make(given, now_s);
+        bases[kind] = kept;
+    }
+    Basis& basis = *nb::cast<Basis*>(kept);
+    const std::shared_ptr<const Request> request = request_of(given);
+    std::vector<std::int32_t> tiers;
+    nb::object epochs = nb::none(), seqs = nb::none(), doubts = basis.undoubted;
+    const bool is_asked = basis.policy->reads_overlap && !basis.standing->rows.empty();
+    if (is_asked) {
+        const double asked_s = seconds_now();
+        const nb::tuple answer = nb::cast<nb::tuple>(ask(reusable_chain(given, *request), basis.ranks));
+        core.match_s = seconds_now() - asked_s;
+        tiers = tiers_of(answer[0], basis.standing->rows.size());
+        epochs = answer[1];
+        seqs = answer[2];
+        doubts = answer[3];
+        basis.begin(epochs);
+    }
+    basis.doubt(doubts);
+    const bool is_open = basis.is_open && !is_constrained(given, *request, basis);
+    Constraints constraints = is_open ? basis.constraints : constraints_of(basis.model_view, given, basis.rule);
+    auto view = core.look(basis.standing, *basis.native_trusts, *basis.policy, *request, std::move(tiers), is_asked ? basis.epochs : nullptr, now_s);
+    nb::object made = decided(Verdict(std::move(view), basis.policy, request, seed), std::move(constraints), given, basis.model_view,
+                              basis.rule, basis.trusts, epochs, seqs, nb::none());
+    core.choose_s = seconds_now() - began_s - core.match_s;
+    return made;
+}
+
+// Decides again for the same request, by another policy.
+nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle& rule) {
+    const VerdictSlots& slots = names->verdict;
+    const Verdict& before = *nb::cast<const Verdict*>(live);
+    const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
+    const nb::handle request = slots.request.of(live), model_view = slots.model_view.of(live);
+    const bool is_as_before = policy->mode != Mode::kNamed && PyTuple_GET_SIZE(names->request.preferred_taints.of(request).ptr()) == 0;
+    Constraints constraints = is_as_before ? Constraints(nb::borrow(slots.why.of(live))) : constraints_of(model_view, request, rule);
+    auto view = core.look_again(*before.view, *policy, *before.request);
+    return decided(Verdict(std::move(view), policy, before.request, before.seed), std::move(constraints), request, model_view, rule,
+                   slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
+}
+
+// Decides by the columns of a `router.decision.view.View` in place of the core's state.
+nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& rule, const nb::handle& request, u64 seed) {
+    const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
+    Constraints constraints = constraints_of(given, request, rule);
+    std::vector<RankKey> keys;
+    for (const nb::handle each : given.attr("ranks")) {
+        keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
+    }
+    std::vector<i64> capacity;
+    for (const nb::handle each : given.attr("registrations")) {
+        capacity.push_back(nb::cast<i64>(each.attr("total_kv_blocks")));
+    }
+    auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), nb::cast<double>(given.attr("now_s")),
+                                       nb::cast<u64>(given.attr("turn")));
+    RankNumbers& numbers = view->numbers;
+    const std::size_t n = keys.size();
+    const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
+    numbers.tiers = tiers_of(given.attr("overlap"), n);
+    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
+    for (const auto& [name, column] : kCounts) {
+        const auto found = numbers_in<i64>(given.attr(name), name, 1, n);
+        (numbers.*column).assign(found.begin(), found.end());
+    }
+    for (const auto& [name, column] : kFloats) {
+        for (const nb::handle& of : {given, nb::handle(rates), nb::handle(forecast)}) {
+            if (const nb::object told = nb::getattr(of, name, nb::none()); !told.is_none()) {
+                const auto found = numbers_in<double>(told, name, 1, n);
+                (numbers.*column).assign(found.begin(), found.end());
+            }
+        }
+    }
+    if (!rates.is_none()) {
+        view->output_tokens = nb::cast<double>(rates.attr("output_tokens"));
+        view->is_learnt = nb::cast<bool>(rates.attr("is_learnt"));
+    }
+    if (!bound.is_none()) {
+        view->bound = Held(core.ranks, RankKey{nb::cast<std::string>(bound[0]), nb::cast<i64>(bound[1])});
+    }
+    view->spent = flags_of(given.attr("newcomer"));
+    view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
+    view->is_blank = nb::cast<bool>(given.attr("is_blank"));
+    if ((policy->is_timed && numbers.prefill.size() != n) || (policy->reads_forecast && numbers.ttft_s.size() != n)) {
+        throw nb::value_error("the view was made for another mode");
+    }
+    return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
+                   given.attr("trust"), given.attr("epochs"), given.attr("seqs"), given);
+}
+
+}  // namespace
+
+void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
+    module.def("name_types",
+               [](nb::object request, nb::object verdict, nb::object constraints, std::string estimated_scheme) {
+                   names = new Names{std::move(request), std::move(verdict), std::move(constraints), std::move(estimated_scheme)};
+               },
+               "request"_a, "verdict"_a, "constraints"_a, "estimated_scheme"_a);
+    nb::class_<Basis>(module, "Basis")
+        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object, bool>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a.none(),
+             "is_open"_a);
+    core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
+        .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
+        .def("decide_by", &decide_by, "view"_a, "rule"_a, "request"_a, "seed"_a)
+        .def_ro("match_s", &PyCore::match_s)
+        .def_ro("choose_s", &PyCore::choose_s);
+}
+
+}  // namespace kv
