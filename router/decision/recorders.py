@@ -1,15 +1,12 @@
-"""Recorders get all that is applied to a router's state, in order: the journal, the replicas, the shadows."""
+"""Recorders get what is applied to a router's state, in order, but for what happens to its own leases."""
 
 from typing import Protocol
 
 from kv_protocol.journal import JournalRecord
-from router.decision.verdict import Verdict
-
-Applied = JournalRecord | Verdict
 
 
 class Recorder(Protocol):
-    """Receives all that is applied, in order."""
+    """Receives what is applied, in order."""
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: JournalRecord) -> None:
         """`what` was applied."""

@@ -1,12 +1,8 @@
-"""The records of the journal, and how they are shortened.
+"""The standings of ranks in the journal: how decisions are shortened.
 
-A `Recorder` gets what was applied: a record, or a decision. The journal's records for it:
-
-    decision (`Verdict`)    a `RankStanding` of every rank whose epoch or doubt differs from the last recorded one (at
-                            first: none), then `Decided`, from which the promise can be derived
-    checkpoint              `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`; each is made when
-                            it is read
-    any other record        itself
+Each decision (`Decided`) stands behind a `RankStanding` of every rank whose epoch or doubt differs from the last
+recorded one (at first: none). A checkpoint is `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`;
+each is made when it is read.
 
 A decision states doubts as trust; `doubt_of` returns the doubt behind a rank's trust.
 """
@@ -16,7 +12,6 @@ from itertools import chain
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, RankStanding
-from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
 from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
@@ -33,30 +28,22 @@ _UNHEARD = (0, "")
 """Default record of a rank: no epoch, no doubt."""
 
 
-Recordable = Applied | JournalCheckpoint
-"""What a journal takes."""
-
-
 class RecordedStandings:
     """What the journal says of the ranks' standings. One per journal."""
 
     def __init__(self) -> None:
         self._statuses = dict[WorkerRank, tuple[int, str]]()
-        self.seen: tuple[object, object, object] = (None, None, None)
-        """The view of the model, the epochs and the trust of the last decision that was looked at."""
 
     def checkpoint(self, checkpoint: JournalCheckpoint) -> Iterator[JournalRecord]:
         """Return the records of the checkpoint; forget ranks that left the fleet."""
         workers = checkpoint.worker_ids
         self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
-        self.seen = (None, None, None)
         now_s = checkpoint.began.now_s
         standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
         return chain((checkpoint.began,), standings, checkpoint.parts())
 
     def changed(self, verdict: Verdict) -> Iterator[RankStanding]:
-        """Yield the standings that are not as recorded; none if the decision looks at what is `seen`."""
-        self.seen = verdict.model_view, verdict.epochs, verdict.trusts
+        """Yield the standings that the decision sees and that are not as recorded."""
         epochs = verdict.epochs or (0,) * len(verdict.ranks)
         for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
             known = self._statuses.get(rank, _UNHEARD)

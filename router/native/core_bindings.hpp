@@ -56,5 +56,6 @@ nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
 }
 
 void bind_verdict(nanobind::module_& module);
+void bind_leases(nanobind::module_& module);
 
 }  // namespace kv

@@ -302,6 +302,7 @@ void bind_core(nb::module_& module) {
     bind_core_events(core);
     bind_core_sums(core);
     bind_core_queries(core);
+    bind_leases(module);
 }
 
 }  // namespace kv

@@ -1,8 +1,8 @@
-"""Shadows in a router: decisions are queued as they are taken, and evaluated later in batches; endpoints and metrics.
+"""Shadows in a router: the decisions since the last look are evaluated in batches; endpoints and metrics.
 
-    on a request's path     `record`: one append to a queue of `QUEUE_MAX` decisions, which is full or takes it
-    every `PERIOD_S`        the queue is emptied: a decision is evaluated by all shadows while the budget allows it, and
-                            skipped and counted otherwise. After `SLICE_S` the event loop has its turn
+    every `PERIOD_S`        the newest decisions are queued, `QUEUE_MAX` at most; others are skipped and counted
+                            a decision is evaluated by all shadows while the budget allows it, and skipped and counted
+                            otherwise. After `SLICE_S` the event loop has its turn
     GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
     DELETE /v1/shadows      the configured ones
 
@@ -22,16 +22,13 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.journal import PolicyChanged
-from kv_runtime.clock import Clock
+from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
-from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused
-from router.decision.recorders import Applied
-from router.decision.state import RouterState
+from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
@@ -49,63 +46,60 @@ _log = structlog.get_logger("router")
 
 
 class Shadows:
-    """The shadows of one router; a recorder of what its `Routing` applies."""
+    """The shadows of one router."""
 
-    def __init__(
-        self,
-        state: RouterState,
-        clock: Clock,
-        configured: ShadowSection,
-        live: Policy,
-        timer: Callable[[], float] = thread_time,
-    ) -> None:
-        """`live` is the policy to start with; `timer` measures the CPU time of evaluations, in seconds.
+    def __init__(self, routing: Routing, configured: ShadowSection, timer: Callable[[], float] = thread_time) -> None:
+        """Compare the shadows with the policy in force from now on.
+
+        `timer` measures the CPU time of evaluations, in seconds.
 
         Raises:
             ConfigurationError: a shadow's fields are not allowed.
         """
-        self._state, self._clock, self._timer = state, clock, timer
+        self._routing, self._state, self._clock, self._timer = routing, routing.state, routing.clock, timer
         self._configured = configured
-        self._failures = RateLimitedLog(_log, clock)
+        self._failures = RateLimitedLog(_log, self._clock)
         self._queue: deque[Verdict] = deque()
-        self._waiting = asyncio.Event()
-        self.change(configured, live)
+        self._changed_policies = asyncio.Event()
+        self.change(configured)
+        routing.records.append(self.record)
 
-    def change(self, section: ShadowSection, live: Policy) -> None:
+    def change(self, section: ShadowSection) -> None:
         """Compare these shadows with the policy in force from now on.
 
         Raises:
             ConfigurationError: a field is not allowed; nothing has changed.
         """
+        live = self._state.policy
         self._policies = section.resolved(live, self._state.modes)
         self._section, self._live = section, live
         self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
         self._budget = Budget(1e-6 * section.budget_us)
         self._queue.clear()
+        self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
+        self._changed_policies.set()
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def record(self, what: Applied) -> None:
-        """A decision is carried out, or the policy changed."""
-        if not self._policies:
-            return
-        if type(what) is Verdict:
-            self._offer(what)
-        elif type(what) is PolicyChanged and self._state.policy != self._live:
-            self.change(self._section, self._state.policy)
+    def record(self, what: JournalRecord) -> None:
+        """Begin anew if the policy changed; implements `Recorder`."""
+        if type(what) is PolicyChanged and self._policies and self._state.policy != self._live:
+            self.change(self._section)
 
-    def _offer(self, verdict: Verdict) -> None:
-        self._budget.request()
-        if len(self._queue) >= QUEUE_MAX:
-            self._skip("full")
-            return
-        self._queue.append(verdict)
-        self._waiting.set()
+    def look(self) -> None:
+        """Queue the decisions since the last look, and count those for which there is no room."""
+        decisions = self._routing.decisions
+        new, self._seen = decisions.added_total - self._seen, decisions.added_total
+        if new and self._policies:
+            self._budget.request(new)
+            found = decisions.newest(min(new, QUEUE_MAX - len(self._queue)))
+            self._queue += [lease.verdict for lease in reversed(found)]
+            self._skip("full", new - len(found))
 
-    def _skip(self, reason: str) -> None:
+    def _skip(self, reason: str, count: int = 1) -> None:
         for tally in self._tallies.values():
-            tally.skipped[reason] += 1
+            tally.skipped[reason] += count
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate decisions until `stop` is set; what waits then is dropped."""
@@ -113,11 +107,13 @@ class Shadows:
 
     async def _evaluate_all(self) -> None:
         while True:
-            await self._waiting.wait()
+            if not self._policies:
+                self._changed_policies.clear()
+                await self._changed_policies.wait()
             await self._clock.sleep(PERIOD_S)
+            self.look()
             while self.evaluate_slice():
                 await self._clock.sleep(0)
-            self._waiting.clear()
 
     def evaluate_slice(self) -> bool:
         """Evaluate what waits, for `SLICE_S` at most; return whether more waits."""
@@ -181,7 +177,7 @@ class Shadows:
             raise web.HTTPRequestEntityTooLarge(max_size=_BODY_BYTES_MAX, actual_size=len(body))
         try:
             given = msgspec.json.decode(body, type=dict[str, Any])
-            self.change(self._section.replaced(given), self._state.policy)
+            self.change(self._section.replaced(given))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise BadRequest(field_of(first), refused(first, "shadow.")) from error
@@ -192,7 +188,7 @@ class Shadows:
         return self._changed()
 
     async def _reset(self, _: web.Request) -> web.Response:
-        self.change(self._configured, self._state.policy)
+        self.change(self._configured)
         return self._changed()
 
     def _changed(self) -> web.Response:
@@ -201,6 +197,7 @@ class Shadows:
 
     def page(self) -> dict[str, Any]:
         """Return the answer of `/v1/shadows`."""
+        self.look()
         budget = self._budget
         return {
             "live": fields_of(self._state.policy),
@@ -212,6 +209,7 @@ class Shadows:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
+        self.look()
         return shadow_families(list(self._tallies.values()), self._budget)
 
 
