@@ -28,7 +28,6 @@ from kv_protocol.journal import (
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
@@ -38,10 +37,18 @@ from router.native import built
 
 _MOVES_MAX = 256
 _NOTES_MAX = 64
+_outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
 """How often a lease is renewed, at most, in the time in which it would expire."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
 """Trust in ranks of which the index predicts the reuse, and has no doubt."""
+
+
+class Recorder(Protocol):
+    """Receives what is applied to a router's state, in order, but for what happens to its own leases."""
+
+    def record(self, what: JournalRecord) -> None:
+        """`what` was applied."""
 
 
 class OverlapIndex(Protocol):
@@ -85,8 +92,7 @@ class Lease(built.Lease):
     @property
     def outcome(self) -> OutcomeKnown | None:
         """What came of the decision; None: it is open."""
-        ended = self.ended_as
-        return None if ended is None else msgspec.convert(ended, OutcomeKnown)
+        return _outcome_in(self.ended) if self.ended else None
 
     @property
     def decision(self) -> Decision:

@@ -3,7 +3,10 @@
 batches        the records that wait. Leases write there what happens to them (`router/native/leases.cpp`): decisions,
                first tokens, outcomes; `record` anything else. A record that is longer than a message goes in parts.
                What waits is bounded: beyond that the oldest gives way, and is counted
-a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing
+a decision     stands behind a `RankStanding` of every rank whose epoch or doubt differs from the last recorded one (at
+               first: none). It states doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing:
+               `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`
 losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint is taken
 cut            the next message
 """
@@ -11,14 +14,24 @@ cut            the next message
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    RECORD_BYTES_MAX,
+    JournalRecord,
+    Lost,
+    RankStanding,
+    encode_record,
+    in_parts,
+    pack_journal,
+)
 from router.decision.verdict import Verdict
+from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import RecordedStandings
 from router.native import built
 
 BYTES_MAX = 128 << 20
@@ -30,6 +43,16 @@ LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
+_DOUBT_OF = {
+    "": "",
+    "no KV events heard; approximate": "never_heard",
+    "no room in the index; approximate": "refused",
+    "underpredicted; approximate": "underpredicted",
+    "no events; approximate": "no_events",
+    "event log away": "log_away",
+}
+_UNHEARD = (0, "")
+"""Default record of a rank: no epoch, no doubt."""
 
 
 class EncodedMessage(NamedTuple):
@@ -69,7 +92,8 @@ class JournalEncoder:
         self.batches = built.Journal(self, kv_seq, encode_record, message_bytes_max, bytes_max)
         self._first = built.Batches(RECORD_BYTES_MAX, sys.maxsize)
         """Of a checkpoint, or of what gave way: they go before `batches`."""
-        self._standings = RecordedStandings()
+        self._statuses = dict[WorkerRank, tuple[int, str]]()
+        """The epoch and the doubt of ranks, as recorded."""
         self._waiting = deque[_Checkpoint]()
         self._checkpoint: Iterator[JournalRecord] | None = None
         self._checkpoint_from = 0
@@ -107,7 +131,11 @@ class JournalEncoder:
         if isinstance(what, JournalCheckpoint):
             batches.complete()
             batches.forget_seen()
-            self._waiting.append(_Checkpoint(batches.first + batches.complete_count, self._standings.checkpoint(what)))
+            workers, now_s = what.worker_ids, what.began.now_s
+            self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
+            standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
+            records = chain((what.began,), standings, what.parts())
+            self._waiting.append(_Checkpoint(batches.first + batches.complete_count, records))
             if self.broken_by:
                 self._on_broken(self.broken_by)
             self.broken_by.clear()
@@ -135,8 +163,13 @@ class JournalEncoder:
 
     def write_standings(self, verdict: Verdict) -> None:
         """Add the standings that the decision is the first to see."""
-        for standing in self._standings.changed(verdict):
-            self.batches.put(encode_record(standing))
+        epochs = verdict.epochs or (0,) * len(verdict.ranks)
+        for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
+            known = self._statuses.get(rank, _UNHEARD)
+            status = epoch, doubt_of(trust, known[1])
+            if status != known:
+                self._statuses[rank] = status
+                self.batches.put(encode_record(_standing(verdict.now_s, rank, *status)))
 
     def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
         self.lost[reason] += count
@@ -195,3 +228,18 @@ class JournalEncoder:
         self.checkpoint_bytes = bytes_ - self._checkpoint_from
         self.checkpoint_at = now_s, self.records_total + ahead.records, bytes_
         return True
+
+
+def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:
+    return RankStanding(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, epoch=epoch, doubt=doubt)
+
+
+def doubt_of(trust: Trust, before: str) -> str:
+    """Return the doubt behind a rank's trust.
+
+    For a rank with disparities trust does not depend on the doubt: return the doubt known `before`.
+    """
+    known = _DOUBT_OF.get(trust.reason)
+    if known is not None:
+        return known
+    return trust.reason if trust.state == "DEGRADED" else before

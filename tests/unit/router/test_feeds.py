@@ -25,8 +25,7 @@ from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
-from router.decision.routing import Routing
+from router.decision.routing import Recorder, Routing
 from router.feeds.feeds import ACQUAINTED_S, RouterFeeds
 from router.fleet.registry import RANKS_MAX
 from tests.support.manual_clock import ManualClock

@@ -24,8 +24,7 @@ from router.decision.policy import Policy
 from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
-from router.journal.encoder import JournalEncoder
-from router.journal.records import doubt_of
+from router.journal.encoder import JournalEncoder, doubt_of
 from tests.support.amount import examples
 from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered

@@ -21,8 +21,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import FirstToken, Renewed
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
-from router.decision.routing import Lease, Readiness, Routing
+from router.decision.routing import Lease, Readiness, Recorder, Routing
 from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
 from router.prompt.chains import block_count
