@@ -1,8 +1,8 @@
-"""Shadows in a router: the decisions since the last look are evaluated in batches; endpoints and metrics.
+"""Shadows in a router: the newest decisions are evaluated in batches; endpoints and metrics.
 
-    every `PERIOD_S`        the newest decisions are queued, `QUEUE_MAX` at most; others are skipped and counted
-                            a decision is evaluated by all shadows while the budget allows it, and skipped and counted
-                            otherwise. After `SLICE_S` the event loop has its turn
+    every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
+                            is evaluated by all shadows while the budget allows it; others are skipped and counted. After
+                            `SLICE_S` the event loop has its turn
     GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
     DELETE /v1/shadows      the configured ones
 
@@ -11,7 +11,6 @@ over HTTP are no state that survives a restart; the configuration is.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import thread_time
 from typing import Any
@@ -35,8 +34,8 @@ from router.shadows.comparison import Comparison, NoChoice, compared
 from router.shadows.config import ShadowSection
 from router.shadows.tally import BothChoices, ShadowReport, Tally, merged
 
-QUEUE_MAX = 512
-"""Decisions that wait for their evaluation."""
+WAITING_MAX = 512
+"""Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
 SLICE_S = 0.0005
 """The longest that evaluations hold up the event loop at a stretch, but for one decision more."""
@@ -59,7 +58,6 @@ class Shadows:
         self._routing, self._state, self._clock, self._timer = routing, routing.state, routing.clock, timer
         self._configured = configured
         self._failures = RateLimitedLog(_log, self._clock)
-        self._queue: deque[Verdict] = deque()
         self._changed_policies = asyncio.Event()
         self.change(configured)
         routing.records.append(self.record)
@@ -75,7 +73,6 @@ class Shadows:
         self._section, self._live = section, live
         self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
         self._budget = Budget(1e-6 * section.budget_us)
-        self._queue.clear()
         self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
         self._changed_policies.set()
@@ -87,22 +84,12 @@ class Shadows:
         if type(what) is PolicyChanged and self._policies and self._state.policy != self._live:
             self.change(self._section)
 
-    def look(self) -> None:
-        """Queue the decisions since the last look, and count those for which there is no room."""
-        decisions = self._routing.decisions
-        new, self._seen = decisions.added_total - self._seen, decisions.added_total
-        if new and self._policies:
-            self._budget.request(new)
-            found = decisions.newest(min(new, QUEUE_MAX - len(self._queue)))
-            self._queue += [lease.verdict for lease in reversed(found)]
-            self._skip("full", new - len(found))
-
     def _skip(self, reason: str, count: int = 1) -> None:
         for tally in self._tallies.values():
             tally.skipped[reason] += count
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Evaluate decisions until `stop` is set; what waits then is dropped."""
+        """Evaluate decisions until `stop` is set."""
         await until(stop, self._evaluate_all())
 
     async def _evaluate_all(self) -> None:
@@ -111,26 +98,29 @@ class Shadows:
                 self._changed_policies.clear()
                 await self._changed_policies.wait()
             await self._clock.sleep(PERIOD_S)
-            self.look()
             while self.evaluate_slice():
                 await self._clock.sleep(0)
 
     def evaluate_slice(self) -> bool:
-        """Evaluate what waits, for `SLICE_S` at most; return whether more waits."""
-        timer = self._timer
+        """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
+        timer, budget, decisions = self._timer, self._budget, self._routing.decisions
         began_s = timer()
-        while self._queue:
-            verdict, budget = self._queue.popleft(), self._budget
+        waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
+        while waiting:
+            lease = waiting.pop()
+            new, self._seen = lease.number - self._seen, lease.number
+            budget.request(new)
+            self._skip("full", new - 1)
             if not budget.allows():
                 self._skip("budget")
                 continue
             one_s = timer()
-            self._evaluate(verdict)
+            self._evaluate(lease.verdict)
             now_s = timer()
             budget.spend(now_s - one_s)
             if now_s - began_s >= SLICE_S:
                 break
-        return bool(self._queue)
+        return bool(waiting)
 
     def _evaluate(self, verdict: Verdict) -> None:
         for name, tally in self._tallies.items():
@@ -197,7 +187,6 @@ class Shadows:
 
     def page(self) -> dict[str, Any]:
         """Return the answer of `/v1/shadows`."""
-        self.look()
         budget = self._budget
         return {
             "live": fields_of(self._state.policy),
@@ -209,7 +198,6 @@ class Shadows:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
-        self.look()
         return shadow_families(list(self._tallies.values()), self._budget)
 
 
