@@ -1,8 +1,8 @@
 """Shadows in a router: the newest decisions are evaluated in batches; endpoints and metrics.
 
     every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
-                            is evaluated by all shadows while the budget allows it; others are skipped and counted. After
-                            `SLICE_S` the event loop has its turn
+                            is evaluated by all shadows while the budget allows it; others are skipped and counted
+                            After `SLICE_S` the event loop has its turn
     GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
     DELETE /v1/shadows      the configured ones
 
