@@ -6,7 +6,9 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
@@ -149,6 +151,8 @@ class EmbeddedIndex:
             log_bytes_max=nats.events_max_bytes,
         )
         self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, keeping)
+        self.log_seq: Callable[[], int] = partial(attrgetter("log_position.stream_seq"), self._feed)
+        """Returns the seq of the last applied message of `KV_EVENTS`; asked for with every decision."""
 
     def parts(self, stage: int) -> list[Part]:
         """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""
@@ -157,10 +161,6 @@ class EmbeddedIndex:
             Part("event-log", self._event_log.run, stage),
             Part("snapshots", self._keeper.run, stage),
         ]
-
-    def log_seq(self) -> int:
-        """Return the seq of the last applied message of `KV_EVENTS`."""
-        return self._feed.log_position.stream_seq
 
     def routes(self, heat: HeatSource | None = None, uses: UsesSource | None = None) -> Sequence[web.RouteDef]:
         """Return the HTTP routes of its ranks and its prefix tree, with these requests' heat and uses of nodes."""

@@ -178,7 +178,7 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/decision/latency.py`).
+    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/latency.hpp`).
     `came_whole`: no first token was recorded before.
     """
 
@@ -336,10 +336,10 @@ def decode_record(data: bytes) -> JournalRecord:
         raise MalformedMessage(0, f"journal record: {error}") from error
 
 
-def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:
-    """Return a message of encoded records; the caller respects `MESSAGE_BYTES_MAX`."""
+def pack_journal(life: int, first: int, count: int, *encoded: bytes) -> bytes:
+    """Return a message of so many encoded records, each or joined; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
-    return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
+    return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, count.to_bytes(4), *encoded))
 
 
 def decode_journal(data: bytes) -> JournalMessage:

@@ -97,11 +97,9 @@ OF_CALLERS = (
     "router.http.heads",
     "router.http.sites",
     "router.http.request_body",
-    "router.decision.latency",
     "router.decision.verdict",
     _STATE,
     f"{_ROUTING}:Routing.apply",
-    f"{_ROUTING}:Routing.tell",
 )
 """Modules of several stages: they belong to their callers'."""
 

@@ -3,11 +3,13 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bench.routing.canonical_stream import EPOCH
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_worker import MODEL, TEXT, instance_of, registered
+from bench.routing.watched_routing import WatchedRouting, Watcher
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import HeartbeatArrived
 from kv_protocol.decided import RouteRequest
@@ -16,7 +18,6 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
 from router.decision.policies import Mode
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
@@ -66,7 +67,7 @@ class VirtualIndex(IndexFold):
         return ""
 
 
-RecorderOf = Callable[[RouterState, VirtualClock], Recorder]
+RecorderOf = Callable[[RouterState, VirtualClock], Watcher]
 """Makes what gets all that a router applies, for each start of the router."""
 
 
@@ -103,10 +104,11 @@ class VirtualRouter:
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self.state = RouterState(StateSettings(text=TEXT, lease_s=LEASE_S), modes)
-        recorders = [] if recorder_of is None else [recorder_of(self.state, clock)]
-        self._routing = Routing(
-            self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1, recorders=recorders
-        )
+        routing: Callable[..., Routing] = Routing
+        if recorder_of is not None:
+            watcher = recorder_of(self.state, clock)
+            routing = partial(WatchedRouting, recorders=[watcher], watch=[watcher.record])
+        self._routing = routing(self.state, index, clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1)
         for rank, description in zip(ranks, descriptions, strict=True):
             self._routing.apply(FleetApplied(now_s=clock.now_s, event=registered(rank, description)))
         self._beat_s = clock.now_s - HEARTBEAT_PERIOD_S

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from bench.routing.trace import TraceRequest, at_rate
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
 from bench.routing.virtual_router import VirtualClock
+from bench.routing.watched_routing import Told
 from bench.side_by_side import play_side_by_side
 from bench.what_if.fit import REQUESTS, Fit, fitted
 from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, SpeedLearner, speeds_of
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from worker_agent.engines.simulated.timing import EngineTiming
@@ -85,7 +85,7 @@ class _Learning:
     def __init__(self) -> None:
         self.speeds = SpeedLearner()
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: Told) -> None:
         if isinstance(what, Verdict):
             self.speeds.decided(what)
         elif isinstance(what, OutcomeKnown):

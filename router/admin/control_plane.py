@@ -52,7 +52,7 @@ from router.decision.policy_store import PolicyNotStored, PolicyStore
 from router.decision.policy_swap import fields_of, swapped
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
 from router.decision.report_text import explanation, sentence
-from router.decision.routing import DecisionRecord, Routing
+from router.decision.routing import Lease, Routing
 from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
@@ -381,7 +381,7 @@ def _seconds(value: str) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def _explained(record: DecisionRecord, begun_s: float, trace_link: str) -> dict[str, object]:
+def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, object]:
     """Return a decision with every candidate, what was predicted beside what came of it, and the link to its trace."""
     decision = record.decision
     outcome = None if record.outcome is None else msgspec.convert(record.outcome, Outcome, from_attributes=True)

@@ -142,14 +142,13 @@ class RouterParts:
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
-        self._replicas = self._sharing(name) if settings.ledger.replicas else None
-        self._shadows = Shadows(state, self._clock, settings.shadow, policies.initial)
-        if place is not None and place.shadows:
-            shadows = settings.shadow.replaced(msgspec.json.decode(place.shadows))
-            self._shadows.change(shadows, policies.initial)
         process = "" if place is None else f"serving-{place.number}"
         self._savings = Savings(settings.report, state.core, self._clock, process)
         self._routing = self._router(state, policies.initial)
+        self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._shadows = Shadows(self._routing, settings.shadow)
+        if place is not None and place.shadows:
+            self._shadows.change(settings.shadow.replaced(msgspec.json.decode(place.shadows)))
         self._origins = EventOrigins(self._routing, self._index)
         self._planner = Planner(self._routing, settings.planner)
         gate = FleetGate(settings.nats.fleet_secrets)
@@ -260,7 +259,17 @@ class RouterParts:
         return Gauges(in_flight, self._index.event_lag_s())
 
     def _sharing(self, name: str) -> Replicas:
-        return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
+        routing = self._routing
+        shared = Replicas(
+            self._log,
+            self._clock,
+            routing.leases,
+            router_id=name,
+            model_of=self._model_of,
+            apply=self._apply_of_another,
+        )
+        routing.records.append(shared.record)
+        return shared
 
     def _model_of(self, worker_id: str) -> str | None:
         worker = self._routing.state.fleet.worker(worker_id)
@@ -280,8 +289,9 @@ class RouterParts:
             seed=settings.policy.seed,
             lease_s=LEASE_S,
             decisions_max=settings.journal.decisions_max,
+            journal=None if journal is None else journal.batches,
+            recorders=() if journal is None else (journal,),
             noted=() if self._journal is None else (self._journal.problem,),
-            recorders=[each for each in (journal, self._replicas, self._shadows) if each is not None],
         )
 
     def _picker_of(self, serving: Serving, replies: Replies) -> "EndpointPicker":

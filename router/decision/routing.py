@@ -2,8 +2,8 @@
 
 decide   one moment's view, the policy in force, the next seed
 take     the decision counts: it is recorded with its promise, under a lease
-lease    first token, bytes flowing, the end; each applied to the ledger
-apply    the one way by which the state changes: fleet, heartbeats, promises, outcomes, policy. All of it is recorded
+lease    first token, bytes flowing, the end; each applied to the state and recorded (`router/native/leases.cpp`)
+apply    the one way by which anything else changes the state: fleet, heartbeats, policy. All of it is recorded
 """
 
 from collections import deque
@@ -19,31 +19,35 @@ from kv_protocol.decision import Decision, Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     JournalRecord,
-    LedgerApplied,
     OutcomeKnown,
-    OutcomeName,
     PolicyChanged,
     Refused,
     TimePassed,
 )
-from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.clock import Clock
-from router.decision.latency import latency_of
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
 from router.fleet.calibration import Calibration, Compared, Move
 from router.fleet.trust import EXACT, Trust, trust_of
+from router.native import built
 
 _MOVES_MAX = 256
 _NOTES_MAX = 64
+_outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
 """How often a lease is renewed, at most, in the time in which it would expire."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
 """Trust in ranks of which the index predicts the reuse, and has no doubt."""
+
+
+class Recorder(Protocol):
+    """Receives what is applied to a router's state, in order, but for what happens to its own leases."""
+
+    def record(self, what: JournalRecord) -> None:
+        """`what` was applied."""
 
 
 class OverlapIndex(Protocol):
@@ -67,14 +71,27 @@ class Readiness(NamedTuple):
     notes: list[str]
 
 
-class DecisionRecord:
-    """A verdict and, once known, its outcome."""
+class Lease(built.Lease):
+    """The work of a decision at one rank, and what came of it. Its creation books and records it.
 
-    __slots__ = ("outcome", "verdict")
+    first_token   the answer has begun: the prompt is computed. Further calls do nothing
+    on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` times a lease's duration
+    end           the request ended at this rank: its promise is withdrawn. Only the first call has an effect.
+                  `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered
+                  tokens; `came_whole`: the answer's first byte came with its last. The others are as `latency_of` has
+                  them (`router/native/latency.hpp`); `later_tokens` None: all of `output_tokens` but the first
+    first_byte_s  from the decision to the answer's first byte; None until then
+    ttft_s, itl_s as `latency_of` says; None until the end
+    number        of the router's leases, from 1
+    """
 
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-        self.outcome: OutcomeKnown | None = None
+    __slots__ = ()
+    verdict: Verdict
+
+    @property
+    def outcome(self) -> OutcomeKnown | None:
+        """What came of the decision; None: it is open."""
+        return _outcome_in(self.ended) if self.ended else None
 
     @property
     def decision(self) -> Decision:
@@ -86,106 +103,33 @@ class DecisionLog:
     """The newest decisions, for people: who asks for one by its id looks at all."""
 
     def __init__(self, decisions_max: int) -> None:
-        self._records: deque[DecisionRecord] = deque(maxlen=decisions_max)
-        self.added_total = 0
+        self._leases: deque[Lease] = deque(maxlen=decisions_max)
+        self.add = self._leases.append
+        """Keeps a decision; drops the oldest if there are too many."""
 
-    def add(self, record: DecisionRecord) -> None:
-        """Keep a decision; drop the oldest if there are too many."""
-        self.added_total += 1
-        self._records.append(record)
+    @property
+    def added_total(self) -> int:
+        """How many decisions there were."""
+        return self._leases[-1].number if self._leases else 0
 
-    def find(self, any_id: str) -> DecisionRecord | None:
+    def find(self, any_id: str) -> Lease | None:
         """Return the decision with this id, or a request's last one."""
-        by_id = (each for each in self._records if each.verdict.request.decision_id == any_id)
+        by_id = (each for each in self._leases if each.verdict.request.decision_id == any_id)
         return next(by_id, None) or next(iter(self.of_request(any_id, 1)), None)
 
-    def of_request(self, request_id: str, count_max: int) -> list[DecisionRecord]:
+    def of_request(self, request_id: str, count_max: int) -> list[Lease]:
         """Return the newest decisions for the request, eldest first."""
-        found = (each for each in reversed(self._records) if each.verdict.request.request_id == request_id)
+        found = (each for each in reversed(self._leases) if each.verdict.request.request_id == request_id)
         return list(islice(found, count_max))[::-1]
 
     @property
-    def oldest(self) -> DecisionRecord | None:
+    def oldest(self) -> Lease | None:
         """The eldest decision that is kept."""
-        return self._records[0] if self._records else None
+        return self._leases[0] if self._leases else None
 
-    def newest(self, count: int) -> list[DecisionRecord]:
+    def newest(self, count: int) -> list[Lease]:
         """Return the newest decisions, newest first."""
-        return list(islice(reversed(self._records), count))
-
-
-class Lease(DecisionRecord):
-    """The work of one request that is booked at one rank; only the first call of `end` has an effect."""
-
-    __slots__ = ("_renewed_s", "_routing", "first_byte_s", "itl_s", "ttft_s")
-
-    def __init__(self, routing: "Routing", verdict: Verdict) -> None:
-        self.verdict, self.outcome, self._routing, self._renewed_s = verdict, None, routing, 0.0
-        self.first_byte_s: float | None = None
-        """From the decision to the answer's first byte; None until then."""
-        self.ttft_s: float | None = None
-        self.itl_s: float | None = None
-        """As `latency_of` says; None until the end."""
-
-    def first_token(self) -> None:
-        """The answer has begun: the prompt is computed. Further calls do nothing."""
-        if self.first_byte_s is None:
-            self._renewed_s = self._routing.clock.now()
-            self.first_byte_s = self._renewed_s - self.verdict.now_s
-            self._routing.tell(FirstToken(lease_id=self.verdict.decision_id))
-
-    def on_bytes(self) -> None:
-        """Bytes of the answer came."""
-        if self.first_byte_s is None:
-            self.first_token()
-            return
-        now_s = self._routing.clock.now()
-        if now_s - self._renewed_s >= self._routing.lease_s / _RENEWALS:
-            self._renewed_s = now_s
-            self._routing.tell(Renewed(lease_id=self.verdict.decision_id))
-
-    def end(
-        self,
-        outcome: OutcomeName,
-        cached_tokens: int | None = None,
-        output_tokens: int | None = None,
-        *,
-        came_whole: bool = False,
-        is_streamed: bool = True,
-        later_tokens: int | None = None,
-        decode_s: float | None = None,
-    ) -> None:
-        """The request ended at this rank: withdraw its promise.
-
-        `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered tokens;
-        `came_whole`: the answer's first byte came with its last. The others are as in `latency_of`; `later_tokens`
-        None: all of `output_tokens` but the first.
-        """
-        if self.outcome is not None:
-            return
-        routing, verdict = self._routing, self.verdict
-        now_s = routing.clock.now()
-        duration_s = now_s - verdict.now_s
-        if came_whole and self.first_byte_s is None:
-            self.first_byte_s = duration_s
-        if later_tokens is None:
-            later_tokens = (output_tokens or 1) - 1
-        ttft_s, itl_s = latency_of(self.first_byte_s, duration_s, later_tokens, decode_s, is_streamed=is_streamed)
-        self.ttft_s, self.itl_s = ttft_s, itl_s
-        known = self.outcome = OutcomeKnown(
-            now_s=now_s,
-            decision_id=verdict.decision_id,
-            outcome=outcome,
-            cached_tokens=cached_tokens,
-            ttft_s=ttft_s,
-            duration_s=duration_s,
-            output_tokens=output_tokens,
-            itl_s=itl_s,
-            came_whole=came_whole,
-        )
-        routing.state.end(known)
-        for record in routing.records:
-            record(known)
+        return list(islice(reversed(self._leases), count))
 
 
 class Routing:
@@ -201,10 +145,11 @@ class Routing:
         seed: int,
         lease_s: float,
         decisions_max: int,
+        journal: built.Journal | None = None,
         recorders: Sequence[Recorder] = (),
         noted: Sequence[Callable[[], str]] = (),
     ) -> None:
-        """Put the policy in force. `recorders` get all that is applied, the policy first.
+        """Put the policy in force. `journal` gets the records of leases; `recorders` all else, the policy first.
 
         `noted` return further notes of `readiness`; empty: there is nothing to say.
         """
@@ -213,9 +158,9 @@ class Routing:
         self.decisions = DecisionLog(decisions_max)
         self._index = index
         self._seed = seed
-        self.lease_s = lease_s
+        self.leases = built.Leases(state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
         self.records = [each.record for each in recorders]
-        """Get all that is applied."""
+        """Get all that is applied, but for what happens to leases."""
         self._noted = noted
         self.calibration = Calibration()
         self._moves: deque[Move] = deque(maxlen=_MOVES_MAX)
@@ -262,12 +207,9 @@ class Routing:
         return self.state.core.choose_s
 
     def take(self, verdict: Verdict) -> Lease:
-        """Carry out `verdict`: record it, and promise the work to the winner."""
+        """Carry out `verdict`: promise the work to the winner, and record it."""
         self._seed = self._seed + 1 & U64_MASK
-        self.state.take(verdict)
-        for record in self.records:
-            record(verdict)
-        lease = Lease(self, verdict)
+        lease = Lease(self.leases, verdict)
         self.decisions.add(lease)
         return lease
 
@@ -277,10 +219,6 @@ class Routing:
         refused = Refused(now_s=self.clock.now(), request=asked, exclusions=exclusions)
         for record in self.records:
             record(refused)
-
-    def tell(self, event: LedgerEvent) -> None:
-        """Apply a ledger event now."""
-        self.apply(LedgerApplied(now_s=self.clock.now(), event=event))
 
     def compare(self, verdict: Verdict, reported_tokens: int) -> None:
         """The winner answered, and reported how many tokens of the prompt it reused.

@@ -19,7 +19,6 @@ import structlog
 
 from kv_protocol.ids import WorkerRank
 from router.decision.routing import OverlapIndex, Routing
-from router.decision.verdict import Verdict
 from router.fleet.trust import Disparity
 from router.prompt.chains import BLOCK_BYTES
 
@@ -86,11 +85,15 @@ class EventOrigins:
 
     def _new(self) -> Iterator[_Sent]:
         """Yield decisions since the last look of which new blocks are expected at a watched rank, newest first."""
-        decisions = self._routing.decisions
+        decisions, own = self._routing.decisions, self._own
         count, self._seen = min(decisions.added_total - self._seen, _LOOKED_AT_MAX), decisions.added_total
-        for verdict in (each.verdict for each in decisions.newest(count)):
-            if self._own.get(verdict.winner) != verdict.epoch and (sent := _sent(verdict)) is not None:
-                yield sent
+        for lease in decisions.newest(count):
+            verdict = lease.verdict
+            if verdict.is_blank or own.get(verdict.winner) == verdict.epoch or verdict.trust != "EXACT":
+                continue
+            hashes, held = verdict.request.sequence_hashes, int(verdict.overlap[-1].max())
+            if verdict.request.phase != "decode" and len(hashes) > held * BLOCK_BYTES:
+                yield _Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held)
 
     def _is_judged(self, sent: _Sent, ranks: tuple[WorkerRank, ...]) -> bool:
         depths = self._index.columns(sent.hashes, ranks).depths[-1].tolist()
@@ -105,12 +108,3 @@ class EventOrigins:
             if votes[found[0]] == VOTES:
                 _log.error("engine_events_of_another", worker=sent.rank.worker_id, found=str(found[0]))
         return bool(found)
-
-
-def _sent(verdict: Verdict) -> _Sent | None:
-    """Return the request if it shows something where its new blocks appear."""
-    if verdict.trust != "EXACT" or verdict.request.phase == "decode" or verdict.is_blank:
-        return None
-    hashes, held = verdict.request.sequence_hashes, int(verdict.overlap[-1].max())
-    is_new = len(hashes) > held * BLOCK_BYTES
-    return _Sent(verdict.now_s, verdict.winner, verdict.epoch, hashes, held) if is_new else None

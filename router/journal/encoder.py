@@ -1,34 +1,58 @@
 """Turns what was applied into numbered journal messages.
 
-record         what was applied becomes records at once, each in parts if it is longer than a message. What waits is
-               bounded: beyond that the oldest gives way, and is counted
-a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing
+batches        the records that wait. Leases write there what happens to them (`router/native/leases.cpp`): decisions,
+               first tokens, outcomes; `record` anything else. A record that is longer than a message goes in parts.
+               What waits is bounded: beyond that the oldest gives way, and is counted
+a decision     stands behind a `RankStanding` of every rank whose epoch or doubt differs from the last recorded one (at
+               first: none). It states doubts as trust; `doubt_of` returns the doubt behind a rank's trust
+a checkpoint   becomes records one by one, when it is its turn (`step`), so that its size blocks nothing:
+               `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`
 losses         `Lost` takes the numbers of lost records. `broken_by` has them until the next checkpoint is taken
 cut            the next message
 """
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
 from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.journal import RECORD_BYTES_MAX, JournalRecord, Lost, encode_record, in_parts, pack_journal
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    RECORD_BYTES_MAX,
+    JournalRecord,
+    Lost,
+    RankStanding,
+    encode_record,
+    in_parts,
+    pack_journal,
+)
 from router.decision.verdict import Verdict
+from router.fleet.trust import Trust
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.records import Recordable, RecordedStandings
+from router.native import built
 
 BYTES_MAX = 128 << 20
 """Bytes of records that may wait for the log; the longest record has half of it."""
 _MESSAGES_MIN = 4
 """A full buffer has at least so many messages: giving up the oldest loses only a part of it."""
-_RECORDS_MAX = 4096
-"""Of one message."""
 LossReason = Literal["buffer_full", "too_large", "not_encodable", "log_away"]
 """The buffer was full; a record took too many parts; it holds what msgpack has no room for; the log did not take it
 before the router ended."""
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 _NOT_ENCODABLE = (OverflowError, TypeError, ValueError)
+_DOUBT_OF = {
+    "": "",
+    "no KV events heard; approximate": "never_heard",
+    "no room in the index; approximate": "refused",
+    "underpredicted; approximate": "underpredicted",
+    "no events; approximate": "no_events",
+    "event log away": "log_away",
+}
+_UNHEARD = (0, "")
+"""Default record of a rank: no epoch, no doubt."""
 
 
 class EncodedMessage(NamedTuple):
@@ -39,25 +63,10 @@ class EncodedMessage(NamedTuple):
     records: int
 
 
-class _Batch:
-    """Records of one message. `numbers`: how many they are, with those that they state as lost."""
-
-    __slots__ = ("numbers", "records", "size")
-
-    def __init__(self) -> None:
-        self.records = list[bytes]()
-        self.size = self.numbers = 0
-
-    def add(self, encoded: bytes, numbers: int = 1) -> None:
-        """Add a record."""
-        self.records.append(encoded)
-        self.size += len(encoded)
-        self.numbers += numbers
-
-
 class _Checkpoint(NamedTuple):
-    """A checkpoint that waits for its turn."""
+    """A checkpoint that waits until so many batches are gone."""
 
+    after: int
     records: Iterator[JournalRecord]
 
 
@@ -70,29 +79,26 @@ class JournalEncoder:
         kv_seq: Callable[[], int] = lambda: 0,
         bytes_max: int = BYTES_MAX,
         now_s: float = 0.0,
-        on_waiting: Callable[[bool], None] = lambda _is_due: None,
         on_full: Callable[[int], None] = lambda _bytes: None,
         on_broken: Callable[[Mapping[LossReason, int]], None] = lambda _lost: None,
     ) -> None:
         """`kv_seq` says how far the index has read `KV_EVENTS`.
 
-        `on_waiting` is called when the first record comes, and with True when a message is complete; `on_full` with
-        the bytes that wait when the oldest begin to give way; `on_broken` when a checkpoint follows these losses.
+        `on_full` is called with the bytes that wait when `record` finds that the oldest begin to give way; `on_broken`
+        when a checkpoint follows these losses.
         """
-        self._life, self._kv_seq, self._bytes_max, self._on_waiting = life, kv_seq, bytes_max, on_waiting
-        self._on_full, self._on_broken = on_full, on_broken
-        self._message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
-        self._standings = RecordedStandings()
-        self._first = deque[_Batch]()  # of a checkpoint, or of what gave way
-        self._waiting = deque[_Batch | _Checkpoint]()
-        self._waiting_bytes = 0
-        self._newest = _Batch()
+        self._life, self._on_full, self._on_broken = life, on_full, on_broken
+        message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
+        self.batches = built.Journal(self, kv_seq, encode_record, message_bytes_max, bytes_max)
+        self._first = built.Batches(RECORD_BYTES_MAX, sys.maxsize)
+        """Of a checkpoint, or of what gave way: they go before `batches`."""
+        self._statuses = dict[WorkerRank, tuple[int, str]]()
+        """The epoch and the doubt of ranks, as recorded."""
+        self._waiting = deque[_Checkpoint]()
         self._checkpoint: Iterator[JournalRecord] | None = None
-        self._part = _Batch()
         self._checkpoint_from = 0
+        self._is_full = False
         self._next = 1
-        self.is_in_checkpoint = False
-        """Whether a checkpoint waits for its turn, or is being encoded."""
         self.records_total = self.bytes_total = 0
         """Of complete messages."""
         self.checkpoints_total = 0
@@ -100,81 +106,70 @@ class JournalEncoder:
         """Of the last complete checkpoint."""
         self.checkpoint_at = now_s, 0, 0
         """When the last checkpoint ended, or this run began; `records_total` and `bytes_total` then."""
-        self.pushed_out = 0
-        """Records that gave way, of which no message says so yet."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
         """Losses behind the newest checkpoint that was taken: replay is not exact until the next."""
 
     def __len__(self) -> int:
-        batches = (*self._first, self._part, *self._waiting, self._newest)
-        return sum(len(each.records) for each in batches if isinstance(each, _Batch))
+        return self._first.records + self.batches.records
+
+    @property
+    def is_in_checkpoint(self) -> bool:
+        """Whether a checkpoint waits for its turn, or is being encoded."""
+        return self._checkpoint is not None or any(each.after >= self.batches.first for each in self._waiting)
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message is complete, or a checkpoint waits."""
+        return bool(self._first.complete_count or self.batches.complete_count or self.is_in_checkpoint)
 
     # ------------------------------------------------------------------------------------------------- what is added
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: JournalRecord | JournalCheckpoint) -> None:
         """Add the records of `what`. Of what cannot be encoded the loss is recorded: no record may end the process."""
+        batches = self.batches
         if isinstance(what, JournalCheckpoint):
-            self._complete()
-            self._waiting.append(_Checkpoint(self._standings.checkpoint(what)))
-            self.is_in_checkpoint = True
+            batches.complete()
+            batches.forget_seen()
+            workers, now_s = what.worker_ids, what.began.now_s
+            self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
+            standings = [_standing(now_s, rank, *status) for rank, status in self._statuses.items()]
+            records = chain((what.began,), standings, what.parts())
+            self._waiting.append(_Checkpoint(batches.first + batches.complete_count, records))
             if self.broken_by:
                 self._on_broken(self.broken_by)
             self.broken_by.clear()
             return
         try:
-            encoded = self._decided(what) if type(what) is Verdict else encode_record(what)
+            self.write(encode_record(what), what.now_s)
         except _NOT_ENCODABLE:
-            encoded = self._loss(1, "not_encodable", what.now_s)
-        newest = self._newest
-        size = newest.size + len(encoded)
-        if 0 < newest.numbers < _RECORDS_MAX and size <= self._message_bytes_max:  # the usual case
-            newest.records.append(encoded)
-            newest.size = size
-            newest.numbers += 1
-            return
+            self.write_loss(what.now_s)
+        if batches.pushed_out and not self._is_full:
+            self._is_full = True
+            self._on_full(batches.waiting_bytes)
+
+    def write(self, encoded: bytes, now_s: float) -> None:
+        """Add a record of any length."""
         try:
-            parts = in_parts(encoded, what.now_s)
+            parts = in_parts(encoded, now_s)
         except LimitExceeded:
-            parts = (self._loss(1, "too_large", what.now_s),)
+            parts = (self._loss(1, "too_large", now_s),)
         for part in parts:
-            self._add(part)
+            self.batches.put(part)
 
-    def _decided(self, verdict: Verdict) -> bytes:
-        """Return the decision's record, behind those of the standings that it is the first to see."""
-        model_view, epochs, trusts = self._standings.seen
-        if verdict.trusts is not trusts or verdict.epochs is not epochs or verdict.model_view is not model_view:
-            for standing in self._standings.changed(verdict):
-                self._add(encode_record(standing))
-        return verdict.journal_record(self._kv_seq())
+    def write_loss(self, now_s: float) -> None:
+        """Add that a record was lost, which could not be encoded."""
+        self.batches.put(self._loss(1, "not_encodable", now_s))
 
-    def _add(self, encoded: bytes) -> None:
-        newest = self._newest
-        if newest.numbers >= _RECORDS_MAX or newest.size + len(encoded) > self._message_bytes_max:
-            self._complete()
-            self._make_room()
-        self._newest.add(encoded)
-        self._on_waiting(bool(self._waiting))
-
-    def _complete(self) -> None:
-        """Begin another message."""
-        if not self._newest.records:
-            return
-        self._waiting.append(self._newest)
-        self._waiting_bytes += self._newest.size
-        self._newest = _Batch()
-
-    def _make_room(self) -> None:
-        """The oldest gives way if too much waits."""
-        while self._waiting_bytes > self._bytes_max:
-            if not self.pushed_out:
-                self._on_full(self._waiting_bytes)
-            oldest = self._waiting.popleft()
-            if isinstance(oldest, _Checkpoint):
-                self.is_in_checkpoint = False
-            else:
-                self._waiting_bytes -= oldest.size
-                self.pushed_out += oldest.numbers
+    def write_standings(self, verdict: Verdict) -> None:
+        """Add the standings that the decision is the first to see."""
+        epochs = verdict.epochs or (0,) * len(verdict.ranks)
+        for rank, epoch, trust in zip(verdict.ranks, epochs, verdict.trusts, strict=True):
+            known = self._statuses.get(rank, _UNHEARD)
+            status = epoch, doubt_of(trust, known[1])
+            if status != known:
+                self._statuses[rank] = status
+                self.batches.put(encode_record(_standing(verdict.now_s, rank, *status)))
 
     def _loss(self, count: int, reason: LossReason, now_s: float) -> bytes:
         self.lost[reason] += count
@@ -187,60 +182,64 @@ class JournalEncoder:
         """Return a message of the oldest records."""
         while not self.step(now_s):
             pass
-        if self._first:
-            batch = self._first.popleft()
-        else:
-            if not self._waiting:
-                self._complete()
-            oldest = self._waiting.popleft() if self._waiting else _Batch()
-            assert isinstance(oldest, _Batch), "`step` has begun a checkpoint that is the oldest"
-            batch = oldest
-            self._waiting_bytes -= batch.size
+        records, count, numbers = (self._first if self._first.records else self.batches).pop()
         first = self._next
-        self._next += batch.numbers
-        self.records_total += len(batch.records)
-        self.bytes_total += batch.size
-        return EncodedMessage(pack_journal(self._life, first, batch.records), first, len(batch.records))
+        self._next += numbers
+        self.records_total += count
+        self.bytes_total += len(records)
+        return EncodedMessage(pack_journal(self._life, first, count, records), first, count)
 
     def step(self, now_s: float) -> bool:
         """Encode the next record of a checkpoint, if it is its turn; return whether `cut` has a message, or nothing."""
-        if self._first:
+        ahead, batches = self._first, self.batches
+        if ahead.complete_count:
             return True
         if self._checkpoint is None:
-            if self.pushed_out:
-                lost = _Batch()
-                lost.add(self._loss(self.pushed_out, "buffer_full", now_s), self.pushed_out)
-                self.pushed_out = 0
-                self._first.append(lost)
+            if batches.pushed_out:
+                count, batches.pushed_out, self._is_full = batches.pushed_out, 0, False
+                ahead.put(self._loss(count, "buffer_full", now_s), count)
+                ahead.complete()
                 return True
-            if not self._waiting or not isinstance(oldest := self._waiting[0], _Checkpoint):
+            while self._waiting and self._waiting[0].after < batches.first:  # it gave way, with batches behind it
+                self._waiting.popleft()
+            if not self._waiting or self._waiting[0].after > batches.first:
                 return True
-            self._waiting.popleft()
-            self._checkpoint, self._checkpoint_from = oldest.records, self.bytes_total
+            self._checkpoint, self._checkpoint_from = self._waiting.popleft().records, self.bytes_total
         elif self._go_on(self._checkpoint, now_s):
-            self._first.append(self._part)
-            self._part, self._checkpoint, self.is_in_checkpoint = _Batch(), None, False
-        return bool(self._first)
+            ahead.complete()
+            self._checkpoint = None
+        return bool(ahead.complete_count)
 
     def _go_on(self, checkpoint: Iterator[JournalRecord], now_s: float) -> bool:
         """Encode the next record of the checkpoint; return whether it is the last."""
+        ahead = self._first
         try:
             record = next(checkpoint)
             parts = in_parts(encode_record(record), now_s)
         except (LimitExceeded, *_NOT_ENCODABLE) as error:  # a row that msgpack or a record has no room for
-            self._part.add(self._loss(1, "too_large" if isinstance(error, LimitExceeded) else "not_encodable", now_s))
+            ahead.put(self._loss(1, "too_large" if isinstance(error, LimitExceeded) else "not_encodable", now_s))
             return True
         for part in parts:
-            if self._part.size + len(part) > RECORD_BYTES_MAX:
-                self._first.append(self._part)
-                self._part = _Batch()
-            self._part.add(part)
+            ahead.put(part)
         if not isinstance(record, CheckpointEnded):
             return False
-        batches = (*self._first, self._part)
-        records = self.records_total + sum(len(each.records) for each in batches)
-        bytes_ = self.bytes_total + sum(each.size for each in batches)
+        bytes_ = self.bytes_total + ahead.waiting_bytes
         self.checkpoints_total += 1
         self.checkpoint_bytes = bytes_ - self._checkpoint_from
-        self.checkpoint_at = now_s, records, bytes_
+        self.checkpoint_at = now_s, self.records_total + ahead.records, bytes_
         return True
+
+
+def _standing(now_s: float, rank: WorkerRank, epoch: int, doubt: str) -> RankStanding:
+    return RankStanding(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, epoch=epoch, doubt=doubt)
+
+
+def doubt_of(trust: Trust, before: str) -> str:
+    """Return the doubt behind a rank's trust.
+
+    For a rank with disparities trust does not depend on the doubt: return the doubt known `before`.
+    """
+    known = _DOUBT_OF.get(trust.reason)
+    if known is not None:
+        return known
+    return trust.reason if trust.state == "DEGRADED" else before

@@ -1,7 +1,7 @@
 """Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
     record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
-    `PERIOD_S` after the first, or when a message is full
+    every `PERIOD_S`
                     the buffer is published, a message at a time, each until it is confirmed
     the log away    unpublished records wait, the buffer fills
     another stream  it was replaced, or lost its end: a checkpoint follows
@@ -17,7 +17,6 @@ A message that is published again keeps its id, and its records their numbers, s
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from time import perf_counter
 
 import msgspec
@@ -100,10 +99,7 @@ class JournalWriter:
         self._checkpoint_records = checkpoint_records
         self._subject = subjects.journal(router)
         self._life = clock.wall_ns()
-        self._begun, self._due = asyncio.Event(), asyncio.Event()
-        self.encoder = JournalEncoder(
-            self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_waiting, self._on_full, self._on_broken
-        )
+        self.encoder = JournalEncoder(self._life, kv_seq, buffer_bytes_max, clock.now(), self._on_full, self._on_broken)
         self._unsent: EncodedMessage | None = None
         self._is_failing = False
         self._last_seq = 0
@@ -118,9 +114,6 @@ class JournalWriter:
         began = JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of)
         self.encoder.record(began)
 
-    def _on_waiting(self, is_due: bool) -> None:  # noqa: FBT001 - a callback's fact
-        (self._due if is_due else self._begun).set()
-
     def _on_full(self, waiting_bytes: int) -> None:
         _log.warning("journal_buffer_full", bytes=waiting_bytes)
 
@@ -128,13 +121,14 @@ class JournalWriter:
         _log.warning("journal_records_lost", records=sum(lost.values()), reasons=dict(lost))
 
     @property
-    def _has_any(self) -> bool:
-        return bool(len(self.encoder) or self.encoder.is_in_checkpoint or self._unsent)
+    def _has_message(self) -> bool:
+        return self._unsent is not None or self.encoder.has_message
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and then the rest, if the log takes it at once."""
         await until(stop, self._write())
-        while self._has_any and await self._publish_next():
+        self.encoder.batches.complete()
+        while self._has_message and await self._publish_next():
             pass
         if left := self.waiting():
             self.encoder.lost["log_away"] += left
@@ -143,14 +137,10 @@ class JournalWriter:
     async def _write(self) -> None:
         """Publish forever. After a cancellation the present message may be published again: it keeps its id."""
         while True:
-            if not self._has_any:
-                await self._begun.wait()
-            self._begun.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD_S):
-                    await self._due.wait()
-            self._due.clear()
-            while self._event_log.is_connected and (self._is_checkpoint_due() or self._has_any):
+            await asyncio.sleep(PERIOD_S)
+            if self._event_log.is_connected:
+                self.encoder.batches.complete()
+            while self._event_log.is_connected and (self._is_checkpoint_due() or self._has_message):
                 if self._is_checkpoint_due():
                     self._take_checkpoint()
                 if not await self._publish_next():
@@ -224,7 +214,7 @@ class JournalWriter:
     def lost(self) -> dict[LossReason, int]:
         """Return how many records were lost, by reason."""
         lost: dict[LossReason, int] = {reason: self.encoder.lost[reason] for reason in LOSS_REASONS}
-        lost["buffer_full"] += self.encoder.pushed_out
+        lost["buffer_full"] += self.encoder.batches.pushed_out
         return lost
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.decision.report import Misses, misses
-from router.decision.routing import DecisionRecord, Routing
+from router.decision.routing import Lease, Routing
 
 SCANNED_MAX = 10_000
 """Decisions that are looked at for one question, the newest."""
@@ -46,7 +46,7 @@ class DecisionFilter(NamedTuple):
     outcome: str = ""
     until_s: float | None = None
 
-    def takes(self, record: DecisionRecord) -> bool:
+    def takes(self, record: Lease) -> bool:
         """Return whether the decision is asked for."""
         verdict = record.verdict
         outcome = OPEN if record.outcome is None else record.outcome.outcome
@@ -82,7 +82,7 @@ def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionR
     return [decision_row(each, begun_s[each.verdict.request.request_id], now_s, wall_s) for each in taken]
 
 
-def decision_row(record: DecisionRecord, begun_s: float, now_s: float, wall_s: float) -> DecisionRow:
+def decision_row(record: Lease, begun_s: float, now_s: float, wall_s: float) -> DecisionRow:
     """Return one decision as a row."""
     decision, age_s = record.verdict.brief(), now_s - record.verdict.now_s
     chosen = decision.chosen
@@ -109,6 +109,6 @@ def decision_row(record: DecisionRecord, begun_s: float, now_s: float, wall_s: f
     )
 
 
-def outcome_of(record: DecisionRecord) -> dict[str, object] | None:
+def outcome_of(record: Lease) -> dict[str, object] | None:
     """Return the outcome of a decision by name: the journal's form has no names."""
     return None if record.outcome is None else msgspec.structs.asdict(record.outcome)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
-from router.decision.routing import DecisionRecord, Routing
+from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
 from router.fleet.registry import Worker
 from router.fleet.trust import TRUST_STATES, Trust, trust_of
@@ -125,15 +125,15 @@ def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank,
     }
 
 
-def observed(records: Iterable[DecisionRecord]) -> dict[WorkerRank, Observed]:
+def observed(records: Iterable[Lease]) -> dict[WorkerRank, Observed]:
     """Return what these decisions showed of their ranks. Without a reported reuse the predicted overlap counts."""
-    by_rank: dict[WorkerRank, list[DecisionRecord]] = defaultdict(list)
+    by_rank: dict[WorkerRank, list[Lease]] = defaultdict(list)
     for record in records:
         by_rank[record.verdict.winner].append(record)
     return {rank: _observed(found) for rank, found in by_rank.items()}
 
 
-def _observed(records: list[DecisionRecord]) -> Observed:
+def _observed(records: list[Lease]) -> Observed:
     tokens = sum(record.verdict.request.isl_tokens for record in records)
     outcomes = [record.outcome for record in records if record.outcome is not None]
     ttfts = [each.ttft_s for each in outcomes if each.ttft_s is not None]
@@ -145,7 +145,7 @@ def _observed(records: list[DecisionRecord]) -> Observed:
     )
 
 
-def _reused(record: DecisionRecord) -> int:
+def _reused(record: Lease) -> int:
     request, outcome = record.verdict.request, record.outcome
     reported = None if outcome is None else outcome.cached_tokens
     reused = record.verdict.overlap_blocks * request.block_size if reported is None else reported

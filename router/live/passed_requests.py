@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from indexer.embedded import NodeUse, OutlineNode, PassedRequest
 from kv_protocol.codec import pack_u64
 from router.decision.kept_prompts import KeptPrompts
-from router.decision.routing import DecisionRecord
+from router.decision.routing import Lease
 
 REQUESTS_MAX = 8192
 HALF_LIFE_S = 60.0
@@ -28,9 +28,7 @@ def warmth(ends: Sequence[tuple[int, float]], now_s: float) -> list[PassedReques
     return [PassedRequest(block, 2.0 ** (-max(0.0, now_s - at_s) / HALF_LIFE_S), at_s) for block, at_s in newest]
 
 
-def uses(
-    nodes: Sequence[OutlineNode], records: Iterable[DecisionRecord], kept: KeptPrompts | None = None
-) -> list[NodeUse]:
+def uses(nodes: Sequence[OutlineNode], records: Iterable[Lease], kept: KeptPrompts | None = None) -> list[NodeUse]:
     """Return the use of each node, with text where prompts are kept; at most `NAMES_MAX` models and tenants each."""
     found = [NodeUse([], []) for _ in nodes]
     places = {node.depth_blocks - node.blocks for node in nodes}

@@ -61,5 +61,6 @@ nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
 
 void bind_verdict(nanobind::module_& module);
 void bind_decisions(nanobind::module_& module, nanobind::class_<PyCore>& core);
+void bind_leases(nanobind::module_& module);
 
 }  // namespace kv

@@ -303,6 +303,7 @@ void bind_core(nb::module_& module) {
     bind_core_sums(core);
     bind_core_queries(core);
     bind_decisions(module, core);
+    bind_leases(module);
 }
 
 }  // namespace kv

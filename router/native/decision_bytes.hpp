@@ -1,5 +1,5 @@
 // A decision's costs and overlap as its journal record has them: the formats of kv_protocol/decided.py, as
-// router/journal/records.py packs them. Knows nothing of Python.
+// `Verdict::record` packs them. Knows nothing of Python.
 #pragma once
 
 #include <cstddef>

@@ -75,6 +75,7 @@ public:
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
     const RankMap<RankLoad>& loads() const { return loads_; }
     std::size_t open_leases() const { return leases_.size(); }
+    bool has(std::string_view lease_id) const { return leases_.find(lease_id) != nullptr; }
     i64 expired_total = 0, corrected_total = 0;
     bool is_empty() const;
 

@@ -25,6 +25,7 @@ public:
 
     void nil() { byte(0xc0); }
     void array(std::size_t count) { sized(count, 0x90, 16, 0xdc); }
+    void map(std::size_t count) { sized(count, 0x80, 16, 0xde); }
     void put(bool value) { byte(value ? 0xc3 : 0xc2); }
     void put(double value) {
         u64 bits = 0;

@@ -1,12 +1,13 @@
 """Exchanges leases with the other routers of the fleet over core NATS.
 
-    tell(event)    an event of an own lease goes to all others; the end of another router's lease here is noted
+    news           what happened to own leases is read at each turn, and goes to all others
+    record(applied)    the end of a lease by the ledger: an own one's goes to all others, another router's is noted
     apply(event, router)    an event from another router is handed to the caller, which applies it to its state
 
-One `Replication` per model decides (`replication.py`); this module is its network. Events wait `FLUSH_S` for further
-ones; answers do not wait. Without peers there is one turn per beat, and a lease that ends before the next is never
-looked at. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the
-others what they missed.
+One `Replication` per model decides (`replication.py`); this module is its network. There is a turn every `FLUSH_S`
+while there are peers, and otherwise one per beat; a lease that ends before the next is never looked at. Answers do not
+wait. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the others
+what they missed.
 """
 
 import asyncio
@@ -19,23 +20,29 @@ import structlog
 
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.journal import LedgerApplied, OutcomeKnown
-from kv_protocol.ledger import ENDINGS, Expired, FirstToken, LeaseEvent, LedgerEvent, Reconciled, Routed, Unreported
+from kv_protocol.journal import JournalRecord, LedgerApplied
+from kv_protocol.ledger import ENDINGS, Cancelled, Expired, Finished, FirstToken, LeaseEvent, Renewed, Routed
 from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
-from router.decision.recorders import Applied
-from router.decision.verdict import Verdict
+from router.native import built
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, Event, Replication
 
-TICK_S = 0.1
 FLUSH_S = 0.005
 MODELS_MAX = 256
 OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
+
+_NEWS: dict[str, Callable[..., LeaseEvent]] = {
+    "first_token": FirstToken,
+    "renewed": Renewed,
+    "finished": Finished,
+    "cancelled": Cancelled,
+}
+"""The events that `built.Leases.news` names."""
 
 _log = structlog.get_logger("router")
 
@@ -47,6 +54,7 @@ class Replicas:
         self,
         log: EventLog,
         clock: Clock,
+        leases: built.Leases,
         *,
         router_id: str,
         model_of: Callable[[str], str | None],
@@ -57,24 +65,21 @@ class Replicas:
         Args:
             log: the connection to the other routers.
             clock: its wall time identifies this run of the router.
+            leases: the router's own.
             router_id: unique in the fleet; letters, digits and dashes.
             model_of: the model that a worker serves; None: unknown, and its leases are not sent.
-            apply: applies an event of another router's lease, with that router's id; at once, without calling `tell`.
+            apply: applies an event of another router's lease, with that router's id; at once.
         """
-        self._event_log, self._clock = log, clock
+        self._event_log, self._clock, self._leases = log, clock, leases
         self._refusals = RateLimitedLog(_log, clock)
         self._router_id, self._life = router_id, clock.wall_ns()
         self._model_of, self._apply = model_of, apply
         self._replications: dict[str, Replication] = {}
         self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
-        self._begun: dict[str, Verdict] = {}
-        """Own leases that no replication knows yet, by id."""
-        self._prefilled: set[str] = set()
-        """Ids of the leases in `_begun` that got their first token."""
         self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
-        self._news = asyncio.Event()
+        self._answers = asyncio.Event()
         self.unsent_total = self.refused_total = 0
         """Messages that could not be sent, or read."""
 
@@ -83,62 +88,37 @@ class Replicas:
         await self._event_log.listen(subjects.LEDGER_ALL, self._on_message)
         await self._event_log.listen(subjects.ledger_of("*", self._router_id), self._on_message)
 
-    def record(self, what: Applied) -> None:
-        """Send an applied record if it is an event of an own lease; implements `Recorder`."""
-        if type(what) is Verdict:
-            self._begun[what.decision_id] = what
-            if self._has_peers:
-                self._news.set()
-        elif type(what) is OutcomeKnown:
-            if self._begun.pop(what.decision_id, None) is None:
-                self._gone_on(what.ending)
-            else:
-                self._prefilled.discard(what.decision_id)
-        elif type(what) is LedgerApplied and not what.router:
+    def record(self, what: JournalRecord) -> None:
+        """Note the end of a lease, or tell of it; implements `Recorder`."""
+        if type(what) is LedgerApplied and not what.router and isinstance(what.event, Expired):
+            self._read_news()
             self.tell(what.event)
 
-    def tell(self, event: LedgerEvent) -> None:
-        """Send an event that was applied here; reports of engines are not sent."""
+    def _read_news(self) -> None:
+        """Tell the replications what happened to own leases since the last call."""
+        events, begun = self._leases.news()
+        for tag, lease_id in events:
+            self.tell(_NEWS[tag](lease_id=lease_id))
+        for verdict, is_prefilled in begun:
+            self.tell(verdict.promise)
+            if is_prefilled:
+                self.tell(FirstToken(lease_id=verdict.decision_id))
+
+    def tell(self, event: LeaseEvent) -> None:
+        """Send an event of an own lease with the next messages."""
         if isinstance(event, Routed):
-            self._begin(event)
-        elif type(event) is FirstToken and event.lease_id in self._begun:
-            self._prefilled.add(event.lease_id)
-        elif not isinstance(event, Reconciled | Unreported):
-            self._gone_on(event)
-
-    def _begin_all(self) -> None:
-        """Tell the replications of the leases that have begun."""
-        begun, self._begun, prefilled, self._prefilled = self._begun, {}, self._prefilled, set()
-        for lease_id, verdict in begun.items():
-            self._begin(verdict.promise)
-            if lease_id in prefilled:
-                self._gone_on(FirstToken(lease_id=lease_id))
-
-    def _begin(self, routed: Routed) -> None:
-        replication = self._of_worker(routed.worker_id)
-        if replication is not None:
-            self._of_lease[routed.lease_id] = replication
-            self._on_lease_event(replication, routed)
-
-    def _gone_on(self, event: LeaseEvent) -> None:
-        if event.lease_id in self._begun:
-            self._begin_all()
-        is_over = isinstance(event, ENDINGS)
-        replication = self._of_lease.pop(event.lease_id, None) if is_over else self._of_lease.get(event.lease_id)
-        if replication is None:
-            self._tell_of_others(event)
+            replication = self._of_worker(event.worker_id)
+            if replication is not None:
+                self._of_lease[event.lease_id] = replication
+        elif isinstance(event, ENDINGS):
+            replication = self._of_lease.pop(event.lease_id, None)
         else:
-            self._on_lease_event(replication, event)
-
-    def _on_lease_event(self, replication: Replication, event: LeaseEvent) -> None:
-        replication.on_lease_event(event)
-        if not replication.has_no_peers:
-            self._news.set()
-
-    def _tell_of_others(self, event: LeaseEvent) -> None:
-        if isinstance(event, Expired):
-            for replication in self._replications.values():
-                replication.ended(event.lease_id)
+            replication = self._of_lease.get(event.lease_id)
+        if replication is not None:
+            replication.on_lease_event(event)
+        elif isinstance(event, Expired):  # perhaps of another router's lease
+            for each in self._replications.values():
+                each.ended(event.lease_id)
 
     def _of_worker(self, worker_id: str) -> Replication | None:
         model = self._model_of(worker_id)
@@ -160,21 +140,20 @@ class Replicas:
     async def run(self, stop: asyncio.Event) -> None:
         """Send and apply the passing of time until `stop` is set; pending events are then sent, if possible."""
         while not stop.is_set():
-            self._news.clear()
+            self._answers.clear()
             await self._turn()
             await until(stop, self._pause())
         await self._turn()
 
     async def _pause(self) -> None:
-        """Wait for events, and a moment for more of them; or until the next turn is due."""
+        """Wait until the next turn is due, or there are answers."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S if self._has_peers else BEAT_S):
-                await self._news.wait()
-            await self._clock.sleep(FLUSH_S)
+            async with asyncio.timeout(FLUSH_S if self._has_peers else BEAT_S):
+                await self._answers.wait()
 
     async def _turn(self) -> None:
         now_s = self._clock.now()
-        self._begin_all()
+        self._read_news()
         for slug, replication in self._replications.items():
             if not self._event_log.is_connected:
                 replication.deaf(now_s)
@@ -210,11 +189,11 @@ class Replicas:
         if replication is None:
             self._refuse(message, f"more than {MODELS_MAX} models")
             return
-        self._begin_all()
+        self._read_news()
         self._take(slug, replication.on_message(received, self._clock.now()))
         self._has_peers = self._has_peers or not replication.has_no_peers
         if self._outgoing:
-            self._news.set()
+            self._answers.set()
 
     def _refuse(self, message: LogMessage, reason: str) -> None:
         self.refused_total += 1

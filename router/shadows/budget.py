@@ -17,10 +17,10 @@ class Budget:
         self.spent_s = 0.0
         self._allowance_s = 0.0
 
-    def request(self) -> None:
-        """A request was decided."""
-        self.requests += 1
-        self._allowance_s = min(self._allowance_s + self.budget_s, KEPT_REQUESTS * self.budget_s)
+    def request(self, count: int = 1) -> None:
+        """So many requests were decided."""
+        self.requests += count
+        self._allowance_s = min(self._allowance_s + count * self.budget_s, KEPT_REQUESTS * self.budget_s)
 
     def allows(self) -> bool:
         """Return whether the shadows may evaluate a decision now."""

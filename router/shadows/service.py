@@ -1,8 +1,8 @@
-"""Shadows in a router: decisions are queued as they are taken, and evaluated later in batches; endpoints and metrics.
+"""Shadows in a router: the newest decisions are evaluated in batches; endpoints and metrics.
 
-    on a request's path     `record`: one append to a queue of `QUEUE_MAX` decisions, which is full or takes it
-    every `PERIOD_S`        the queue is emptied: a decision is evaluated by all shadows while the budget allows it, and
-                            skipped and counted otherwise. After `SLICE_S` the event loop has its turn
+    every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
+                            is evaluated by all shadows while the budget allows it; others are skipped and counted
+                            After `SLICE_S` the event loop has its turn
     GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
     DELETE /v1/shadows      the configured ones
 
@@ -11,7 +11,6 @@ over HTTP are no state that survives a restart; the configuration is.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import thread_time
 from typing import Any
@@ -22,24 +21,21 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.journal import PolicyChanged
-from kv_runtime.clock import Clock
+from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
-from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused
-from router.decision.recorders import Applied
-from router.decision.state import RouterState
+from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
 from router.shadows.config import ShadowSection
 from router.shadows.tally import BothChoices, ShadowReport, Tally, merged
 
-QUEUE_MAX = 512
-"""Decisions that wait for their evaluation."""
+WAITING_MAX = 512
+"""Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
 SLICE_S = 0.0005
 """The longest that evaluations hold up the event loop at a stretch, but for one decision more."""
@@ -49,92 +45,82 @@ _log = structlog.get_logger("router")
 
 
 class Shadows:
-    """The shadows of one router; a recorder of what its `Routing` applies."""
+    """The shadows of one router."""
 
-    def __init__(
-        self,
-        state: RouterState,
-        clock: Clock,
-        configured: ShadowSection,
-        live: Policy,
-        timer: Callable[[], float] = thread_time,
-    ) -> None:
-        """`live` is the policy to start with; `timer` measures the CPU time of evaluations, in seconds.
+    def __init__(self, routing: Routing, configured: ShadowSection, timer: Callable[[], float] = thread_time) -> None:
+        """Compare the shadows with the policy in force from now on.
+
+        `timer` measures the CPU time of evaluations, in seconds.
 
         Raises:
             ConfigurationError: a shadow's fields are not allowed.
         """
-        self._state, self._clock, self._timer = state, clock, timer
+        self._routing, self._state, self._clock, self._timer = routing, routing.state, routing.clock, timer
         self._configured = configured
-        self._failures = RateLimitedLog(_log, clock)
-        self._queue: deque[Verdict] = deque()
-        self._waiting = asyncio.Event()
-        self.change(configured, live)
+        self._failures = RateLimitedLog(_log, self._clock)
+        self._changed_policies = asyncio.Event()
+        self.change(configured)
+        routing.records.append(self.record)
 
-    def change(self, section: ShadowSection, live: Policy) -> None:
+    def change(self, section: ShadowSection) -> None:
         """Compare these shadows with the policy in force from now on.
 
         Raises:
             ConfigurationError: a field is not allowed; nothing has changed.
         """
+        live = self._state.policy
         self._policies = section.resolved(live, self._state.modes)
         self._section, self._live = section, live
         self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
         self._budget = Budget(1e-6 * section.budget_us)
-        self._queue.clear()
+        self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
+        self._changed_policies.set()
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def record(self, what: Applied) -> None:
-        """A decision is carried out, or the policy changed."""
-        if not self._policies:
-            return
-        if type(what) is Verdict:
-            self._offer(what)
-        elif type(what) is PolicyChanged and self._state.policy != self._live:
-            self.change(self._section, self._state.policy)
+    def record(self, what: JournalRecord) -> None:
+        """Begin anew if the policy changed; implements `Recorder`."""
+        if type(what) is PolicyChanged and self._policies and self._state.policy != self._live:
+            self.change(self._section)
 
-    def _offer(self, verdict: Verdict) -> None:
-        self._budget.request()
-        if len(self._queue) >= QUEUE_MAX:
-            self._skip("full")
-            return
-        self._queue.append(verdict)
-        self._waiting.set()
-
-    def _skip(self, reason: str) -> None:
+    def _skip(self, reason: str, count: int = 1) -> None:
         for tally in self._tallies.values():
-            tally.skipped[reason] += 1
+            tally.skipped[reason] += count
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Evaluate decisions until `stop` is set; what waits then is dropped."""
+        """Evaluate decisions until `stop` is set."""
         await until(stop, self._evaluate_all())
 
     async def _evaluate_all(self) -> None:
         while True:
-            await self._waiting.wait()
+            if not self._policies:
+                self._changed_policies.clear()
+                await self._changed_policies.wait()
             await self._clock.sleep(PERIOD_S)
             while self.evaluate_slice():
                 await self._clock.sleep(0)
-            self._waiting.clear()
 
     def evaluate_slice(self) -> bool:
-        """Evaluate what waits, for `SLICE_S` at most; return whether more waits."""
-        timer = self._timer
+        """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
+        timer, budget, decisions = self._timer, self._budget, self._routing.decisions
         began_s = timer()
-        while self._queue:
-            verdict, budget = self._queue.popleft(), self._budget
+        waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
+        while waiting:
+            lease = waiting.pop()
+            new, self._seen = lease.number - self._seen, lease.number
+            budget.request(new)
+            self._skip("full", new - 1)
             if not budget.allows():
                 self._skip("budget")
                 continue
             one_s = timer()
-            self._evaluate(verdict)
+            self._evaluate(lease.verdict)
             now_s = timer()
             budget.spend(now_s - one_s)
             if now_s - began_s >= SLICE_S:
                 break
-        return bool(self._queue)
+        return bool(waiting)
 
     def _evaluate(self, verdict: Verdict) -> None:
         for name, tally in self._tallies.items():
@@ -181,7 +167,7 @@ class Shadows:
             raise web.HTTPRequestEntityTooLarge(max_size=_BODY_BYTES_MAX, actual_size=len(body))
         try:
             given = msgspec.json.decode(body, type=dict[str, Any])
-            self.change(self._section.replaced(given), self._state.policy)
+            self.change(self._section.replaced(given))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise BadRequest(field_of(first), refused(first, "shadow.")) from error
@@ -192,7 +178,7 @@ class Shadows:
         return self._changed()
 
     async def _reset(self, _: web.Request) -> web.Response:
-        self.change(self._configured, self._state.policy)
+        self.change(self._configured)
         return self._changed()
 
     def _changed(self) -> web.Response:

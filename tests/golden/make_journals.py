@@ -18,7 +18,7 @@ SEED = 1
 def main() -> None:
     for name, policy in JOURNALS.items():
         records = asyncio.run(journal(SEED, POLICIES[policy]))[1]
-        message = pack_journal(1, 1, [encode_record(record) for record in records])
+        message = pack_journal(1, 1, len(records), *map(encode_record, records))
         (RECORDINGS / name).write_bytes(gzip.compress(message, mtime=0))
 
 

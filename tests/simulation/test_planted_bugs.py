@@ -9,9 +9,10 @@ from indexer.follow.follower import StreamFollower, StreamState
 from indexer.follow.inputs import Effect
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
-from kv_protocol.journal import OutcomeKnown
+from kv_protocol.journal import OutcomeName
 from kv_protocol.recovery import DumpChunk
-from router.decision.state import RouterState
+from router.decision.routing import Lease, Routing
+from router.decision.verdict import Verdict
 from tests.dumped import dump_chunks
 from tests.simulation.setup import Kind
 from tests.simulation.world import World
@@ -55,11 +56,18 @@ class JumpsHoles(SourceCursor):
         return super().on_live(sequence, payload, now_s)
 
 
-class LeaksEnded(RouterState):
-    """Keeps the lease of a request that ended."""
+class NeverEnds(Lease):
+    """The lease of a request that ended is kept."""
 
-    def end(self, known: OutcomeKnown) -> None:
+    def end(self, outcome: OutcomeName, *_: object, **__: object) -> None:
         """Do nothing."""
+
+
+class LeaksEnded(Routing):
+    """Keeps the leases of requests that ended."""
+
+    def take(self, verdict: Verdict) -> Lease:
+        return NeverEnds(self.leases, verdict)
 
 
 def purges_one_too_many(
@@ -76,7 +84,7 @@ PLANTED: list[tuple[str, Callable[..., object], Kind, int]] = [
     ("worker_agent.events.consolidation.Outbox", GoesBackWithoutOne, "torn", 40),
     ("tests.simulation.intake.SourceCursor", JumpsHoles, "faulty", 20),
     ("indexer.service.retention.plan", purges_one_too_many, "calm", 20),
-    ("tests.simulation.router.RouterState", LeaksEnded, "faulty", 20),
+    ("tests.simulation.router.Routing", LeaksEnded, "faulty", 20),
 ]
 """Where it is planted, the bug, and the kind of worlds of whose first seeds, so many, one must fail."""
 

@@ -158,7 +158,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
     yield from _of_function(journal_families)
-    replicas = Replicas(NOTHING, ManualClock(), router_id="", model_of=NOTHING, apply=NOTHING)
+    replicas = Replicas(NOTHING, ManualClock(), NOTHING, router_id="", model_of=NOTHING, apply=NOTHING)
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
     yield from _families_of(nats_server_families, nats_server_families(None))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+from bench.routing.watched_routing import Told, Watcher, tell
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
 from kv_runtime.clock import SystemClock
@@ -14,8 +15,8 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from router.decision.state import RouterState
+from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
@@ -31,16 +32,27 @@ _REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay
 _TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
 
 
-async def lived(seed: int = 1, policy: str = "kv") -> list[Recordable]:
+class Journal:
+    """Keeps the journal of a router that has another one, too."""
+
+    def __init__(self, encoder: JournalEncoder) -> None:
+        self._encoder = encoder
+
+    def record(self, what: Told) -> None:
+        """Keep it."""
+        tell(self._encoder, what)
+
+
+async def lived(seed: int = 1, policy: str = "kv") -> list[Told | JournalCheckpoint]:
     life = Life(seed, POLICIES[policy])
     await life.run()
     return life.shelf.told
 
 
-async def write(log: EventLog, told: list[Recordable], router: str = "router-1") -> None:
+async def write(log: EventLog, told: list[Told | JournalCheckpoint], router: str = "router-1") -> None:
     async with written(log, router=router) as writer:
         for what in told:
-            writer.encoder.record(what)
+            tell(writer.encoder, what)
         await eventually(lambda: not writer.waiting())
 
 
@@ -96,14 +108,14 @@ async def living(log: EventLog, **bounds: int) -> AsyncIterator[tuple[Life, Jour
     await ensure_journal(log, SETTINGS, NatsSection())
     writers = list[JournalWriter]()
 
-    def journal_of(clock: ManualClock, state: RouterState) -> JournalEncoder:
+    def journal_of(clock: ManualClock, state: RouterState) -> Watcher:
         made_of = router_life.SETTINGS
         writers.append(
             JournalWriter(
                 log, clock, SETTINGS, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1, **bounds
             )
         )
-        return writers[0].encoder
+        return Journal(writers[0].encoder)
 
     life = Life(1, POLICIES["kv"], journal_of)
     life.begin()

@@ -5,15 +5,14 @@ from contextlib import asynccontextmanager
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Reconciled, Routed
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
-from router.decision.recorders import Applied
+from router.decision.routing import Lease
 from router.decision.state import RankLoad
-from router.decision.verdict import Verdict
+from router.native import built
 from router.replicas.service import Replicas, replica_families
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
@@ -32,9 +31,11 @@ class Router:
     def __init__(self, name: str, log: EventLog) -> None:
         self.name, self.log = name, log
         self.state = joined(registered("w0"))
+        self.leases = built.Leases(self.state.core, SystemClock().now, 1.0, self.state.breakers, None)
         self.replicas = Replicas(
             log,
             SystemClock(),
+            self.leases,
             router_id=name,
             model_of=lambda worker_id: MODEL if worker_id.startswith("w") else None,
             apply=lambda event, origin: apply(self.state, event, SystemClock().now(), origin),
@@ -43,14 +44,11 @@ class Router:
     def does(self, *events: LeaseEvent | Reconciled) -> None:
         for event in events:
             apply(self.state, event, SystemClock().now())
-            self.replicas.tell(event)
+            if not isinstance(event, Reconciled):
+                self.replicas.tell(event)
 
-    def decides(self, decision_id: str) -> Verdict:
-        return self.state.decide(route(10, decision_id=decision_id), ask, 0.0, 0)
-
-    def records(self, what: Applied) -> None:
-        self.state.take(what) if isinstance(what, Verdict) else self.state.apply(what)
-        self.replicas.record(what)
+    def takes(self, decision_id: str) -> Lease:
+        return Lease(self.leases, self.state.decide(route(10, decision_id=decision_id), ask, 0.0, 0))
 
     def sums(self) -> tuple[dict[WorkerRank, RankLoad], int]:
         loads = {rank: load for rank, load in self.state.loads().items() if load != RankLoad()}
@@ -99,11 +97,10 @@ async def test_what_either_promises_both_count_until_it_ends(broker: Broker) -> 
 
 async def test_a_lease_whose_prefill_was_over_before_it_was_told_is_told_so(broker: Broker) -> None:
     async with router(broker.url, "r1") as one, router(broker.url, "r2") as other:
-        for lease_id in ("a", "b", "c"):
-            one.records(one.decides(lease_id))
-        for lease_id in ("a", "b"):
-            one.records(LedgerApplied(now_s=0.0, event=FirstToken(lease_id=lease_id)))
-        one.records(OutcomeKnown(now_s=0.0, decision_id="b", outcome="ok"))
+        leases = [one.takes(lease_id) for lease_id in ("a", "b", "c")]
+        for lease in leases[:2]:
+            lease.first_token()
+        leases[1].end("ok")
         await agreed(one, other, 2)
         assert other.state.load_of(W0).prefill_tokens_queued == 10
 

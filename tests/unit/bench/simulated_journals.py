@@ -12,12 +12,12 @@ from bench.placement.regimes import REGIMES, Sizing
 from bench.routing.virtual_fleet import VirtualFleet
 from bench.routing.virtual_router import VirtualClock
 from bench.routing.virtual_worker import TEXT
+from bench.routing.watched_routing import Told, tell
 from bench.what_if.play import Cell, play_all, staged
 from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import IN_FORCE, Result, result_of
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.encoder import JournalEncoder
@@ -37,9 +37,9 @@ class SimulatedJournal:
         settings = msgspec.to_builtins(StateSettings(text=TEXT))
         self.record(JournalBegan(now_s=0.0, router="simulated", started_ns=1, settings=settings))
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: Told) -> None:
         """`what` was applied."""
-        self._encoder.record(what)
+        tell(self._encoder, what)
         self.records += decode_journal(self._encoder.cut().data).records
 
 

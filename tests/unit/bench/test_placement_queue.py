@@ -9,7 +9,7 @@ from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
 from bench.routing.virtual_router import VirtualQueue
 from bench.routing.virtual_worker import MAX_NUM_BATCHED_TOKENS
-from router.decision.recorders import Applied
+from bench.routing.watched_routing import Told
 from router.decision.verdict import Verdict
 from router.queue.waiting import QueuePolicy
 from tests.unit.bench.traces import request
@@ -21,7 +21,7 @@ class Placed:
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: Told) -> None:
         if isinstance(what, Verdict):
             self.verdicts.append(what)
 

@@ -145,7 +145,7 @@ def test_a_record_longer_than_a_message_is_its_parts_and_one_beyond_their_bound_
 
 
 def message_of(*records: JournalRecord) -> bytes:
-    return pack_journal(5, 9, [encode_record(record) for record in records])
+    return pack_journal(5, 9, len(records), *map(encode_record, records))
 
 
 def kinds(values: list[Any]) -> set[type]:
@@ -166,7 +166,7 @@ def test_a_record_survives_bit_for_bit(record: JournalRecord) -> None:
 
 
 def test_a_field_of_a_later_version_of_a_record_is_passed_over() -> None:
-    data = pack_journal(5, 9, [msgspec.msgpack.encode(["tick", 1.0, [{"deep": None}]])])
+    data = pack_journal(5, 9, 1, msgspec.msgpack.encode(["tick", 1.0, [{"deep": None}]]))
     assert decode_journal(data).records == (TimePassed(now_s=1.0),)
 
 
@@ -194,7 +194,7 @@ def test_every_truncation_of_a_message_is_refused(record: JournalRecord) -> None
 )
 def test_a_record_that_may_not_be_is_refused_with_its_field(record: list[Any], reason: str) -> None:
     with pytest.raises(MalformedMessage, match=f"journal: .*{reason}"):
-        decode_journal(pack_journal(1, 1, [msgspec.msgpack.encode(record)]))
+        decode_journal(pack_journal(1, 1, 1, msgspec.msgpack.encode(record)))
 
 
 def test_a_message_of_another_version_is_refused() -> None:

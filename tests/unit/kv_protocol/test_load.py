@@ -24,7 +24,7 @@ def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> N
     report = LoadReport(**fields)
     assert decode_load(encode_load(report)) == report
     applied = LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)
-    assert decode_journal(pack_journal(1, 1, [encode_record(applied)])).records == (applied,)
+    assert decode_journal(pack_journal(1, 1, 1, encode_record(applied))).records == (applied,)
 
 
 def test_phases_survive_the_wire_and_the_journal_and_what_is_not_known_is_not_sent() -> None:
@@ -33,7 +33,7 @@ def test_phases_survive_the_wire_and_the_journal_and_what_is_not_known_is_not_se
     assert sent["phases"] == {"context_requests": 1, "paused_requests": 0}
     assert decode_load(encode_load(report)) == report
     applied = LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)
-    assert decode_journal(pack_journal(1, 1, [encode_record(applied)])).records == (applied,)
+    assert decode_journal(pack_journal(1, 1, 1, encode_record(applied))).records == (applied,)
 
 
 def test_a_report_of_an_old_engine_has_no_context_figures() -> None:

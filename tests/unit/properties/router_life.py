@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from bench.routing.watched_routing import Told, WatchedRouting, Watcher
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.codec import pack_u64
@@ -34,14 +35,11 @@ from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
-from router.decision.recorders import Recorder
-from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from tests.reference.following import Answered
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
@@ -127,28 +125,32 @@ class Shelf:
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
-        self._encoder = JournalEncoder(LIFE, lambda: 1)
-        self.told = list[Recordable]()
+        self.encoder = JournalEncoder(LIFE, lambda: 1)
+        self.told = list[Told | JournalCheckpoint]()
         self._messages = list[bytes]()
         self._left = 0
 
-    def record(self, what: Recordable) -> None:
+    def record(self, what: JournalRecord | JournalCheckpoint) -> None:
         """Keep it."""
         if not self._left:
             self._cut()
             self._left = self._draw.randint(1, 64)
         self._left -= 1
         self.told.append(what)
-        self._encoder.record(what)
+        self.encoder.record(what)
 
     def _cut(self) -> None:
-        while len(self._encoder) or self._encoder.is_in_checkpoint:
-            self._messages.append(self._encoder.cut().data)
+        while len(self.encoder) or self.encoder.is_in_checkpoint:
+            self._messages.append(self.encoder.cut().data)
+
+    def messages(self) -> list[bytes]:
+        """Return the messages of its journal."""
+        self._cut()
+        return self._messages
 
     def records(self) -> list[JournalRecord]:
         """Return what the bytes of its journal say."""
-        self._cut()
-        return list(continuous(map(decode_journal, self._messages)))
+        return list(continuous(map(decode_journal, self.messages())))
 
 
 class Life:
@@ -157,7 +159,7 @@ class Life:
     settings: ClassVar[StateSettings] = SETTINGS
 
     def __init__(
-        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], Recorder] | None = None
+        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], Watcher] | None = None
     ) -> None:
         """`also` makes another recorder of all that is applied to the state."""
         self.draw = random.Random(seed)
@@ -171,7 +173,7 @@ class Life:
                 now_s=self.clock.now(), router="router-1", started_ns=1, settings=msgspec.to_builtins(self.settings)
             )
         )
-        self.routing = Routing(
+        self.routing = WatchedRouting(
             self.state,
             self.index,
             self.clock,
@@ -179,11 +181,13 @@ class Life:
             seed=seed,
             lease_s=self.settings.lease_s,
             decisions_max=10,
+            journal=self.shelf.encoder.batches,
             recorders=[self.shelf, *others],
+            watch=[self.shelf.told.append, *(each.record for each in others)],
         )
         self._policy = policy
         self._lives = dict.fromkeys(WORKERS, 0)
-        self._leases: list[Lease] = []
+        self._leases = list[Any]()
         self._newest_id = ""
         self._requests = self._foreign = 0
 

@@ -112,7 +112,7 @@ JOURNAL: tuple[JournalRecord, ...] = (
 
 
 def pack(message: JournalMessage) -> bytes:
-    return pack_journal(message.life, message.first, [encode_record(record) for record in message.records])
+    return pack_journal(message.life, message.first, len(message.records), *map(encode_record, message.records))
 
 
 class Wire(NamedTuple):
@@ -262,7 +262,7 @@ def test_whatever_a_peer_sends_of_itself_can_be_journalled(source: st.DataObject
             if isinstance(heard, LoadReport)
             else FleetApplied(now_s=1.0, event=heard)
         )
-        assert decode_journal(pack_journal(5, 1, [encode_record(record)])).records == (record,)
+        assert decode_journal(pack_journal(5, 1, 1, encode_record(record))).records == (record,)
 
 
 @CALM

@@ -138,7 +138,8 @@ def test_a_worker_of_all_endpoints_that_answers_often_is_known_as_by_the_referen
     for second in range(12):
         asyncio.run(life.clock.advance(1.0))
         for lease in leases[53:] if second == 4 else ():
-            life.routing.tell(Renewed(lease_id=lease.verdict.decision_id))
+            renewed = Renewed(lease_id=lease.verdict.decision_id)
+            life.routing.apply(LedgerApplied(now_s=life.clock.now(), event=renewed))
         life.routing.apply(LoadApplied(now_s=life.clock.now(), worker_id=event.worker_id, dp_rank=0, report=report))
     following.compare_tables()
     leases[53].end("cancelled")

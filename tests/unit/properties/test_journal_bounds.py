@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.routing.watched_routing import Told, tell
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
@@ -32,7 +33,6 @@ from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import JournalEncoder
-from router.journal.records import Recordable
 from router.journal.replay import CheckpointRead, Replay
 from tests.support.amount import examples
 from tests.support.decide import decide
@@ -49,18 +49,18 @@ EVENT_BYTES = 1 << 20
 WORST = settings(max_examples=examples(8, least=3))
 
 
-def messages(told: Sequence[Recordable]) -> list[bytes]:
+def messages(told: Sequence[Told | JournalCheckpoint]) -> list[bytes]:
     """Return the messages of what was recorded."""
     encoder, cut = JournalEncoder(7, lambda: 2**64 - 1), list[bytes]()
     for what in told:
-        encoder.record(what)
+        tell(encoder, what)
         while len(encoder) or encoder.is_in_checkpoint:
             cut.append(encoder.cut().data)
     assert not encoder.lost
     return cut
 
 
-def read_back(told: Sequence[Recordable]) -> list[JournalRecord]:
+def read_back(told: Sequence[Told | JournalCheckpoint]) -> list[JournalRecord]:
     found = messages(told)
     assert max(map(len, found)) <= MESSAGE_BYTES_MAX
     return list(continuous(map(decode_journal, found)))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.routing.watched_routing import Told, tell
 from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.journal import (
     AttemptEnded,
@@ -36,6 +37,7 @@ from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.journal.checkpoint import TABLES
+from router.journal.encoder import JournalEncoder
 from router.journal.replay import Redecided, Replay
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay
@@ -65,6 +67,29 @@ def test_every_decision_is_taken_again_bit_for_bit(seed: int, policy: str) -> No
     again = list(replay(records))
     assert [each for each in again if not each.equal] == []
     assert len(again) == count(records, Decided) + count(records, Refused)
+
+
+class Beside:
+    """A second journal of a life, of the records that it is told."""
+
+    def __init__(self) -> None:
+        self.encoder = JournalEncoder(1, lambda: 1)
+
+    def record(self, what: Told) -> None:
+        tell(self.encoder, what)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_leases_write_has_the_bytes_of_the_records_as_which_it_is_read(policy: str) -> None:
+    beside = Beside()
+    life = Life(1, POLICIES[policy], lambda *_: beside)
+    asyncio.run(life.run())
+    cut = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[msgspec.Raw]]).decode
+    written = [bytes(record) for message in life.shelf.messages() for record in cut(message)[3]]
+    told = list[bytes]()
+    while len(beside.encoder):
+        told += map(bytes, cut(beside.encoder.cut().data)[3])
+    assert written[1:] == told, "but for the beginning"
 
 
 def test_much_happens_in_such_a_life() -> None:

@@ -71,7 +71,7 @@ class Control:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
         planner = Planner(plane.routing, PlannerSection())
-        shadows = Shadows(plane.routing.state, plane.routing.clock, ShadowSection(), plane.routing.policy)
+        shadows = Shadows(plane.routing, ShadowSection())
         planes = ControlPlane(
             plane.routing,
             index,

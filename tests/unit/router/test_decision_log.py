@@ -1,9 +1,8 @@
 """The newest decisions, by either id, and no more than they."""
 
-from router.decision.policy import Policy
-from router.decision.routing import DecisionLog, DecisionRecord
-from tests.support.decide import decide
-from tests.unit.router.samples import route, row, view
+from router.decision.routing import DecisionLog, Lease
+from tests.unit.router.samples import route
+from tests.unit.router.test_routing import Bench
 
 
 def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
@@ -14,9 +13,8 @@ def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
     return kept
 
 
-def made(decision_id: str, request_id: str) -> DecisionRecord:
-    asked = route(decision_id=decision_id, request_id=request_id)
-    return DecisionRecord(decide(view(row()), asked, Policy(mode="kv-blocks"), 1))
+def made(decision_id: str, request_id: str) -> Lease:
+    return Bench().take(route(decision_id=decision_id, request_id=request_id))
 
 
 def found(kept: DecisionLog, any_id: str) -> str | None:

@@ -12,13 +12,20 @@ from kv_protocol import fleet, subjects
 from kv_protocol.fleet import FleetEvent, Heartbeat, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, TimePassed, WorkerHeard
+from kv_protocol.journal import (
+    FleetApplied,
+    JournalRecord,
+    LedgerApplied,
+    LoadApplied,
+    LogConnection,
+    TimePassed,
+    WorkerHeard,
+)
 from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.event_log import EventLog, LogMessage, OnMessage
 from router.decision.policy import Policy
-from router.decision.recorders import Applied, Recorder
-from router.decision.routing import Routing
+from router.decision.routing import Recorder, Routing
 from router.feeds.feeds import ACQUAINTED_S, RouterFeeds
 from router.fleet.registry import RANKS_MAX
 from tests.support.manual_clock import ManualClock
@@ -43,14 +50,14 @@ class Kept:
     """A recorder that keeps everything."""
 
     def __init__(self) -> None:
-        self.records: list[Applied] = []
+        self.records: list[JournalRecord] = []
         self._grown = asyncio.Event()
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: JournalRecord) -> None:
         self.records.append(what)
         self._grown.set()
 
-    async def has(self, what: Applied) -> None:
+    async def has(self, what: JournalRecord) -> None:
         """Return once it was recorded."""
         while what not in self.records:
             self._grown.clear()
@@ -208,7 +215,8 @@ async def test_all_that_comes_is_recorded_in_the_order_in_which_it_was_applied()
 async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() -> None:
     router, stop = await begun(), asyncio.Event()
     recorded = router.recorded
-    router.routing.tell(Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=b"", uncached_tokens=1))
+    routed = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=b"", uncached_tokens=1)
+    router.routing.apply(LedgerApplied(now_s=router.clock.now(), event=routed))
     await router.clock.advance(1.0)
     del recorded.records[:]
     router.log.is_connected = False

@@ -8,8 +8,6 @@ import pytest
 from kv_protocol.decided import RouteRequest
 from kv_protocol.journal import LedgerApplied
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
-from router.decision.verdict import Verdict
 from tests.unit.router.samples import BLOCK_SIZE, chain, registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -18,20 +16,9 @@ KV = Policy(mode="kv")
 OWN_BLOCKS = 4
 
 
-class Promises:
-    """A recorder that keeps what is promised."""
-
-    def __init__(self) -> None:
-        self.taken: list[Verdict] = []
-
-    def record(self, what: Applied) -> None:
-        if isinstance(what, Verdict):
-            self.taken.append(what)
-
-
-def fleet(promises: Promises | None = None) -> Bench:
+def fleet() -> Bench:
     """Return idle ranks, which hold nothing."""
-    return Bench(*[registered(f"w{number}") for number in range(RANKS)], policy=KV, recorder=promises)
+    return Bench(*[registered(f"w{number}") for number in range(RANKS)], policy=KV)
 
 
 def request(number: int, shared_blocks: int) -> RouteRequest:
@@ -77,10 +64,9 @@ def test_in_the_end_the_load_is_even() -> None:
 
 
 def test_what_another_router_promised_counts_as_ones_own() -> None:
-    promises = Promises()
-    alone, sharing = fleet(promises), fleet()
+    alone, sharing = fleet(), fleet()
     first = placed(alone, shared_blocks=500, requests=10)
-    for taken in promises.taken:
+    for taken in (lease.verdict for lease in reversed(alone.routing.decisions.newest(10))):
         sharing.routing.apply(LedgerApplied(now_s=taken.now_s, event=taken.promise, router="another"))
     chosen = [bench.routing.decide(request(10, 500)).winner.worker_id for bench in (alone, sharing, fleet())]
     assert chosen[0] == chosen[1] != chosen[2]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decode_time import decode_header, decode_seconds
-from router.decision.latency import latency_of
+from router.native import built
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_what_is_known_of_an_answer_of_three_seconds(
     is_streamed: bool,
     found: tuple[float | None, float | None],
 ) -> None:
-    assert latency_of(first_s, 3.0, later_tokens, decode_s, is_streamed=is_streamed) == found
+    assert built.latency_of(first_s, 3.0, later_tokens, decode_s, is_streamed=is_streamed) == found
 
 
 @given(
@@ -40,7 +40,7 @@ def test_what_is_known_of_an_answer_of_three_seconds(
 def test_no_time_between_tokens_is_0_or_longer_than_the_answer(
     duration_s: float, later_tokens: int, decode_s: float | None, is_streamed: bool
 ) -> None:
-    ttft_s, itl_s = latency_of(duration_s / 2, duration_s, later_tokens, decode_s, is_streamed=is_streamed)
+    ttft_s, itl_s = built.latency_of(duration_s / 2, duration_s, later_tokens, decode_s, is_streamed=is_streamed)
     assert itl_s is None or 0 < itl_s * later_tokens <= duration_s * (1 + 1e-9)
     assert ttft_s is None or 0 <= ttft_s <= duration_s
 

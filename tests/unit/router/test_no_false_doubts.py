@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
+from bench.routing.watched_routing import Told
 from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
 from router.decision.routing import compared_of
 from router.decision.verdict import Verdict
 from router.fleet.calibration import Calibration
@@ -28,7 +28,7 @@ class Judge:
         self._reported = reported
         self._verdicts = dict[str, Verdict]()
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: Told) -> None:
         """See a decision, or its outcome."""
         if isinstance(what, Verdict):
             self._verdicts[what.decision_id] = what

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
 from router.decision.routing import Routing
 from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
 from tests.support.decide import decide
@@ -28,9 +27,9 @@ class Kept:
     """A recorder that keeps everything."""
 
     def __init__(self) -> None:
-        self.records: list[Applied] = []
+        self.records: list[JournalRecord] = []
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: JournalRecord) -> None:
         self.records.append(what)
 
 

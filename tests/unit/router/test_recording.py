@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.routing.watched_routing import Told, tell
 from indexer.follow.status import StaleReason
 from kv_protocol.decided import Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
@@ -20,12 +21,10 @@ from kv_protocol.journal import (
     pack_journal,
 )
 from router.decision.policy import Policy
-from router.decision.recorders import Applied
 from router.decision.verdict import Verdict
 from router.decision.view import View
 from router.fleet.trust import Trust, trust_of
-from router.journal.encoder import JournalEncoder
-from router.journal.records import doubt_of
+from router.journal.encoder import JournalEncoder, doubt_of
 from tests.support.amount import examples
 from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
@@ -84,10 +83,10 @@ def only_decided(records: list[JournalRecord]) -> Decided:
     return found
 
 
-def recorded(what: Applied, encoder: JournalEncoder | None = None) -> list[JournalRecord]:
+def recorded(what: Told, encoder: JournalEncoder | None = None) -> list[JournalRecord]:
     """Return the records of `what` as a reader decodes them."""
     encoder = JournalEncoder(1, lambda: 7) if encoder is None else encoder
-    encoder.record(what)
+    tell(encoder, what)
     return [*decode_journal(encoder.cut().data).records]
 
 
@@ -165,7 +164,7 @@ def test_a_mode_that_reads_no_overlap_leaves_no_columns_and_no_standings() -> No
 def test_what_was_promised_is_found_again_in_the_bytes_of_its_decision(seed: int) -> None:
     told = verdict(seed)
     encoded = [encode_record(record) for record in recorded(told)]
-    (found,) = [each for each in decode_journal(pack_journal(1, 1, encoded)).records if isinstance(each, Decided)]
+    found = only_decided([*decode_journal(pack_journal(1, 1, len(encoded), *encoded)).records])
     assert found.promise == told.promise
     assert found.promise.lease_id == told.decision_id
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from indexer.embedded import OverlapColumns, RankView
-from kv_protocol.decided import RouteRequest
+from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -17,12 +17,13 @@ from kv_protocol.journal import (
     OutcomeKnown,
     Refused,
     WorkerHeard,
+    decode_journal,
 )
+from kv_protocol.ledger import FirstToken, Renewed
 from router.decision.policy import Policy
-from router.decision.recorders import Recorder
-from router.decision.routing import Lease, Readiness, Routing
+from router.decision.routing import Lease, Readiness, Recorder, Routing
 from router.decision.state import RankLoad
-from router.decision.verdict import Verdict
+from router.journal.encoder import JournalEncoder
 from router.prompt.chains import block_count
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import answer, chain, rank, registered, route, state
@@ -62,6 +63,7 @@ class Bench:
         stale: str = "",
         policy: Policy | None = None,
         recorder: Recorder | None = None,
+        journal: JournalEncoder | None = None,
     ) -> None:
         self.clock = ManualClock(now_s=100.0)
         self.state = state(LEASE_S)
@@ -78,6 +80,7 @@ class Bench:
             seed=seed,
             lease_s=LEASE_S,
             decisions_max=1000,
+            journal=None if journal is None else journal.batches,
             recorders=[] if recorder is None else [recorder],
             noted=(lambda: self.problem,),
         )
@@ -157,15 +160,15 @@ async def test_while_bytes_flow_a_lease_lives_on_and_without_them_it_ends() -> N
     assert len(bench.state.tick(bench.clock.now())) == 1
 
 
-async def test_a_lease_is_not_renewed_for_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    lease = bench.take(route())
-    told: list[object] = []
-    monkeypatch.setattr(bench.routing, "tell", told.append)
+async def test_a_lease_is_not_renewed_for_every_byte() -> None:
+    journal = JournalEncoder(1)
+    bench = Bench(journal=journal)
+    lease = bench.take(route(decision_id="d"))
     for _ in range(100):
         await bench.clock.advance(0.05)
         lease.on_bytes()
-    assert len(told) == 3, "the first token, and two renewals in five seconds of a lease of eight"
+    told = [each.event for each in decode_journal(journal.cut().data).records if isinstance(each, LedgerApplied)]
+    assert told == [FirstToken(lease_id="d"), *[Renewed(lease_id="d")] * 2], "in five seconds of a lease of eight"
 
 
 def test_a_refusal_is_recorded_without_its_hashes() -> None:
@@ -194,30 +197,19 @@ def test_however_it_ends_nothing_is_promised_and_the_outcome_is_kept(outcome: st
     assert (bench.load.active_requests, bench.load.active_blocks, bench.load.prefill_tokens_queued) == (0, 0, 0)
 
 
-class Kept:
-    """A recorder that keeps what kinds of things it was told."""
-
-    def __init__(self) -> None:
-        self.kinds: list[type] = []
-
-    def record(self, what: object) -> None:
-        """Keep it."""
-        self.kinds.append(type(what))
-
-
 def recorded(*, came_whole: bool) -> list[type]:
-    """Return what is recorded of a request, behind the policy."""
-    kept = Kept()
-    lease = Bench(recorder=kept).take(route())
+    """Return what is recorded of a request, behind the standing of its rank."""
+    journal = JournalEncoder(1)
+    lease = Bench(journal=journal).take(route())
     if not came_whole:
         lease.on_bytes()
     lease.end("ok", came_whole=came_whole)
-    return kept.kinds[1:]
+    return [type(record) for record in decode_journal(journal.cut().data).records][1:]
 
 
 def test_of_a_request_there_are_two_records_and_a_third_of_its_first_token_where_it_did_not_come_whole() -> None:
-    assert recorded(came_whole=True) == [Verdict, OutcomeKnown]
-    assert recorded(came_whole=False) == [Verdict, LedgerApplied, OutcomeKnown]
+    assert recorded(came_whole=True) == [Decided, OutcomeKnown]
+    assert recorded(came_whole=False) == [Decided, LedgerApplied, OutcomeKnown]
 
 
 async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerLeft
-from kv_protocol.journal import FleetApplied, TrustMoved
+from kv_protocol.journal import FleetApplied, JournalRecord, TrustMoved
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
-from router.decision.recorders import Applied
 from router.feeds.trust_watch import LOOK_S, TrustWatch
 from router.fleet.calibration import ENOUGH
 from tests.unit.router.samples import registered, route
@@ -99,7 +98,7 @@ class Journal:
     def __init__(self) -> None:
         self.moved = list[TrustMoved]()
 
-    def record(self, what: Applied) -> None:
+    def record(self, what: JournalRecord) -> None:
         """Keep it, if it is one."""
         if isinstance(what, TrustMoved):
             self.moved.append(what)

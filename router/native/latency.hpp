@@ -1,0 +1,38 @@
+// TTFT and ITL of an answer: when each is known, and when not. Knows nothing of Python.
+//
+// | answer | first token | mean time between tokens |
+// |---|---|---|
+// | event stream | its first bytes | from there to its end, per later token; not known if all came at once |
+// | a prefill worker's | its end: it has one token | |
+// | another complete one whose worker states the decode time | its end, less that time | that time, likewise |
+// | any other | not known: its first byte came with its last token | not known |
+//
+// Tokens are counted by `usage`; in a stream without it by token comments, else by its events. An engine that puts several tokens into
+// one event makes the time between events an upper bound. Where an answer has several choices it is not known which token followed
+// which. What is not known is nothing, and is not counted.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "ordered_map.hpp"
+
+namespace kv {
+
+// Returns the seconds from the decision to the first token, and the mean time between tokens. `first_s` and `duration_s`: from the
+// decision to the first byte, and to the end. `later_tokens` came after the first; 0: none, or their number is unknown. `decode_s`: of
+// an unstreamed answer, from its first token to its end, by its worker's clock; none: not stated.
+inline std::pair<std::optional<double>, std::optional<double>> latency_of(std::optional<double> first_s, double duration_s, i64 later_tokens,
+                                                                          std::optional<double> decode_s, bool is_streamed) {
+    if (is_streamed) {
+        decode_s = first_s.has_value() ? std::optional<double>(duration_s - *first_s) : std::nullopt;
+    } else if (!decode_s.has_value() || *decode_s > duration_s) {  // not stated, or implausible
+        return {};
+    } else {
+        first_s = duration_s - *decode_s;
+    }
+    const bool is_spread = decode_s.has_value() && *decode_s != 0 && later_tokens > 0;
+    return {first_s, is_spread ? std::optional<double>(*decode_s / static_cast<double>(later_tokens)) : std::nullopt};
+}
+
+}  // namespace kv

@@ -1,0 +1,286 @@
+// In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
+// each. All calls keep the GIL.
+#include "core_bindings.hpp"
+#include "journal.hpp"
+#include "latency.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv {
+
+namespace {
+
+constexpr std::size_t kRecordBytesMax = 512 * 1024 - 64;  // `kv_protocol.journal.RECORD_BYTES_MAX`
+
+// A field by its name, which is made once.
+nb::object field(const nb::handle& of, PyObject* name) {
+    PyObject* const found = PyObject_GetAttr(of.ptr(), name);
+    if (found == nullptr) {
+        throw nb::python_error();
+    }
+    return nb::steal(found);
+}
+
+// The batches of one journal. `owner` is its `router.journal.encoder.JournalEncoder`, which writes what is rare.
+struct PyJournal : Batches {
+    PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t batch_bytes_max, std::size_t bytes_max)
+        : Batches(batch_bytes_max, bytes_max), owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)) {}
+
+    void add(const std::string& record, double now_s) {
+        if (record.size() <= kRecordBytesMax) {
+            put(record);
+        } else {
+            owner.attr("write")(bytes_of(record), now_s);
+        }
+    }
+    // Adds the decision's record, behind those of the standings that it is the first to see.
+    void decided(const nb::handle& given) {
+        static PyObject* const trusts_name = PyUnicode_InternFromString("trusts");
+        static PyObject* const request_name = PyUnicode_InternFromString("request");
+        const Verdict& verdict = nb::cast<const Verdict&>(given);
+        const View& view = *verdict.view;
+        nb::object of_trust = field(given, trusts_name), request;
+        if (view.standing != standing || view.epochs != epochs || !of_trust.is(trusts)) {
+            owner.attr("write_standings")(given);
+            standing = view.standing;
+            epochs = view.epochs;
+            trusts = std::move(of_trust);
+        }
+        try {
+            request = encoded(field(given, request_name));
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) {
+                throw;
+            }
+            owner.attr("write_loss")(view.now_s);
+            return;
+        }
+        const nb::bytes packed = nb::borrow<nb::bytes>(request);
+        add(verdict.record({packed.c_str(), packed.size()}, nb::cast<u64>(kv_seq())), view.now_s);
+    }
+    void forget_seen() { trusts.reset(); }
+
+    nb::object owner, kv_seq, encoded;
+    // What the last decision looked at: as long as it stays the same, no standing has changed.
+    std::shared_ptr<const Standing> standing;
+    std::shared_ptr<const std::vector<u64>> epochs;
+    nb::object trusts;
+};
+
+struct PyLease;
+
+// The leases of one router: `now` is its clock, `breakers` its `router.fleet.breakers.Breakers`, `journal` none or its `PyJournal`.
+struct PyLeases {
+    PyLeases(nb::object of, nb::object clock, double period_s, nb::object followers, nb::object kept)
+        : core_object(std::move(of)), now(std::move(clock)), breakers(std::move(followers)), journal_object(std::move(kept)),
+          core(nb::cast<PyCore*>(core_object)), journal(journal_object.is_none() ? nullptr : nb::cast<PyJournal*>(journal_object)),
+          renew_s(period_s) {}
+
+    double time() const { return nb::cast<double>(now()); }
+    void record(const std::string& packed, double now_s) {
+        if (journal != nullptr) {
+            journal->add(packed, now_s);
+        }
+    }
+
+    nb::object core_object, now, breakers, journal_object;
+    PyCore* core;
+    PyJournal* journal;  // nullptr: none
+    double renew_s;      // the shortest time between two renewals
+    u64 taken_total = 0;
+    // For replicas. A lease that ends before they ask is never told.
+    PyLease* eldest_untold = nullptr;
+    PyLease* newest_untold = nullptr;
+    std::vector<std::pair<std::string, std::string>> news;  // of leases that were told: the events' tags and leases
+};
+
+// One decision that is carried out, and what came of it.
+struct PyLease {
+    PyLease(nb::object of, nb::object made)
+        : leases_object(std::move(of)), verdict_object(std::move(made)), leases(nb::cast<PyLeases*>(leases_object)),
+          verdict(nb::cast<const Verdict*>(verdict_object)), number(leases->taken_total + 1) {
+        leases->core->take(*verdict);
+        if (is_followed()) {
+            leases->breakers.attr("follow")(verdict_object.attr("promise"), verdict->view->now_s);
+        }
+        if (leases->journal != nullptr) {
+            leases->journal->decided(verdict_object);
+        }
+        leases->taken_total = number;
+        is_told = false;
+        older = leases->newest_untold;
+        (older == nullptr ? leases->eldest_untold : older->newer) = this;
+        leases->newest_untold = this;
+    }
+    PyLease(const PyLease&) = delete;
+    PyLease& operator=(const PyLease&) = delete;
+    ~PyLease() { told(); }
+
+    const std::string& id() const { return verdict->request->decision_id; }
+    // Takes it from those that replicas do not know.
+    void told() {
+        if (!is_told) {
+            (older == nullptr ? leases->eldest_untold : older->newer) = newer;
+            (newer == nullptr ? leases->newest_untold : newer->older) = older;
+            is_told = true;
+        }
+    }
+
+    void first_token() {
+        if (!first_byte_s.has_value()) {
+            const double now_s = leases->time();
+            first_byte_s = now_s - verdict->view->now_s;
+            follow("FirstToken", now_s);
+            leases->core->first_token(id(), now_s);
+            renewed("first_token", now_s);
+        }
+    }
+    void on_bytes() {
+        if (!first_byte_s.has_value()) {
+            first_token();
+        } else if (const double now_s = leases->time(); now_s - renewed_s >= leases->renew_s) {
+            leases->core->renewed(id(), now_s);
+            renewed("renewed", now_s);
+        }
+    }
+    void end(const nb::str& outcome, std::optional<i64> cached_tokens, std::optional<i64> output_tokens, bool came_whole, bool is_streamed,
+             std::optional<i64> later_tokens, std::optional<double> decode_s) {
+        if (!ended.empty()) {
+            return;
+        }
+        const std::string_view how = outcome.c_str();
+        const bool is_cancelled = how == "cancelled";
+        const double now_s = leases->time(), duration_s = now_s - verdict->view->now_s;
+        if (came_whole) {
+            first_byte_s = first_byte_s.value_or(duration_s);
+            follow("FirstToken", now_s);
+        }
+        follow(is_cancelled ? "Cancelled" : "Finished", now_s);
+        const i64 tokens = output_tokens.value_or(0), later = later_tokens.value_or(tokens == 0 ? 0 : tokens - 1);
+        std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, decode_s, is_streamed);
+        Pack record;  // a `kv_protocol.journal.OutcomeKnown`
+        record.row("outcome", now_s, id(), how, cached_tokens, ttft_s, duration_s, output_tokens, itl_s, came_whole);
+        ended = std::move(record.out);
+        leases->core->ended(id(), {now_s, how == "ok", ttft_s, itl_s, tokens, cached_tokens});
+        leases->record(ended, now_s);
+        is_told ? void(leases->news.emplace_back(is_cancelled ? "cancelled" : "finished", id())) : told();
+    }
+
+    nb::object leases_object, verdict_object;
+    PyLeases* leases;
+    const Verdict* verdict;
+    u64 number;  // of the router's leases, from 1
+    PyLease* older = nullptr;
+    PyLease* newer = nullptr;
+    bool is_told = true;
+    double renewed_s = 0;
+    std::optional<double> first_byte_s, ttft_s, itl_s;
+    std::string ended;  // the journal's record of the outcome; empty: it is open
+
+private:
+    bool is_followed() const {
+        static PyObject* const is_any = PyUnicode_InternFromString("is_any");
+        return field(leases->breakers, is_any).ptr() != Py_False;
+    }
+    // Lets the breakers follow an event of `kv_protocol.ledger`.
+    void follow(const char* event, double now_s) const {
+        if (is_followed()) {
+            const nb::object made = nb::module_::import_("kv_protocol.ledger").attr(event);
+            leases->breakers.attr("follow")(made("lease_id"_a = id()), now_s);
+        }
+    }
+    // Records the event: a `kv_protocol.journal.LedgerApplied`.
+    void renewed(const char* tag, double now_s) {
+        renewed_s = now_s;
+        Pack record;
+        record.array(4);
+        record.put("ledger");
+        record.put(now_s);
+        record.map(2);
+        record.put("type");
+        record.put(tag);
+        record.put("lease_id");
+        record.put(id());
+        record.put("");
+        leases->record(record.out, now_s);
+        if (is_told) {
+            leases->news.emplace_back(tag, id());
+        }
+    }
+};
+
+// The encoder owns the journal, and the journal names it.
+int visit_journal(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) {
+        Py_VISIT(nb::inst_ptr<PyJournal>(self)->owner.ptr());
+    }
+    return 0;
+}
+
+int clear_journal(PyObject* self) {
+    nb::inst_ptr<PyJournal>(self)->owner.reset();
+    return 0;
+}
+
+PyType_Slot journal_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(visit_journal)}, {Py_tp_clear, reinterpret_cast<void*>(clear_journal)}, {0, nullptr}};
+
+// The events of leases that were told before, and those that are told now, with whether their prompts are computed. A lease that the
+// ledger ended is left out.
+auto news_of(PyLeases& leases) {
+    std::vector<std::pair<std::string, std::string>> events;
+    std::swap(events, leases.news);
+    std::vector<std::pair<nb::object, bool>> begun;
+    while (PyLease* const lease = leases.eldest_untold) {
+        lease->told();
+        if (leases.core->ledger.has(lease->id())) {
+            begun.emplace_back(lease->verdict_object, lease->first_byte_s.has_value());
+        }
+    }
+    return std::make_pair(std::move(events), std::move(begun));
+}
+
+}  // namespace
+
+void bind_leases(nb::module_& module) {
+    module.def("latency_of", &latency_of, "first_s"_a.none(), "duration_s"_a, "later_tokens"_a, "decode_s"_a.none(), nb::kw_only(), "is_streamed"_a);
+    nb::class_<Batches>(module, "Batches")
+        .def(nb::init<std::size_t, std::size_t>())
+        .def("put", [](Batches& to, const nb::bytes& record, u64 numbers) { to.put({record.c_str(), record.size()}, numbers); }, "record"_a,
+             "numbers"_a = 1)
+        .def("complete", &Batches::complete)
+        .def("pop",
+             [](Batches& from) {
+                 const Batches::Batch batch = from.pop();
+                 return std::make_tuple(bytes_of(batch.records), batch.count, batch.numbers);
+             })
+        .def_prop_ro("complete_count", &Batches::complete_count)
+        .def_ro("first", &Batches::first)
+        .def_ro("records", &Batches::records)
+        .def_ro("waiting_bytes", &Batches::bytes)
+        .def_rw("pushed_out", &Batches::pushed_out);
+    nb::class_<PyJournal, Batches>(module, "Journal", nb::type_slots(journal_slots))
+        .def(nb::init<nb::object, nb::object, nb::object, std::size_t, std::size_t>())
+        .def("decided", &PyJournal::decided, "verdict"_a)
+        .def("forget_seen", &PyJournal::forget_seen);
+    nb::class_<PyLeases>(module, "Leases")
+        .def(nb::init<nb::object, nb::object, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("news", &news_of);
+    nb::class_<PyLease>(module, "Lease")
+        .def(nb::init<nb::object, nb::object>())
+        .def("first_token", &PyLease::first_token)
+        .def("on_bytes", &PyLease::on_bytes)
+        .def("end", &PyLease::end, "outcome"_a, "cached_tokens"_a = nb::none(), "output_tokens"_a = nb::none(), nb::kw_only(),
+             "came_whole"_a = false, "is_streamed"_a = true, "later_tokens"_a = nb::none(), "decode_s"_a = nb::none())
+        .def_ro("verdict", &PyLease::verdict_object)
+        .def_ro("number", &PyLease::number)
+        .def_ro("renewed_s", &PyLease::renewed_s)
+        .def_ro("first_byte_s", &PyLease::first_byte_s)
+        .def_ro("ttft_s", &PyLease::ttft_s)
+        .def_ro("itl_s", &PyLease::itl_s)
+        .def_prop_ro("ended", [](const PyLease& lease) { return bytes_of(lease.ended); });
+}
+
+}  // namespace kv
