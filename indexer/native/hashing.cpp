@@ -1,7 +1,8 @@
-// Sequence hashes of the full blocks of a prompt. The rules, and the Python twin: kv_protocol/hashing.py.
+// Sequence hashes of the full blocks of a prompt. The rules: kv_protocol/hashing.py.
 #include "hashing.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -28,6 +29,7 @@ namespace kv {
 namespace {
 
 constexpr u64 kChainSeed = 1337;
+constexpr char kEagleScheme[] = "xxh3-1337-eagle";
 constexpr int kTokenBytes = 4;
 constexpr int kBlockSizeMax = 4096;
 // Some 10 us of hashing (blocks of 32): below, handing over the GIL and asking for it again costs more than it gives to
@@ -37,14 +39,18 @@ constexpr int kGilKeptTokens = 24 * 1024;
 // Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
 class Tokens {
 public:
-    explicit Tokens(PyObject* given) {
+    // False: `given` is neither.
+    bool take(PyObject* given) {
         if (!PyTuple_Check(given)) {
-            add(given);
-            return;
+            return add(given);
         }
+        pieces_.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given)));
         for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) {
-            add(PyTuple_GET_ITEM(given, at));
+            if (!add(PyTuple_GET_ITEM(given, at))) {
+                return false;
+            }
         }
+        return true;
     }
 
     Py_ssize_t size() const { return size_; }
@@ -73,15 +79,16 @@ private:
         int kind;  // bytes of a token
     };
 
-    void add(PyObject* given) {
+    bool add(PyObject* given) {
         if (PyUnicode_Check(given)) {
             pieces_.push_back({PyUnicode_DATA(given), PyUnicode_GET_LENGTH(given), PyUnicode_KIND(given)});
         } else if (PyBytes_Check(given) && PyBytes_GET_SIZE(given) % kTokenBytes == 0) {
             pieces_.push_back({PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given) / kTokenBytes, kTokenBytes});
         } else {
-            throw nb::type_error("tokens: bytes of u32s, or a tuple of strings");
+            return false;
         }
         size_ += pieces_.back().size;
+        return true;
     }
 
     std::vector<Piece> pieces_;
@@ -107,11 +114,22 @@ void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, s
     }
 }
 
-nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is_eagle) {
-    if (block_size < 1 || block_size > kBlockSizeMax) {
-        throw nb::value_error("block_size: 1..4096 tokens");
+nb::object hash_blocks(nb::handle given, nb::handle hashing, nb::handle seed_given) {
+    const auto began = std::chrono::steady_clock::now();
+    Tokens tokens;
+    Py_ssize_t block_size = 0;
+    u64 seed = 0;
+    bool is_read = tokens.take(given.ptr()) && PyTuple_Check(hashing.ptr()) && PyTuple_GET_SIZE(hashing.ptr()) == 2;
+    if (is_read) {
+        block_size = PyLong_AsSsize_t(PyTuple_GET_ITEM(hashing.ptr(), 0));
+        seed = PyErr_Occurred() == nullptr ? PyLong_AsUnsignedLongLong(seed_given.ptr()) : 0;
+        is_read = PyErr_Occurred() == nullptr && block_size >= 1 && block_size <= kBlockSizeMax;
     }
-    Tokens tokens(given.ptr());
+    if (!is_read) {  // the package's function says what is wrong
+        PyErr_Clear();
+        return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
+    }
+    const bool is_eagle = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(hashing.ptr(), 1), kEagleScheme) == 0;
     const Py_ssize_t width = block_size + (is_eagle ? 1 : 0), rest = tokens.size() - width;
     std::vector<u64> hashes(rest < 0 ? 0 : static_cast<std::size_t>(rest / block_size + 1));
     {
@@ -121,15 +139,16 @@ nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is
         }
         hash_chain(tokens, block_size, width, seed, hashes);
     }
-    return nb::bytes(hashes.data(), sizeof(u64) * hashes.size());
+    const nb::bytes packed(hashes.data(), sizeof(u64) * hashes.size());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
+    return nb::make_tuple(tokens.size(), packed, seconds.count());
 }
 
 }  // namespace
 
 void bind_hashing(nb::module_& module) {
     module.attr("HAS_XXHASH") = true;
-    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("block_size"), nb::arg("seed"),
-               nb::arg("is_eagle"));
+    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("hashing"), nb::arg("seed"));
 }
 #else
 void bind_hashing(nb::module_& module) { module.attr("HAS_XXHASH") = false; }

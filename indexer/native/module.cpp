@@ -74,4 +74,5 @@ NB_MODULE(_core, module) {
         .def("_figures", &PyTree::figures)
         .def("self_check", &PyTree::self_check);
     kv::bind_hashing(module);
+    kv::bind_chat_pieces(module);
 }

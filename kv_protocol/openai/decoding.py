@@ -29,25 +29,21 @@ _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
 """The end of msgspec's message about a value: its place, of which `key` is the body's key."""
 
 
-def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
+def decode_inbound(path: str, body: bytes | bytearray, messages_bytes_max: int = 0) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, if there is none.
 
+    A chat of at most `messages_bytes_max` bytes is a `ReadChat`, if no value is of the wrong type.
     A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
     response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
     """
-    return _decoded(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
-
-
-def decode_with_messages(path: str, body: bytes | bytearray) -> Inbound:
-    """Return what `decode_inbound` does; for a chat without a value of the wrong type, return a `ReadChat`."""
-    if path == CHAT:
+    if len(body) <= messages_bytes_max and path == CHAT:
         if not body.isascii():
             check_utf8(body)
         try:
             return _read_chats.decode(body)
         except UNDECODABLE:
-            pass  # `decode_inbound` refuses the body, or leaves the wrong values to the worker
-    return decode_inbound(path, body)
+            pass  # it is refused below, or its wrong values are left to the worker
+    return _decoded(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
 
 
 def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:

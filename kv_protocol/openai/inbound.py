@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.errors import RequestInvalid
 from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
 from kv_protocol.openai.options import NO_NVEXT, NO_TARGETS, NvExt, Targets, template_options
 from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
@@ -85,6 +86,15 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: ClassVar[str] = "completions"
     """The endpoint of the request, and its path."""
     path: ClassVar[str] = COMPLETIONS
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a chat of which no key is set that changes its prompt, its phases or its choices.
+
+        Then `token_data`, `salt`, `changed_by`, `read_options`, `names_phase` and `ineffective` are empty, and
+        `has_one_choice` is true: ask none of them.
+        """
+        return False
 
     @property
     def include_usage(self) -> bool:
@@ -155,6 +165,14 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
         """Return the token ids in `nvext` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
         return self.nvext.prompt_ids() if self.nvext else None
 
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the chat that it is; raise `RequestInvalid`, which names the place."""
+        raise RequestInvalid("messages", self.endpoint, "the endpoint of a chat")
+
+    def read_options(self) -> dict[str, Any]:
+        """Return the options for rendering the chat that it is; raise `RequestInvalid`, which names the place."""
+        return {}
+
 
 class ChatInbound(Inbound, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
@@ -170,6 +188,11 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no key is set that changes its prompt, its phases or its choices."""
+        return _uncommon(self) == _NONE_SET
 
     @property
     def limit_tokens(self) -> int | None:
@@ -197,8 +220,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 
     def read_options(self) -> dict[str, Any]:
         """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
-        if _rendering(self) == _PLAIN:
-            return {}
         return template_options(
             tools=_objects.read(self.tools, "tools"),
             documents=_objects.read(self.documents, "documents"),
@@ -253,11 +274,12 @@ _UNCHANGED = (ABSENT,) * len(_CHANGING)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 
-_rendering = attrgetter(
-    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"
-)
-_PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
-"""What `_rendering` returns for a chat without any of them."""
+_UNCOMMON = (
+    "nvext", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS, "tools", "documents",
+    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt",
+)  # fmt: skip
+_uncommon = attrgetter(*_UNCOMMON)
+_NONE_SET = _uncommon(ChatInbound(model=""))
 _messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -34,26 +34,26 @@ ROLE_MARKS = {
 }
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), "<|end|>", "<|tools|>", "<|calls|>")
 # Marks, and bytes of text, are characters here: a character's code point is the token's id.
-_MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
-_END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
+MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
+END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
 
 
 def _pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
-    """Return marks and the bytes of texts in turn, as characters; raise `TextError`."""
+    """Return marks, and the bytes of texts, as characters; raise `TextError`."""
     tools, continues = options.get("tools"), options.get("continue_final_message", False)
-    found = [_TOOLS, _json("tools", tools), _END, ""] if tools else []
+    found = [_TOOLS, _json("tools", tools), END] if tools else []
     for index, message in enumerate(prepared_messages(messages)):
-        content, mark = message["content"], _MARK_OF_ROLE.get(message["role"])
+        content, mark = message["content"], MARK_OF_ROLE.get(message["role"])
         if mark is None:
             raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
         found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
         if message.get("tool_calls"):
             found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
-        found += (_END, "")
+        found.append(END)
     if options.get("add_generation_prompt", not continues):
-        found += (_MARK_OF_ROLE["assistant"], "")
+        found.append(MARK_OF_ROLE["assistant"])
     elif continues:
-        del found[-2:]
+        del found[-1:]
     return found
 
 
@@ -87,14 +87,16 @@ class ByteText(Text):
         return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
 
     def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:
-        """Return what `pack_chat` does as strings: the code points of their characters are the ids."""
+        """Return what `pack_chat` does as strings: the code points of their characters are the ids.
+
+        A message that is a role and a text is the role's mark (`MARK_OF_ROLE`), the text, and `END`.
+        """
         return tuple(_pieces(messages, options))
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
-        found = _pieces(messages, options)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return "".join([MARKS[ord(mark) - BYTE_IDS] + text.encode("latin-1").decode() for mark, text in pairs])
+        names = {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)}
+        return "".join([names.get(each) or each.encode("latin-1").decode() for each in _pieces(messages, options)])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of those ids that are bytes."""

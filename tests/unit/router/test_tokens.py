@@ -185,6 +185,26 @@ def test_a_chat_that_is_decoded_with_its_messages_has_the_same_prompt(fields: di
     assert made == prompts.prompt(*read(CHAT, body), FOURS, "lora")
 
 
+@pytest.mark.parametrize("options", [{}, {"tools": [{"a": "ü"}]}, {"add_generation_prompt": False}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "system", "content": ""},
+        {"role": "developer", "content": "é😀"},
+        {"content": "x", "role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "x", "name": "n"},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ],
+)
+def test_a_chat_of_every_kind_of_message_has_the_texts_own_tokens(
+    message: dict[str, Any], options: dict[str, Any]
+) -> None:
+    said = [*HELLO, message, *HELLO]
+    assert ids_of(chat(messages=said, **options)) == TEXT.encode_chat(said, **options)
+
+
 def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:
     def hashes(end: str, **fields: Any) -> bytes:
         said = [{"role": "boss", "content": "x" * 100}, {"role": "boss", "content": end}]
