@@ -55,11 +55,5 @@ class Tree:
 
 def hash_blocks(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]: ...
 def chat_pieces(
-    other: Callable[..., tuple[str, ...]],
-    marks: dict[str, str],
-    end: str,
-    last: str,
-    messages: object,
-    /,
-    **options: object,
+    other: Callable[..., tuple[str, ...]], marks: dict[str, str], end: str, last: str, messages: object, /, **kw: object
 ) -> tuple[str, ...]: ...

@@ -1,4 +1,5 @@
-// Sequence hashes of the full blocks of a prompt. The rules: kv_protocol/hashing.py.
+// Prompts: chats of the byte model (kv_runtime/text/byte_model.py) as strings whose characters are the tokens, and the
+// sequence hashes of full blocks (kv_protocol/hashing.py).
 #include "hashing.hpp"
 
 #include <algorithm>
@@ -24,6 +25,57 @@
 namespace nb = nanobind;
 
 namespace kv {
+
+namespace {
+
+// The string at the key of a message; null: there is none.
+PyObject* string_at(PyObject* message, PyObject* key) {
+    PyObject* found = PyDict_GetItem(message, key);
+    return found != nullptr && PyUnicode_CheckExact(found) ? found : nullptr;
+}
+
+// A character for each byte of the text in UTF-8; an error if it has lone surrogates.
+PyObject* byte_text(PyObject* text) {
+    if (PyUnicode_IS_ASCII(text)) {
+        return Py_NewRef(text);
+    }
+    const nb::object bytes = nb::steal(PyUnicode_AsUTF8String(text));
+    return bytes.is_valid() ? PyUnicode_DecodeLatin1(PyBytes_AS_STRING(bytes.ptr()), PyBytes_GET_SIZE(bytes.ptr()), nullptr)
+                            : nullptr;
+}
+
+// For each message the mark of its role, its text and `end`; then `last`. A chat with options, or with more in a message
+// than a role and a text, is what `other` makes of it.
+nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str last, nb::handle messages, nb::kwargs options) {
+    static PyObject* const role_key = PyUnicode_InternFromString("role");
+    static PyObject* const content_key = PyUnicode_InternFromString("content");
+    const bool is_list = PyList_CheckExact(messages.ptr()) && options.size() == 0;
+    const Py_ssize_t count = is_list ? PyList_GET_SIZE(messages.ptr()) : 0;
+    const nb::object pieces = nb::steal(PyTuple_New(3 * count + 1));
+    bool is_plain = is_list;
+    for (Py_ssize_t at = 0; is_plain && at < count; ++at) {
+        PyObject* message = PyList_GET_ITEM(messages.ptr(), at);
+        is_plain = PyDict_CheckExact(message) && PyDict_GET_SIZE(message) == 2;
+        PyObject* role = is_plain ? string_at(message, role_key) : nullptr;
+        PyObject* content = is_plain ? string_at(message, content_key) : nullptr;
+        PyObject* mark = role == nullptr || content == nullptr ? nullptr : PyDict_GetItem(marks.ptr(), role);
+        PyObject* text = mark == nullptr ? nullptr : byte_text(content);
+        is_plain = text != nullptr;
+        if (is_plain) {
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at, Py_NewRef(mark));
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at + 1, text);
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at + 2, Py_NewRef(end.ptr()));
+        }
+    }
+    if (!is_plain) {
+        PyErr_Clear();
+        return other(messages, **options);
+    }
+    PyTuple_SET_ITEM(pieces.ptr(), 3 * count, Py_NewRef(last.ptr()));
+    return pieces;
+}
+
+}  // namespace
 
 #ifdef KV_HAVE_XXHASH
 namespace {
@@ -149,9 +201,13 @@ nb::object hash_blocks(nb::handle given, nb::handle hashing, nb::handle seed_giv
 void bind_hashing(nb::module_& module) {
     module.attr("HAS_XXHASH") = true;
     module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("hashing"), nb::arg("seed"));
+    module.def("chat_pieces", &chat_pieces);
 }
 #else
-void bind_hashing(nb::module_& module) { module.attr("HAS_XXHASH") = false; }
+void bind_hashing(nb::module_& module) {
+    module.attr("HAS_XXHASH") = false;
+    module.def("chat_pieces", &chat_pieces);
+}
 #endif
 
 }  // namespace kv

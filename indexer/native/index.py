@@ -30,7 +30,7 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.hashing import BASE_SEED, Hashing, chain, local_block_hashes, unpack_tokens
-from kv_protocol.ids import checked_block_size, checked_u64
+from kv_protocol.ids import checked_u64
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
 
@@ -144,7 +144,6 @@ def hash_by_package(
         LimitExceeded: the bytes are no u32s, the block size or `seed` is out of range.
     """
     began_s = perf_counter()
-    checked_block_size(hashing.block_size)
     checked_u64("seed", seed)
     data = tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le", "surrogatepass")
     if len(data) % 4:

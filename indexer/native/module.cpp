@@ -74,5 +74,4 @@ NB_MODULE(_core, module) {
         .def("_figures", &PyTree::figures)
         .def("self_check", &PyTree::self_check);
     kv::bind_hashing(module);
-    kv::bind_chat_pieces(module);
 }

@@ -147,9 +147,10 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
         (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
         sgl-project/sglang, `python/sglang/srt/entrypoints/openai/protocol.py` (`lora_path`).
         """
-        if _changing(self) == _UNCHANGED:
-            return ""
-        return next((key for key in _CHANGING if is_given(getattr(self, key))), "")
+        return "" if _changing(self) == _UNCHANGED else next(filter(self._gives, _CHANGING), "")
+
+    def _gives(self, key: str) -> bool:
+        return is_given(getattr(self, key))
 
     @property
     def ineffective(self) -> tuple[str, ...]:

@@ -12,15 +12,11 @@ The template is a chat as pieces, each a mark and the text after it:
 import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import TextError, checked_unicode, digest_of, prepared_messages
-from kv_runtime.text.chat_template import (
-    ChatOptions,
-    Message,
-)
+from kv_runtime.text.chat_template import ChatOptions, Message
 from kv_runtime.text.model import Detokenizer, Text
 
 BYTE_IDS = 256
@@ -36,25 +32,6 @@ MARKS = (*dict.fromkeys(ROLE_MARKS.values()), "<|end|>", "<|tools|>", "<|calls|>
 # Marks, and bytes of text, are characters here: a character's code point is the token's id.
 MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
 END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
-
-
-def _pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
-    """Return marks, and the bytes of texts, as characters; raise `TextError`."""
-    tools, continues = options.get("tools"), options.get("continue_final_message", False)
-    found = [_TOOLS, _json("tools", tools), END] if tools else []
-    for index, message in enumerate(prepared_messages(messages)):
-        content, mark = message["content"], MARK_OF_ROLE.get(message["role"])
-        if mark is None:
-            raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
-        found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
-        if message.get("tool_calls"):
-            found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
-        found.append(END)
-    if options.get("add_generation_prompt", not continues):
-        found.append(MARK_OF_ROLE["assistant"])
-    elif continues:
-        del found[-1:]
-    return found
 
 
 def _bytes(field: str, text: str) -> str:
@@ -91,12 +68,29 @@ class ByteText(Text):
 
         A message that is a role and a text is the role's mark (`MARK_OF_ROLE`), the text, and `END`.
         """
-        return tuple(_pieces(messages, options))
+        tools, continues = options.get("tools"), options.get("continue_final_message", False)
+        found = [_TOOLS, _json("tools", tools), END] if tools else []
+        for index, message in enumerate(prepared_messages(messages)):
+            content, mark = message["content"], MARK_OF_ROLE.get(message["role"])
+            if mark is None:
+                raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
+            found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
+            if message.get("tool_calls"):
+                found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
+            found.append(END)
+        if options.get("add_generation_prompt", not continues):
+            found.append(MARK_OF_ROLE["assistant"])
+        elif continues:
+            del found[-1:]
+        return tuple(found)
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
-        names = {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)}
-        return "".join([names.get(each) or each.encode("latin-1").decode() for each in _pieces(messages, options)])
+        names, pieces = (
+            {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)},
+            self.chat_pieces(messages, **options),
+        )
+        return "".join([names.get(each) or each.encode("latin-1").decode() for each in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of those ids that are bytes."""

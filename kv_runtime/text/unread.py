@@ -1,13 +1,10 @@
 """A model with a tokenizer of a kind that is not read here: its engines alone can tokenize its prompts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NoReturn
 
-from typing_extensions import Unpack
-
 from kv_runtime.text.chat_messages import TextError, digest_of
-from kv_runtime.text.chat_template import ChatOptions, Message
-from kv_runtime.text.model import Detokenizer, Text
+from kv_runtime.text.model import Text
 
 
 class UnreadText(Text):
@@ -21,30 +18,9 @@ class UnreadText(Text):
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def refuse(self) -> NoReturn:
+    def refuse(self, *_: object, **__: object) -> NoReturn:
         """Raise `TextError`."""
         allowed = "a directory with tokenizer.json, tekken.json, qwen.tiktoken, or Kimi's tiktoken.model"
         raise TextError("tokenizer", self.directory, allowed)
 
-    def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002
-        """Raise `TextError`."""
-        self.refuse()
-
-    def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:  # noqa: ARG002
-        """Raise `TextError`."""
-        self.refuse()
-
-    def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:  # noqa: ARG002
-        """Raise `TextError`."""
-        self.refuse()
-
-    def decode(self, ids: Iterable[int]) -> str:  # noqa: ARG002
-        """Raise `TextError`."""
-        self.refuse()
-
-    def _detokenizer(self) -> Detokenizer:
-        self.refuse()
-
-    def token_bytes(self, token_id: int) -> bytes | None:  # noqa: ARG002
-        """Raise `TextError`."""
-        self.refuse()
+    pack = pack_chat = render_chat = decode = token_bytes = _detokenizer = refuse

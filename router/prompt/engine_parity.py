@@ -92,11 +92,7 @@ class EngineParity:
 
     def chat_sent(self, inbound: ChatInbound, worker_id: str) -> None:
         """A chat goes to this worker: each `ASKED`th one is compared."""
-        if next(self._sent) % ASKED == 0:
-            self._sample(inbound, worker_id)
-
-    def _sample(self, inbound: ChatInbound, worker_id: str) -> None:
-        if sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
+        if next(self._sent) % ASKED or sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
             return
         worker = self._fleet.worker(worker_id)
         if worker is None or PATH not in worker.registration.api_endpoints or inbound.reasoning_effort:
