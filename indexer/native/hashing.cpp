@@ -91,18 +91,15 @@ constexpr int kGilKeptTokens = 24 * 1024;
 // Tokens as u32s in bytes, or as the code points of a tuple's strings: none changes while other threads run.
 class Tokens {
 public:
-    // False: `given` is neither.
-    bool take(PyObject* given) {
+    explicit Tokens(PyObject* given) {
         if (!PyTuple_Check(given)) {
-            return add(given);
+            add(given);
+            return;
         }
         pieces_.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given)));
         for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) {
-            if (!add(PyTuple_GET_ITEM(given, at))) {
-                return false;
-            }
+            add(PyTuple_GET_ITEM(given, at));
         }
-        return true;
     }
 
     Py_ssize_t size() const { return size_; }
@@ -131,16 +128,15 @@ private:
         int kind;  // bytes of a token
     };
 
-    bool add(PyObject* given) {
+    void add(PyObject* given) {
         if (PyUnicode_Check(given)) {
             pieces_.push_back({PyUnicode_DATA(given), PyUnicode_GET_LENGTH(given), PyUnicode_KIND(given)});
         } else if (PyBytes_Check(given) && PyBytes_GET_SIZE(given) % kTokenBytes == 0) {
             pieces_.push_back({PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given) / kTokenBytes, kTokenBytes});
         } else {
-            return false;
+            throw nb::type_error("tokens: bytes of u32s, or a tuple of strings");
         }
         size_ += pieces_.back().size;
-        return true;
     }
 
     std::vector<Piece> pieces_;
@@ -166,22 +162,15 @@ void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, s
     }
 }
 
-nb::object hash_blocks(nb::handle given, nb::handle hashing, nb::handle seed_given) {
+nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_given) try {
     const auto began = std::chrono::steady_clock::now();
-    Tokens tokens;
-    Py_ssize_t block_size = 0;
-    u64 seed = 0;
-    bool is_read = tokens.take(given.ptr()) && PyTuple_Check(hashing.ptr()) && PyTuple_GET_SIZE(hashing.ptr()) == 2;
-    if (is_read) {
-        block_size = PyLong_AsSsize_t(PyTuple_GET_ITEM(hashing.ptr(), 0));
-        seed = PyErr_Occurred() == nullptr ? PyLong_AsUnsignedLongLong(seed_given.ptr()) : 0;
-        is_read = PyErr_Occurred() == nullptr && block_size >= 1 && block_size <= kBlockSizeMax;
+    Tokens tokens(given.ptr());
+    const auto block_size = nb::cast<Py_ssize_t>(hashing[0]);
+    const auto seed = nb::cast<u64>(seed_given);
+    const bool is_eagle = PyUnicode_CompareWithASCIIString(nb::object(hashing[1]).ptr(), kEagleScheme) == 0;
+    if (block_size < 1 || block_size > kBlockSizeMax) {
+        throw nb::value_error("block_size: 1..4096 tokens");
     }
-    if (!is_read) {  // the package's function says what is wrong
-        PyErr_Clear();
-        return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
-    }
-    const bool is_eagle = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(hashing.ptr(), 1), kEagleScheme) == 0;
     const Py_ssize_t width = block_size + (is_eagle ? 1 : 0), rest = tokens.size() - width;
     std::vector<u64> hashes(rest < 0 ? 0 : static_cast<std::size_t>(rest / block_size + 1));
     {
@@ -194,6 +183,8 @@ nb::object hash_blocks(nb::handle given, nb::handle hashing, nb::handle seed_giv
     const nb::bytes packed(hashes.data(), sizeof(u64) * hashes.size());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
     return nb::make_tuple(tokens.size(), packed, seconds.count());
+} catch (const std::exception&) {  // the package's function says what is wrong
+    return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
 }
 
 }  // namespace
