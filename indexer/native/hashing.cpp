@@ -28,9 +28,9 @@ namespace kv {
 
 namespace {
 
-// The string at the key of a message; null: there is none.
+// The string at the key of a message with two keys; null: there is none.
 PyObject* string_at(PyObject* message, PyObject* key) {
-    PyObject* found = PyDict_GetItem(message, key);
+    PyObject* found = PyDict_CheckExact(message) && PyDict_GET_SIZE(message) == 2 ? PyDict_GetItem(message, key) : nullptr;
     return found != nullptr && PyUnicode_CheckExact(found) ? found : nullptr;
 }
 
@@ -55,9 +55,7 @@ nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str la
     bool is_plain = is_list;
     for (Py_ssize_t at = 0; is_plain && at < count; ++at) {
         PyObject* message = PyList_GET_ITEM(messages.ptr(), at);
-        is_plain = PyDict_CheckExact(message) && PyDict_GET_SIZE(message) == 2;
-        PyObject* role = is_plain ? string_at(message, role_key) : nullptr;
-        PyObject* content = is_plain ? string_at(message, content_key) : nullptr;
+        PyObject *role = string_at(message, role_key), *content = string_at(message, content_key);
         PyObject* mark = role == nullptr || content == nullptr ? nullptr : PyDict_GetItem(marks.ptr(), role);
         PyObject* text = mark == nullptr ? nullptr : byte_text(content);
         is_plain = text != nullptr;
@@ -189,16 +187,16 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
 
 }  // namespace
 
-void bind_hashing(nb::module_& module) {
-    module.attr("HAS_XXHASH") = true;
-    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("hashing"), nb::arg("seed"));
-    module.def("chat_pieces", &chat_pieces);
-}
-#else
-void bind_hashing(nb::module_& module) {
-    module.attr("HAS_XXHASH") = false;
-    module.def("chat_pieces", &chat_pieces);
-}
 #endif
+
+void bind_hashing(nb::module_& module) {
+    module.def("chat_pieces", &chat_pieces);
+#ifdef KV_HAVE_XXHASH
+    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("hashing"), nb::arg("seed"));
+    module.attr("HAS_XXHASH") = true;
+#else
+    module.attr("HAS_XXHASH") = false;
+#endif
+}
 
 }  // namespace kv

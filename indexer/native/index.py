@@ -29,7 +29,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
-from kv_protocol.hashing import BASE_SEED, Hashing, chain, local_block_hashes, unpack_tokens
+from kv_protocol.hashing import Hashing, chain, local_block_hashes, unpack_tokens
 from kv_protocol.ids import checked_u64
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
@@ -135,9 +135,7 @@ class NativeOutline:
         return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001
 
 
-def hash_by_package(
-    tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int = BASE_SEED
-) -> tuple[int, bytes, float]:
+def hash_by_package(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]:
     """Return what `hash_blocks` does, computed by the `xxhash` package.
 
     Raises:
