@@ -38,9 +38,9 @@ from kv_protocol.openai.requests import CompletionInbound, Inbound, RequestInval
 from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
+from kv_runtime.text.loading import UnreadText
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
-from kv_runtime.text.unread import UnreadText
 from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.image_prompts import before_images, names_embeddings, with_images

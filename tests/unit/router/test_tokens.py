@@ -35,8 +35,7 @@ from kv_protocol.openai.requests import (
 )
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.loading import load_text
-from kv_runtime.text.unread import UnreadText
+from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts, PromptLimits
