@@ -2,7 +2,7 @@
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
 index.columns(chain, ranks)                   overlap of one moment, no await
-hash_blocks(ids, block_size, seed)            a prompt's sequence hashes
+chat_pieces, hash_blocks                      a prompt's tokens and sequence hashes
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankV
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
 from indexer.index.outline import OutlineNode, PassedRequest
-from indexer.native.index import hash_blocks, make_index
+from indexer.native.index import chat_pieces, hash_blocks, make_index
 from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
@@ -45,6 +45,7 @@ __all__ = [
     "OverlapColumns",
     "PassedRequest",
     "RankView",
+    "chat_pieces",
     "ensure_streams",
     "hash_blocks",
     "is_blind",

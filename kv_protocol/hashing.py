@@ -11,6 +11,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -47,6 +48,7 @@ class Hashing(NamedTuple):
         return self.scheme == EAGLE_HASH_SCHEME
 
 
+@lru_cache(4096)
 def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
     """Return the seed of local hashes; an empty name or salt is an absent one."""
     seed = BASE_SEED

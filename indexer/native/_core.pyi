@@ -1,10 +1,11 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
 
 from indexer.index.prefix_index import Depths, Hashes
 from kv_protocol.events import Tier
+from kv_protocol.hashing import Hashing
 from kv_protocol.recovery import BlockColumns
 
 HAS_XXHASH: bool
@@ -52,4 +53,7 @@ class Tree:
     def _figures(self) -> tuple[int, ...]: ...
     def self_check(self) -> list[str]: ...
 
-def hash_blocks(tokens: bytes | tuple[str, ...], block_size: int, seed: int, is_eagle: bool) -> bytes: ...
+def hash_blocks(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]: ...
+def chat_pieces(
+    other: Callable[..., tuple[str, ...]], marks: dict[str, str], end: str, last: str, messages: object, /, **kw: object
+) -> tuple[str, ...]: ...

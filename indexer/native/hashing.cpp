@@ -1,7 +1,9 @@
-// Sequence hashes of the full blocks of a prompt. The rules, and the Python twin: kv_protocol/hashing.py.
+// Prompts: chats of the byte model (kv_runtime/text/byte_model.py) as strings whose characters are the tokens, and the
+// sequence hashes of full blocks (kv_protocol/hashing.py).
 #include "hashing.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -24,10 +26,60 @@ namespace nb = nanobind;
 
 namespace kv {
 
+namespace {
+
+// The string at the key of a message with two keys; null: there is none.
+PyObject* string_at(PyObject* message, PyObject* key) {
+    PyObject* found = PyDict_CheckExact(message) && PyDict_GET_SIZE(message) == 2 ? PyDict_GetItem(message, key) : nullptr;
+    return found != nullptr && PyUnicode_CheckExact(found) ? found : nullptr;
+}
+
+// A character for each byte of the text in UTF-8; an error if it has lone surrogates.
+PyObject* byte_text(PyObject* text) {
+    if (PyUnicode_IS_ASCII(text)) {
+        return Py_NewRef(text);
+    }
+    const nb::object bytes = nb::steal(PyUnicode_AsUTF8String(text));
+    return bytes.is_valid() ? PyUnicode_DecodeLatin1(PyBytes_AS_STRING(bytes.ptr()), PyBytes_GET_SIZE(bytes.ptr()), nullptr)
+                            : nullptr;
+}
+
+// For each message the mark of its role, its text and `end`; then `last`. A chat with options, or with more in a message
+// than a role and a text, is what `other` makes of it.
+nb::object chat_pieces(nb::handle other, nb::dict marks, nb::str end, nb::str last, nb::handle messages, nb::kwargs options) {
+    static PyObject* const role_key = PyUnicode_InternFromString("role");
+    static PyObject* const content_key = PyUnicode_InternFromString("content");
+    const bool is_list = PyList_CheckExact(messages.ptr()) && options.size() == 0;
+    const Py_ssize_t count = is_list ? PyList_GET_SIZE(messages.ptr()) : 0;
+    const nb::object pieces = nb::steal(PyTuple_New(3 * count + 1));
+    bool is_plain = is_list;
+    for (Py_ssize_t at = 0; is_plain && at < count; ++at) {
+        PyObject* message = PyList_GET_ITEM(messages.ptr(), at);
+        PyObject *role = string_at(message, role_key), *content = string_at(message, content_key);
+        PyObject* mark = role == nullptr || content == nullptr ? nullptr : PyDict_GetItem(marks.ptr(), role);
+        PyObject* text = mark == nullptr ? nullptr : byte_text(content);
+        is_plain = text != nullptr;
+        if (is_plain) {
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at, Py_NewRef(mark));
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at + 1, text);
+            PyTuple_SET_ITEM(pieces.ptr(), 3 * at + 2, Py_NewRef(end.ptr()));
+        }
+    }
+    if (!is_plain) {
+        PyErr_Clear();
+        return other(messages, **options);
+    }
+    PyTuple_SET_ITEM(pieces.ptr(), 3 * count, Py_NewRef(last.ptr()));
+    return pieces;
+}
+
+}  // namespace
+
 #ifdef KV_HAVE_XXHASH
 namespace {
 
 constexpr u64 kChainSeed = 1337;
+constexpr char kEagleScheme[] = "xxh3-1337-eagle";
 constexpr int kTokenBytes = 4;
 constexpr int kBlockSizeMax = 4096;
 // Some 10 us of hashing (blocks of 32): below, handing over the GIL and asking for it again costs more than it gives to
@@ -42,6 +94,7 @@ public:
             add(given);
             return;
         }
+        pieces_.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given)));
         for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) {
             add(PyTuple_GET_ITEM(given, at));
         }
@@ -107,11 +160,15 @@ void hash_chain(Tokens& tokens, Py_ssize_t stride, Py_ssize_t width, u64 seed, s
     }
 }
 
-nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is_eagle) {
+nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_given) try {
+    const auto began = std::chrono::steady_clock::now();
+    Tokens tokens(given.ptr());
+    const auto block_size = nb::cast<Py_ssize_t>(hashing[0]);
+    const auto seed = nb::cast<u64>(seed_given);
+    const bool is_eagle = PyUnicode_CompareWithASCIIString(nb::object(hashing[1]).ptr(), kEagleScheme) == 0;
     if (block_size < 1 || block_size > kBlockSizeMax) {
         throw nb::value_error("block_size: 1..4096 tokens");
     }
-    Tokens tokens(given.ptr());
     const Py_ssize_t width = block_size + (is_eagle ? 1 : 0), rest = tokens.size() - width;
     std::vector<u64> hashes(rest < 0 ? 0 : static_cast<std::size_t>(rest / block_size + 1));
     {
@@ -121,18 +178,25 @@ nb::bytes hash_blocks(nb::handle given, Py_ssize_t block_size, u64 seed, bool is
         }
         hash_chain(tokens, block_size, width, seed, hashes);
     }
-    return nb::bytes(hashes.data(), sizeof(u64) * hashes.size());
+    const nb::bytes packed(hashes.data(), sizeof(u64) * hashes.size());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
+    return nb::make_tuple(tokens.size(), packed, seconds.count());
+} catch (const std::exception&) {  // the package's function says what is wrong
+    return nb::module_::import_("indexer.native.index").attr("hash_by_package")(given, hashing, seed_given);
 }
 
 }  // namespace
 
-void bind_hashing(nb::module_& module) {
-    module.attr("HAS_XXHASH") = true;
-    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("block_size"), nb::arg("seed"),
-               nb::arg("is_eagle"));
-}
-#else
-void bind_hashing(nb::module_& module) { module.attr("HAS_XXHASH") = false; }
 #endif
+
+void bind_hashing(nb::module_& module) {
+    module.def("chat_pieces", &chat_pieces);
+#ifdef KV_HAVE_XXHASH
+    module.def("hash_blocks", &hash_blocks, nb::arg("tokens"), nb::arg("hashing"), nb::arg("seed"));
+    module.attr("HAS_XXHASH") = true;
+#else
+    module.attr("HAS_XXHASH") = false;
+#endif
+}
 
 }  // namespace kv

@@ -1,5 +1,5 @@
-// Block hashes of prompts, the same as those of kv_protocol/hashing.py. Built where the system has xxhash's header, 0.8.1 or
-// newer.
+// Prompts as strings, and their block hashes, the same as those of kv_protocol/hashing.py. Hashes where the system has
+// xxhash's header, 0.8.1 or newer.
 #pragma once
 
 #include <nanobind/nanobind.h>

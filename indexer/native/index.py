@@ -8,6 +8,7 @@ Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's he
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter
 
 from typing_extensions import Buffer
 
@@ -28,8 +29,8 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
-from kv_protocol.hashing import BASE_SEED, chain, local_block_hashes, unpack_tokens
-from kv_protocol.ids import checked_block_size, checked_u64
+from kv_protocol.hashing import Hashing, chain, local_block_hashes, unpack_tokens
+from kv_protocol.ids import checked_u64
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
 
@@ -134,25 +135,25 @@ class NativeOutline:
         return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001
 
 
-def hash_blocks(
-    tokens: bytes | tuple[str, ...], block_size: int, seed: int = BASE_SEED, *, is_eagle: bool = False
-) -> bytes:
-    """Return the sequence hash (little-endian u64) of each full block of a text-only prompt.
-
-    The hashes of `kv_protocol.hashing.sequence_hashes`; `seed` is its `hash_seed`. `tokens` are little-endian u32s, or
-    the code points of strings. Other threads run while many are hashed.
+def hash_by_package(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]:
+    """Return what `hash_blocks` does, computed by the `xxhash` package.
 
     Raises:
-        LimitExceeded: the bytes are no u32s, `block_size` or `seed` is out of range.
+        LimitExceeded: the bytes are no u32s, the block size or `seed` is out of range.
     """
-    if core.HAS_XXHASH:
-        try:
-            return core.hash_blocks(tokens, block_size, seed, is_eagle)
-        except (TypeError, ValueError):
-            pass  # the checks below say what is wrong
-    checked_block_size(block_size)
+    began_s = perf_counter()
     checked_u64("seed", seed)
     data = tokens if isinstance(tokens, bytes) else "".join(tokens).encode("utf-32-le", "surrogatepass")
     if len(data) % 4:
         raise LimitExceeded("tokens", f"{len(data)} bytes", "u32s of 4 bytes each")
-    return pack_u64(chain(local_block_hashes(unpack_tokens(data), block_size, seed=seed, is_eagle=is_eagle)))
+    ids = unpack_tokens(data)
+    hashes = chain(local_block_hashes(ids, hashing.block_size, seed=seed, is_eagle=hashing.is_eagle))
+    return len(ids), pack_u64(hashes), perf_counter() - began_s
+
+
+hash_blocks = core.hash_blocks if core.HAS_XXHASH else hash_by_package
+"""Returns of a text-only prompt the number of its tokens, the sequence hash (little-endian u64) of each full block, and
+the seconds that hashing took. `tokens` are little-endian u32s, or the code points of strings; `seed` is a `hash_seed`.
+Other threads run while many are hashed."""
+chat_pieces = core.chat_pieces
+"""Returns a chat of the byte model as strings: the code points of their characters are the tokens."""

@@ -19,7 +19,7 @@ _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {
     RESPONSES: msgspec.json.Decoder(ResponsesInbound),
     EMBEDDINGS: msgspec.json.Decoder(EmbeddingsInbound),
 }
-_read_chats = msgspec.json.Decoder(ReadChat)
+_read_chats: msgspec.json.Decoder[Inbound] = msgspec.json.Decoder(ReadChat)
 _Kind = TypeVar("_Kind", bound=Inbound)
 _passed = msgspec.json.Decoder(PassedInbound)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -29,37 +29,35 @@ _KEY = re.compile(r" - at `\$\.(?P<key>\w+)[^`]*`$")
 """The end of msgspec's message about a value: its place, of which `key` is the body's key."""
 
 
-def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
+def decode_inbound(path: str, body: bytes | bytearray, messages_bytes_max: int = 0) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, if there is none.
 
+    A chat of at most `messages_bytes_max` bytes is a `ReadChat`, if no value is of the wrong type.
     A path that is not an endpoint's (`/v1/route`) takes any kind: a body with `messages` is a chat, one with `input` a
     response, any other a completion. The whole body has to be UTF-8, including values that the router does not read.
     """
-    return _decoded(_decoders.get(path) or _decoders[_endpoint_of(body)], body)
-
-
-def decode_with_messages(path: str, body: bytes | bytearray) -> Inbound:
-    """Return what `decode_inbound` does; for a chat without a value of the wrong type, return a `ReadChat`."""
-    if path == CHAT:
-        if not body.isascii():
-            check_utf8(body)
-        try:
-            return _read_chats.decode(body)
-        except UNDECODABLE:
-            pass  # `decode_inbound` refuses the body, or leaves the wrong values to the worker
-    return decode_inbound(path, body)
+    if len(body) <= messages_bytes_max and path == CHAT:
+        decoder = _read_chats
+    else:
+        decoder = _decoders.get(path) or _decoders[_endpoint_of(body)]
+    if not body.isascii():
+        check_utf8(body)
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE:
+        return _without_wrong(_decoders[CHAT] if decoder is _read_chats else decoder, body)
 
 
 def decode_passed(path: str, body: bytes | bytearray) -> PassedInbound:
     """Return the request in `body` to a `path` that is passed on; raise `RequestInvalid` as `decode_inbound` does."""
-    read = _decoded(_passed, body)
+    if not body.isascii():
+        check_utf8(body)
+    read = _without_wrong(_passed, body)
     return replace(read, model=read.model or "", endpoint=path, path=path)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray) -> _Kind:
+def _without_wrong(decoder: msgspec.json.Decoder[_Kind], body: bytes | bytearray) -> _Kind:
     """Return the request without its values of the wrong type: the worker refuses them, or takes them."""
-    if not body.isascii():
-        check_utf8(body)
     fields, rest = None, body
     while True:
         try:

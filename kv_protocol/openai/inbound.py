@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.errors import RequestInvalid
 from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
 from kv_protocol.openai.options import NO_NVEXT, NO_TARGETS, NvExt, Targets, template_options
 from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
@@ -87,6 +88,15 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     path: ClassVar[str] = COMPLETIONS
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a chat of which no key is set that changes its prompt, its phases or its choices.
+
+        Then `token_data`, `salt`, `changed_by`, `read_options`, `names_phase` and `ineffective` are empty, and
+        `has_one_choice` is true: ask none of them.
+        """
+        return False
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -137,9 +147,10 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
         (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
         sgl-project/sglang, `python/sglang/srt/entrypoints/openai/protocol.py` (`lora_path`).
         """
-        if _changing(self) == _UNCHANGED:
-            return ""
-        return next((key for key in _CHANGING if is_given(getattr(self, key))), "")
+        return "" if _changing(self) == _UNCHANGED else next(filter(self._gives, _CHANGING), "")
+
+    def _gives(self, key: str) -> bool:
+        return is_given(getattr(self, key))
 
     @property
     def ineffective(self) -> tuple[str, ...]:
@@ -154,6 +165,14 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     def token_data(self) -> bytes | None:
         """Return the token ids in `nvext` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
         return self.nvext.prompt_ids() if self.nvext else None
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the chat that it is; raise `RequestInvalid`, which names the place."""
+        raise RequestInvalid("messages", self.endpoint, "the endpoint of a chat")
+
+    def read_options(self) -> dict[str, Any]:
+        """Return the options for rendering the chat that it is; raise `RequestInvalid`, which names the place."""
+        return {}
 
 
 class ChatInbound(Inbound, frozen=True, kw_only=True):
@@ -170,6 +189,11 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no key is set that changes its prompt, its phases or its choices."""
+        return _uncommon(self) == _NONE_SET
 
     @property
     def limit_tokens(self) -> int | None:
@@ -197,8 +221,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 
     def read_options(self) -> dict[str, Any]:
         """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
-        if _rendering(self) == _PLAIN:
-            return {}
         return template_options(
             tools=_objects.read(self.tools, "tools"),
             documents=_objects.read(self.documents, "documents"),
@@ -253,11 +275,12 @@ _UNCHANGED = (ABSENT,) * len(_CHANGING)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 
-_rendering = attrgetter(
-    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"
-)
-_PLAIN = (ABSENT, ABSENT, None, ABSENT, None, None)
-"""What `_rendering` returns for a chat without any of them."""
+_UNCOMMON = (
+    "nvext", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS, "tools", "documents",
+    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt",
+)  # fmt: skip
+_uncommon = attrgetter(*_UNCOMMON)
+_NONE_SET = _uncommon(ChatInbound(model=""))
 _messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -20,24 +20,8 @@ U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 _MS_PER_S = 1000
 
 
-def template_options(
-    *,
-    tools: list[dict[str, Any]] | None,
-    documents: list[dict[str, Any]] | None,
-    reasoning_effort: str | None,
-    template_kwargs: dict[str, Any] | None,
-    continue_final_message: bool | None,
-    add_generation_prompt: bool | None,
-) -> dict[str, Any]:
-    """Return the options for rendering a chat that the client set."""
-    options = {
-        "tools": tools,
-        "documents": documents,
-        "reasoning_effort": reasoning_effort,
-        "template_kwargs": template_kwargs,
-        "continue_final_message": continue_final_message,
-        "add_generation_prompt": add_generation_prompt,
-    }
+def template_options(**options: object) -> dict[str, Any]:
+    """Return the options for rendering a chat (`ChatOptions`) that the client set."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -10,12 +10,12 @@ from kv_protocol.openai.errors import explained
 ABSENT = msgspec.Raw()
 """A key that the client did not send."""
 _NULL = b"null"
+_NOTHING = (b"", _NULL)
 
 
 def is_given(option: msgspec.Raw) -> bool:
     """Return whether the client sent the key, and not as null."""
-    size = len(option)
-    return size > len(_NULL) or (size > 0 and bytes(option) != _NULL)
+    return option is not ABSENT and (len(option) > len(_NULL) or bytes(option) not in _NOTHING)
 
 
 Read = TypeVar("Read")

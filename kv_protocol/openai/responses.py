@@ -20,7 +20,7 @@ from kv_protocol.openai.errors import RequestInvalid, Verbatim
 from kv_protocol.openai.inbound import Inbound
 from kv_protocol.openai.option_table import Count
 from kv_protocol.openai.options import template_options
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
+from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart
 from kv_protocol.openai.responses_chat import chat_messages, chat_tools
 
 RESPONSES = PATHS["responses"]
@@ -60,7 +60,7 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True):
     def changed_by(self) -> str:
         """The key with which an engine makes another prompt than the router would; empty: there is none."""
         stored = ("previous_response_id", "conversation", "prompt")
-        return next((key for key in stored if is_given(getattr(self, key))), "") or super().changed_by
+        return next(filter(self._gives, stored), "") or super().changed_by
 
     @property
     def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
@@ -80,11 +80,8 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True):
             raise RequestInvalid("reasoning.effort", effort, "a string")
         return template_options(
             tools=tools or None,
-            documents=None,
             reasoning_effort=effort,
             template_kwargs=_object.read(self.chat_template_kwargs, "chat_template_kwargs"),
-            continue_final_message=None,
-            add_generation_prompt=None,
         )
 
 

@@ -12,15 +12,11 @@ The template is a chat as pieces, each a mark and the text after it:
 import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import TextError, checked_unicode, digest_of, prepared_messages
-from kv_runtime.text.chat_template import (
-    ChatOptions,
-    Message,
-)
+from kv_runtime.text.chat_template import ChatOptions, Message
 from kv_runtime.text.model import Detokenizer, Text
 
 BYTE_IDS = 256
@@ -34,27 +30,8 @@ ROLE_MARKS = {
 }
 MARKS = (*dict.fromkeys(ROLE_MARKS.values()), "<|end|>", "<|tools|>", "<|calls|>")
 # Marks, and bytes of text, are characters here: a character's code point is the token's id.
-_MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
-_END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
-
-
-def _pieces(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
-    """Return marks and the bytes of texts in turn, as characters; raise `TextError`."""
-    tools, continues = options.get("tools"), options.get("continue_final_message", False)
-    found = [_TOOLS, _json("tools", tools), _END, ""] if tools else []
-    for index, message in enumerate(prepared_messages(messages)):
-        content, mark = message["content"], _MARK_OF_ROLE.get(message["role"])
-        if mark is None:
-            raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
-        found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
-        if message.get("tool_calls"):
-            found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
-        found += (_END, "")
-    if options.get("add_generation_prompt", not continues):
-        found += (_MARK_OF_ROLE["assistant"], "")
-    elif continues:
-        del found[-2:]
-    return found
+MARK_OF_ROLE = {role: chr(BYTE_IDS + MARKS.index(mark)) for role, mark in ROLE_MARKS.items()}
+END, _TOOLS, _CALLS = (chr(BYTE_IDS + MARKS.index(mark)) for mark in ("<|end|>", "<|tools|>", "<|calls|>"))
 
 
 def _bytes(field: str, text: str) -> str:
@@ -87,14 +64,33 @@ class ByteText(Text):
         return "".join(self.chat_pieces(messages, **options)).encode("utf-32-le")
 
     def chat_pieces(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, ...]:
-        """Return what `pack_chat` does as strings: the code points of their characters are the ids."""
-        return tuple(_pieces(messages, options))
+        """Return what `pack_chat` does as strings: the code points of their characters are the ids.
+
+        A message that is a role and a text is the role's mark (`MARK_OF_ROLE`), the text, and `END`.
+        """
+        tools, continues = options.get("tools"), options.get("continue_final_message", False)
+        found = [_TOOLS, _json("tools", tools), END] if tools else []
+        for index, message in enumerate(prepared_messages(messages)):
+            content, mark = message["content"], MARK_OF_ROLE.get(message["role"])
+            if mark is None:
+                raise TextError(f"messages[{index}].role", message["role"], f"one of {', '.join(ROLE_MARKS)}")
+            found += (mark, content if content.isascii() else _bytes(f"messages[{index}].content", content))
+            if message.get("tool_calls"):
+                found += (_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"]))
+            found.append(END)
+        if options.get("add_generation_prompt", not continues):
+            found.append(MARK_OF_ROLE["assistant"])
+        elif continues:
+            del found[-1:]
+        return tuple(found)
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the pieces by name; marks in a user's text look the same."""
-        found = _pieces(messages, options)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return "".join([MARKS[ord(mark) - BYTE_IDS] + text.encode("latin-1").decode() for mark, text in pairs])
+        names, pieces = (
+            {chr(BYTE_IDS + at): name for at, name in enumerate(MARKS)},
+            self.chat_pieces(messages, **options),
+        )
+        return "".join([names.get(each) or each.encode("latin-1").decode() for each in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of those ids that are bytes."""

@@ -27,6 +27,8 @@ Parts of other media (`MEDIA`) are as images of an unknown rule.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
@@ -45,7 +47,8 @@ _TEXT_KEYS = {
 """The key of a text part's text, by its type."""
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 """Source: transformers 5.24, `utils/chat_template_utils.py` (`_alias_reasoning_fields`)."""
-_PLAIN = {"role", "content"}
+_role_and_content = itemgetter("role", "content")
+_DICTS, _TWO_KEYS, _STRINGS = {dict}, {2}, {str}
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
 IMAGES_MAX = 128
@@ -102,15 +105,24 @@ def prepared_messages(messages: Sequence[Message], *, keeps_parts: bool = False)
     Raises:
         TextError: names the path of what no engine takes; `HasImages` of media.
     """
+    if not keeps_parts and _are_plain(messages):
+        return [*messages]
     return [
         message
-        if not keeps_parts
-        and type(message) is dict
-        and message.keys() == _PLAIN
-        and type(message["content"]) is type(message["role"]) is str
+        if not keeps_parts and _are_plain((message,))
         else _prepared(f"messages[{at}]", message, keeps_parts=keeps_parts)
         for at, message in enumerate(messages)
     ]
+
+
+def _are_plain(messages: Sequence[Message]) -> bool:
+    """Return whether each message is a role and a text, and nothing more."""
+    if {*map(type, messages)} != _DICTS or {*map(len, messages)} != _TWO_KEYS:
+        return False
+    try:
+        return {*map(type, chain.from_iterable(map(_role_and_content, messages)))} == _STRINGS
+    except KeyError:
+        return False
 
 
 def blame_characters(messages: Sequence[Message]) -> None:

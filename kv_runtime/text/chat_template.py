@@ -15,6 +15,7 @@ which is checked in loops and calls (`template_sandbox.py`).
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate, tee
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -80,7 +81,7 @@ class ChatTemplate:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
         except Exception as error:  # a deep or a long expression exceeds limits of Python
             raise TextError("chat_template", f"{type(error).__name__}: {error}", "a Jinja2 template") from error
-        self._base = {**environment.globals, **special_tokens}
+        self._base = {**environment.globals, **special_tokens, **_variables({})}
         self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -92,7 +93,9 @@ class ChatTemplate:
             raise TextError("chat_template", "none", "a model with a chat template")
         name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
         prepared = prepared_messages(messages, keeps_parts=self._keeps_parts[name])
-        variables = _variables(prepared, options, self._base)
+        variables = {**self._base, "messages": prepared}
+        if options:
+            variables |= _variables(options)
         try:
             rendered = self._written(self._templates[name], variables)
         except TextError:
@@ -109,7 +112,7 @@ class ChatTemplate:
 
     def _written(self, template: Template, variables: dict[str, Any]) -> str:
         """Return the rendered text; raise `TextError` beyond a bound."""
-        pieces, length, until_s = [], 0, self._now() + self._render_s
+        until_s = self._now() + self._render_s
 
         def look() -> None:
             if self._now() > until_s:
@@ -117,11 +120,10 @@ class ChatTemplate:
 
         context = ChatContext(template.environment, variables, template.name, template.blocks)
         context.look = look
-        for piece in template.root_render_func(context):
-            pieces.append(piece)
-            length += len(piece)
-            if length > self._characters_max:
-                raise TextError("messages", f"{length} characters, rendered", f"at most {self._characters_max}")
+        measured, pieces = tee(template.root_render_func(context))
+        too_many = next(filter(self._characters_max.__lt__, accumulate(map(len, measured))), 0)
+        if too_many:
+            raise TextError("messages", f"{too_many} characters, rendered", f"at most {self._characters_max}")
         return "".join(pieces)
 
 
@@ -202,8 +204,8 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _variables(messages: Sequence[Message], options: ChatOptions, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the template: those of `base`, and what the options say."""
+def _variables(options: ChatOptions) -> dict[str, Any]:
+    """Return the variables of the template that the options say."""
     given = options.get("template_kwargs") or {}
     for name in _RESERVED if given else ():
         if name in given:
@@ -214,10 +216,8 @@ def _variables(messages: Sequence[Message], options: ChatOptions, base: Mapping[
         raise TextError("add_generation_prompt", prompts, "false beside continue_final_message")
     effort, tools, documents = options.get("reasoning_effort"), options.get("tools"), options.get("documents")
     return {
-        **base,
         **({} if effort is None else {"reasoning_effort": effort}),
         **given,
-        "messages": messages,
         "tools": list(tools) if tools else None,
         "documents": list(documents) if documents else None,
         "add_generation_prompt": prompts,

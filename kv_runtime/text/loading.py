@@ -1,25 +1,45 @@
 """Loads a model's text: the built-in byte model, or a directory with a tokenizer.
 
 It is `tokenizer.json`; without one, `tekken.json`, `tiktoken.model` or `qwen.tiktoken`, converted (`ranked_tokens.py`).
-A model with another tokenizer is loaded without it (`unread.py`).
+A model with another tokenizer is loaded without it (`UnreadText`): only its engines can tokenize its prompts.
 """
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from tokenizers import Tokenizer
 
 from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
-from kv_runtime.text.chat_messages import digest_of
-from kv_runtime.text.chat_template import TextError, file_content, read_template
+from kv_runtime.text.chat_messages import TextError, digest_of
+from kv_runtime.text.chat_template import file_content, read_template
 from kv_runtime.text.encoders import Wanted, choose_encoder, text_error
 from kv_runtime.text.model import Text
 from kv_runtime.text.ranked_tokens import TokenizerFile, ranked_tokens
 from kv_runtime.text.tokenizer_model import TokenizerText
-from kv_runtime.text.unread import UnreadText
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+
+
+class UnreadText(Text):
+    """A model whose tokenizer is not read: raises `TextError` wherever text and tokens are turned into each other."""
+
+    tokenizer_digest = template_digest = digest_of(b"unread")
+    vocab_size = 0
+    special_ids: Mapping[str, int] = {}
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def refuse(self, *_: object, **__: object) -> NoReturn:
+        """Raise `TextError`."""
+        allowed = "a directory with tokenizer.json, tekken.json, qwen.tiktoken, or Kimi's tiktoken.model"
+        raise TextError("tokenizer", self.directory, allowed)
+
+    pack = pack_chat = render_chat = decode = token_bytes = _detokenizer = refuse
 
 
 def local_directory(name: str) -> str:

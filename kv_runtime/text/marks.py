@@ -14,9 +14,9 @@ Source: tokenizers 0.23, `AddedVocabulary`.
 """
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
-from itertools import pairwise
+from itertools import filterfalse
 from threading import Lock
 from typing import NamedTuple
 
@@ -71,24 +71,27 @@ class Segments:
 
     def pack(self, text: str, encode: Callable[[list[str]], list[bytes]]) -> bytes:
         """Return the ids of the text; `encode` returns those of segments that are not kept."""
-        places = sorted({0, *(mark.start() for mark in self._marks.finditer(text)), len(text)})
-        segments = [text[begin:end] for begin, end in pairwise(places)]
+        places = [0, *map(re.Match.start, self._marks.finditer(text)), len(text)]
+        segments = [*filter(None, map(text.__getitem__, map(slice, places, places[1:])))]
+        distinct, ids_of = dict.fromkeys(segments), self._ids
         with self._lock:
-            known = {each: self._ids[each] for each in segments if each in self._ids}
-            for each in known:
-                self._ids.move_to_end(each)
-        new = [each for each in dict.fromkeys(segments) if each not in known]
-        found = known | dict(zip(new, encode(new), strict=True))
+            known = [*filter(ids_of.__contains__, distinct)]
+            found = dict(zip(known, map(ids_of.__getitem__, known), strict=True))
+            deque(map(ids_of.move_to_end, known), maxlen=0)
+        new = [*filterfalse(found.__contains__, distinct)]
+        made = dict(zip(new, encode(new), strict=True))
+        found |= made
+        miss_bytes = sum(map(len, map(str.encode, filter(made.__contains__, segments))))
         with self._lock:
-            self._hit_bytes += sum(len(each.encode()) for each in segments if each in known)
-            self._miss_bytes += sum(len(each.encode()) for each in segments if each not in known)
-            for each in new:
-                if each not in self._ids:  # else another thread encoded it, too
-                    self._ids[each] = found[each]
-                    self._size_bytes += _size(each, found[each])
+            self._miss_bytes += miss_bytes
+            self._hit_bytes += (len(text) if text.isascii() else len(text.encode())) - miss_bytes
+            for each, ids in made.items():
+                if each not in ids_of:  # else another thread encoded it, too
+                    ids_of[each] = ids
+                    self._size_bytes += _size(each, ids)
             while self._size_bytes > self._bytes_max:
-                self._size_bytes -= _size(*self._ids.popitem(last=False))
-        return b"".join([found[each] for each in segments])
+                self._size_bytes -= _size(*ids_of.popitem(last=False))
+        return b"".join(map(found.__getitem__, segments))
 
     def kept(self) -> KeptSegments:
         """Return the figures."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
+from itertools import chain, islice
 from math import prod
 from string import Formatter
 from types import BuiltinMethodType
@@ -96,8 +97,11 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - as the base class has it
         """Return the sandbox's result."""
-        if type(obj) is dict and type(argument) is str and argument in obj:
-            return obj[argument]
+        if type(obj) is dict:
+            try:
+                return obj[argument]
+            except (KeyError, TypeError):
+                pass
         return super().getitem(obj, argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805, PYI063
@@ -146,15 +150,15 @@ def _in_time(context: ChatContext, items: Iterable[Any]) -> Iterable[Any]:
         if items:
             context.look()
         return items
-    context.look()
-    return _looking(context.look, items)
+    many = _ITEMS_BETWEEN_LOOKS if type(items) is list else 1  # other items may be made as they are taken
+    return chain.from_iterable(_looking(context.look, iter(items), many))
 
 
-def _looking(look: Callable[[], None], items: Iterable[Any]) -> Iterator[Any]:
-    for at, item in enumerate(items, 1):
-        if at % _ITEMS_BETWEEN_LOOKS == 0:
-            look()
-        yield item
+def _looking(look: Callable[[], None], items: Iterator[Any], many: int) -> Iterator[list[Any]]:
+    look()
+    while some := list(islice(items, many)):
+        yield some
+        look()
 
 
 def _bounded(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

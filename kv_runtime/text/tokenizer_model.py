@@ -52,7 +52,7 @@ class TokenizerText(Text):
 
     def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
         """Return the rendered chat's tokens; the template has already written the special tokens."""
-        return self.pack_marked(self._template.render(messages, **options))
+        return self._packed("messages", self._template.render(messages, **options), add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the chat as the model reads it."""

@@ -88,22 +88,20 @@ class RecentPrompts:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._prompts: deque[RecentPrompt] = deque()
+        self._prompts: deque[tuple[int, RecentPrompt]] = deque()
         self.size_bytes = 0
         """Their size."""
 
     def add(self, prompt: RecentPrompt) -> None:
         """Keep the prompt; evict the oldest, or the prompt itself if it alone is too long."""
-        if prompt.prompt.tokens:
-            self._prompts.append(prompt)
-            self.size_bytes += _bytes_of(prompt.prompt)
+        encoded = prompt.prompt
+        if encoded.tokens:
+            size = encoded.token_count * TOKEN_BYTES + len(encoded.sequence_hashes) + ENTRY_BYTES
+            self._prompts.append((size, prompt))
+            self.size_bytes += size
             while self.size_bytes > self._bytes_max:
-                self.size_bytes -= _bytes_of(self._prompts.popleft().prompt)
+                self.size_bytes -= self._prompts.popleft()[0]
 
     def newest_first(self) -> list[RecentPrompt]:
         """Return all prompts."""
-        return list(reversed(self._prompts))
-
-
-def _bytes_of(prompt: EncodedPrompt) -> int:
-    return prompt.token_count * TOKEN_BYTES + len(prompt.sequence_hashes) + ENTRY_BYTES
+        return [prompt for _, prompt in reversed(self._prompts)]

@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
 from typing import Any, Literal, NamedTuple, get_args
 
 import aiohttp
@@ -81,7 +82,7 @@ class EngineParity:
         self._samples: deque[_Tokenization] = deque(maxlen=_AT_ONCE)
         self._joined: set[_Instance] = set()
         self._differs: dict[_Instance, Disparity] = {}
-        self._seen = 0
+        self._sent = count(1)
         self._ended = Counter[Outcome]()
 
     def differs(self, worker_id: str, instance: str) -> tuple[Disparity, ...]:
@@ -91,8 +92,7 @@ class EngineParity:
 
     def chat_sent(self, inbound: ChatInbound, worker_id: str) -> None:
         """A chat goes to this worker: each `ASKED`th one is compared."""
-        self._seen += 1
-        if self._seen % ASKED or sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
+        if next(self._sent) % ASKED or sum(map(len, inbound.prompt_parts)) > CHAT_BYTES_MAX or inbound.changed_by:
             return
         worker = self._fleet.worker(worker_id)
         if worker is None or PATH not in worker.registration.api_endpoints or inbound.reasoning_effort:

@@ -26,31 +26,21 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
-from indexer.embedded import hash_blocks
-from kv_protocol.body_limits import Body, Bytes
+from indexer.embedded import chat_pieces, hash_blocks
+from kv_protocol.body_limits import Body
 from kv_protocol.hashing import TEXT_SCHEME, Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
-from kv_protocol.openai.decoding import decode_with_messages
 from kv_protocol.openai.inbound import CHANGING_KEYS, ReadChat
-from kv_protocol.openai.requests import (
-    ChatInbound,
-    CompletionInbound,
-    Inbound,
-    RequestInvalid,
-    decode_inbound,
-    is_given,
-)
-from kv_protocol.openai.responses import ResponsesInbound
-from kv_runtime.text.byte_model import ByteText
+from kv_protocol.openai.requests import CompletionInbound, Inbound, RequestInvalid, decode_inbound
+from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
 from kv_runtime.text.encoders import CONFIGURED
+from kv_runtime.text.loading import UnreadText
 from kv_runtime.text.model import Detokenizer, Text
 from kv_runtime.text.tokenizer_model import TokenizerText
-from kv_runtime.text.unread import UnreadText
 from router.prompt.chains import TOKEN_BYTES, EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.image_prompts import before_images, names_embeddings, with_images
@@ -64,7 +54,7 @@ _READ_BYTES_MAX = 256 << 10
 """Bytes of JSON that are read on the loop; threads take more, and chats with many messages."""
 _TEXT_SEED = 0x7465_7874
 """Keeps hashes of text apart from those of tokens."""
-_PARITY = "parity"
+_PARITY, _TOKEN_DATA = "parity", "nvext.token_data"
 UNRENDERED_KEYS = (
     *CHANGING_KEYS,
     _PARITY, "tokenizer", "messages", "tools", "documents", "chat_template_kwargs", "prompt", "input", "other",
@@ -86,23 +76,12 @@ class PromptLimits(NamedTuple):
     """What one thread encodes in some 10 s."""
 
 
-_CHATS = (ChatInbound, ResponsesInbound)
 _log = structlog.get_logger("router")
 DEFAULT_LIMITS = PromptLimits()
 
 
 class _TakesLong(Exception):
     """A thread is to make the prompt."""
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """What `prompt` is given; `seed` is that of local hashes."""
-
-    body: Body
-    inbound: Inbound
-    hashing: Hashing
-    seed: int
-    images: ImageRule | None
 
 
 class ModelPrompts:
@@ -114,7 +93,9 @@ class ModelPrompts:
         """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
-        self._pack_chat = text.chat_pieces if isinstance(text, ByteText) else text.pack_chat
+        self._pack_chat: Callable[..., bytes | tuple[str, ...]] = text.pack_chat
+        if isinstance(text, ByteText):
+            self._pack_chat = partial(chat_pieces, text.chat_pieces, MARK_OF_ROLE, END, MARK_OF_ROLE["assistant"])
         self.encoder, self.encoder_name = None, "byte"
         if isinstance(text, UnreadText):
             self.encoder_name = "none"
@@ -125,6 +106,8 @@ class ModelPrompts:
             if text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
                 _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self.encoder_name]
+        self.decode = partial(decode_inbound, messages_bytes_max=self._off_loop_bytes)
+        """Returns the request in a body to a path, for `prompt`; raises `RequestInvalid` as `decode_inbound` does."""
         self.pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         """Long prompts are encoded only while its parts run."""
         self._lock = Lock()  # several threads count
@@ -134,104 +117,119 @@ class ModelPrompts:
         """Prompts by the key of the request for which they were not rendered."""
         self.images_seen = self.images_unseen = 0
 
-    def decode(self, path: str, body: Bytes) -> Inbound:
-        """Return the request in `body`, for `prompt`; raise `RequestInvalid` as `decode_inbound` does."""
-        return (decode_with_messages if len(body) <= self._off_loop_bytes else decode_inbound)(path, body)
-
     def prompt(
-        self, body: Body, inbound: Inbound, hashing: Hashing, lora: str = "", images: ImageRule | None = None
+        self,
+        body: Body,
+        inbound: Inbound,
+        hashing: Hashing,
+        lora: str = "",
+        images: ImageRule | None = None,
+        *,
+        is_aside: bool = False,
     ) -> "EncodedPrompt | asyncio.Future[EncodedPrompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
         `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
-        unless that has begun.
+        unless that has begun. Beside the loop, in a thread (`is_aside`), a prompt is made however long it takes.
 
         Raises (also the future):
             RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
-        asked, size = _Asked(body, inbound, hashing, hash_seed(lora, inbound.salt), images), len(body.text)
-        if size <= _READ_BYTES_MAX:
+        is_plain = inbound.is_plain and not self.other_chats
+        seed = hash_seed(lora, "" if is_plain else inbound.salt)
+        try:
+            if not is_aside and len(body.text) > (self._off_loop_bytes if is_plain else _READ_BYTES_MAX):
+                return self._later(body, inbound, hashing, lora, images)
+            if not is_plain and (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
+                return made
+            messages = inbound.read_messages()
+            if not is_aside and len(messages) > _MESSAGES_MAX:
+                return self._later(body, inbound, hashing, lora, images)
+            options = {} if is_plain else inbound.read_options()
             try:
-                return self._made(asked)
-            except _TakesLong:
-                pass
-        return self.pool.submit(partial(self._made, asked, is_aside=True), size)
+                return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
+            except HasImages:
+                if is_aside:
+                    return self._with_images(body, messages, options, hashing, seed, images)
+                raise _TakesLong from None
+        except _TakesLong:
+            return self._later(body, inbound, hashing, lora, images)
+        except (RequestInvalid, TextError) as error:
+            if error.field.startswith(_TOKEN_DATA):
+                raise
+            return self._not_rendered(body, inbound, hashing, seed, error.field)
+
+    def _later(self, *asked: Any) -> "asyncio.Future[EncodedPrompt]":  # noqa: ANN401 - what `prompt` is given
+        """Return the future prompt, which a thread makes."""
+        work: Callable[[], Any] = partial(self.prompt, *asked, is_aside=True)
+        return self.pool.submit(work, len(asked[0].text))
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
         return self._text.detokenizer()
 
-    def _made(self, asked: _Asked, *, is_aside: bool = False) -> EncodedPrompt:
-        """Return the prompt; raise `_TakesLong` unless this is a thread beside the loop."""
-        inbound = asked.inbound
-        if inbound.nvext is not None and is_given(inbound.nvext.token_data):
-            return self._of_tokens(asked, inbound.token_data() or b"", "nvext.token_data")
+    def _not_a_chat(
+        self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, *, is_aside: bool
+    ) -> EncodedPrompt | None:
+        """Return the prompt of ids or of a completion, or one that is not rendered; None: a chat is to be rendered."""
+        if (ids := inbound.token_data()) is not None:
+            return self._of_tokens(ids, _TOKEN_DATA, hashing, seed)
         is_other = inbound.model in self.other_chats and inbound.endpoint == "chat"
         if key := inbound.changed_by or (_PARITY if is_other else ""):
-            return self._not_rendered(asked, key)
-        is_short = is_aside or len(asked.body.text) <= self._off_loop_bytes
-        try:
-            if isinstance(inbound, _CHATS):
-                if not is_short or (len(messages := inbound.read_messages()) > _MESSAGES_MAX and not is_aside):
-                    raise _TakesLong
-                options = inbound.read_options()
-                try:
-                    return self._of_tokens(asked, self._pack_chat(messages, **options), "messages")
-                except HasImages:
-                    if is_aside:
-                        return self._with_images(asked, messages, options)
-                    raise _TakesLong from None
-            assert isinstance(inbound, CompletionInbound)
-            if not is_short and bytes(memoryview(inbound.prompt)[:1]) != b"[":
+            return self._not_rendered(body, inbound, hashing, seed, key)
+        is_long = not is_aside and len(body.text) > self._off_loop_bytes
+        if not isinstance(inbound, CompletionInbound):
+            if is_long:
                 raise _TakesLong
-            return self._of_prompts(asked, inbound)
-        except (RequestInvalid, TextError) as error:
-            return self._not_rendered(asked, error.field)
-
-    def _of_prompts(self, asked: _Asked, inbound: CompletionInbound) -> EncodedPrompt:
+            return None
+        if is_long and bytes(memoryview(inbound.prompt)[:1]) != b"[":
+            raise _TakesLong
         adds = inbound.add_special_tokens is not False
         prompts = [
             self._text.pack(each, add_special_tokens=adds) if isinstance(each, str) else each
             for each in inbound.read_prompts()
         ]
-        first = self._of_tokens(asked, prompts[0], "prompt")
+        first = self._of_tokens(prompts[0], "prompt", hashing, seed)
         if len(prompts) == 1:
             return first
         return replace(first, tokens=b"", token_count=sum(map(len, prompts)) // TOKEN_BYTES)
 
-    def _of_tokens(self, asked: _Asked, tokens: bytes | tuple[str, ...], key: str) -> EncodedPrompt:
+    def _of_tokens(self, tokens: bytes | tuple[str, ...], key: str, hashing: Hashing, seed: int) -> EncodedPrompt:
         """Return the prompt of these tokens; `key` is where the request has it."""
         if not tokens:
             raise RequestInvalid(key, "0 tokens", "one or more")
-        hashing = asked.hashing
-        began_s = perf_counter()
-        hashes = hash_blocks(tokens, hashing.block_size, asked.seed, is_eagle=hashing.is_eagle)
-        self._hashed(perf_counter() - began_s)
-        count = len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else sum(map(len, tokens))
+        count, hashes, hash_s = hash_blocks(tokens, hashing, seed)
+        self._hashed(hash_s)
         return EncodedPrompt(tokens, count, hashing, hashes)
 
-    def _not_rendered(self, asked: _Asked, field: str) -> EncodedPrompt:
+    def _not_rendered(self, body: Body, inbound: Inbound, hashing: Hashing, seed: int, field: str) -> EncodedPrompt:
         """Return a prompt that only the worker knows, by the request's text; `field` is why."""
         self._count_unrendered(_KEY_END.split(field, 1)[0])
-        inbound, block_size = asked.inbound, asked.hashing.block_size
         if isinstance(inbound, ReadChat):
-            inbound = decode_inbound(inbound.path, asked.body.text)
+            inbound = decode_inbound(inbound.path, body.text)
         text = b"".join(inbound.prompt_parts)
-        words = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES]
-        hashes = hash_blocks(words, block_size, asked.seed ^ _TEXT_SEED)
-        count, unrendered = max(1, len(words) // TOKEN_BYTES), _UNPRINTED.sub("?", field) or "other"
-        return EncodedPrompt(b"", count, Hashing(block_size, TEXT_SCHEME), hashes, unrendered)
+        words, hashing = text[: len(text) // TOKEN_BYTES * TOKEN_BYTES], Hashing(hashing.block_size, TEXT_SCHEME)
+        count, hashes, _ = hash_blocks(words, hashing, seed ^ _TEXT_SEED)
+        return EncodedPrompt(b"", max(1, count), hashing, hashes, _UNPRINTED.sub("?", field) or "other")
 
-    def _with_images(self, asked: _Asked, messages: list[dict[str, Any]], options: dict[str, Any]) -> EncodedPrompt:
+    def _with_images(
+        self,
+        body: Body,
+        messages: list[dict[str, Any]],
+        options: dict[str, Any],
+        hashing: Hashing,
+        seed: int,
+        rule: ImageRule | None,
+    ) -> EncodedPrompt:
         """Return a prompt with images, as far as it is known."""
-        rule, text = asked.images, self._text
+        text = self._text
         chat = split_images(messages, rule.placeholder if rule else "")
         if rule is None or chat.other_media:
             known = before_images(text, chat.messages, options)
         else:
             ids = text.pack_chat(chat.messages, **options)
-            known = with_images(unpack_tokens(ids), chat.urls, rule, asked.body)
+            known = with_images(unpack_tokens(ids), chat.urls, rule, body)
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
         with self._lock:
@@ -240,9 +238,9 @@ class ModelPrompts:
         if chat.other_media:
             self._count_unrendered("messages")
         began_s = perf_counter()
-        hashes = known.sequence_hashes(asked.hashing, asked.seed)
+        hashes = known.sequence_hashes(hashing, seed)
         self._hashed(perf_counter() - began_s)
-        return EncodedPrompt(b"", known.token_count, asked.hashing, hashes, chat.other_media)
+        return EncodedPrompt(b"", known.token_count, hashing, hashes, chat.other_media)
 
     def _count_unrendered(self, key: str) -> None:
         with self._lock:

@@ -25,9 +25,8 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.main_thread import ThreadCall
 from kv_runtime.text.byte_model import BYTE_MODEL
-from kv_runtime.text.loading import load_text
+from kv_runtime.text.loading import UnreadText, load_text
 from kv_runtime.text.model import Text
-from kv_runtime.text.unread import UnreadText
 from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs

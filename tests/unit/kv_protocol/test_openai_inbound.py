@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from kv_protocol.openai.decoding import decode_with_messages
 from kv_protocol.openai.inbound import CHANGING_KEYS, ReadChat
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
 from kv_protocol.openai.options import AgentHints, Targets
@@ -24,6 +24,7 @@ from kv_protocol.openai.requests import (
 )
 
 Decode = Callable[[str, bytes], Inbound]
+read_with_messages = partial(decode_inbound, messages_bytes_max=1 << 20)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -64,7 +65,7 @@ def test_a_value_that_is_not_of_its_type_is_left_to_the_worker_and_all_others_ar
 @pytest.mark.parametrize("fields", [{}, {"tools": [{"a": 1}], "n": 2, "nvext": {"dp_rank": 1}, "user": "é😀"}])
 def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES, **fields}, ensure_ascii=False).encode()
-    read = decode_with_messages(CHAT, body)
+    read = read_with_messages(CHAT, body)
     assert isinstance(read, ReadChat)
     assert msgspec.structs.asdict(read) == msgspec.structs.asdict(decode_inbound(CHAT, body)) | {"messages": MESSAGES}
     assert read.read_messages() == MESSAGES
@@ -75,7 +76,35 @@ def test_a_chat_that_is_decoded_with_its_messages_is_otherwise_the_same(fields: 
 )
 def test_a_chat_with_a_value_that_is_not_of_its_type_keeps_the_bytes_of_its_messages(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
-    assert decode_with_messages(CHAT, body) == decode_inbound(CHAT, body)
+    assert read_with_messages(CHAT, body) == decode_inbound(CHAT, body)
+
+
+def test_a_chat_longer_than_asked_keeps_the_bytes_of_its_messages() -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
+    assert isinstance(decode_inbound(CHAT, body, len(body)), ReadChat)
+    assert not isinstance(decode_inbound(CHAT, body, len(body) - 1), ReadChat)
+
+
+def test_a_chat_is_plain_if_no_question_about_its_prompt_phases_or_choices_has_another_answer() -> None:
+    plain = chat(stream=True, max_tokens=5, temperature=0.5, stop="x", priority=1, response_format={"type": "text"})
+    assert plain.is_plain
+    assert (plain.token_data(), plain.salt, plain.changed_by, plain.read_options()) == (None, "", "", {})
+    assert (plain.names_phase, plain.has_one_choice, plain.ineffective) == (False, True, ())
+    assert not completion().is_plain
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, True) for key in CHANGING_KEYS),
+        *((key, [{}]) for key in ("tools", "documents")),
+        *((key, {"a": 1}) for key in ("chat_template_kwargs", "disaggregated_params", "nvext")),
+        *((key, True) for key in ("continue_final_message", "add_generation_prompt")),
+        ("reasoning_effort", "low"), ("cache_salt", "s"), ("n", 2), ("prompt_token_ids", [1]),
+    ],
+)  # fmt: skip
+def test_each_key_of_a_prompt_of_phases_or_of_choices_makes_a_chat_one_that_is_not_plain(key: str, value: Any) -> None:
+    assert not chat(**{key: value}).is_plain
 
 
 @pytest.mark.parametrize("key", CHANGING_KEYS)
@@ -133,7 +162,7 @@ def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_
     assert refused.value.field == place
 
 
-@pytest.mark.parametrize("decode", [decode_inbound, decode_with_messages])
+@pytest.mark.parametrize("decode", [decode_inbound, read_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
 def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str, decode: Decode) -> None:
     prompt = b'"prompt":"x"' if path == COMPLETIONS else b'"messages":[{"role":"user","content":"hi"}]'
@@ -152,7 +181,7 @@ AFTER_WRONG = [b'{"model":"m","n":"x",', b'{"model":"m","n":"x","a":' + b"[" * 1
     [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000, *AFTER_WRONG],
     ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field", "cut later", "deep later"],
 )
-@pytest.mark.parametrize("decode", [decode_inbound, decode_with_messages])
+@pytest.mark.parametrize("decode", [decode_inbound, read_with_messages])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
 def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str, decode: Decode) -> None:
     with pytest.raises(RequestInvalid):

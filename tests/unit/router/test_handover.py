@@ -19,7 +19,7 @@ from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
 from router.drain.progress import HandoverStatus
 from router.drain.warming import Warming
-from router.prompt.chains import TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
+from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route
@@ -31,8 +31,9 @@ GIVEN_UP = "local: given up: it took too long, or the router stops"
 def asked(number: int, blocks: int = 4, *, age_s: float = 0.0, lora: str = "", salt: str = "") -> RecentPrompt:
     """Return a prompt of so many full blocks and a few tokens; those of different numbers have nothing in common."""
     ids = pack_tokens([number * 1000 + at for at in range(blocks * BLOCK_SIZE + 3)])
-    hashes = hash_blocks(ids, BLOCK_SIZE, hash_seed(lora, salt))
-    prompt = EncodedPrompt(ids, len(ids) // TOKEN_BYTES, Hashing(BLOCK_SIZE), hashes)
+    hashing = Hashing(BLOCK_SIZE)
+    count, hashes, _ = hash_blocks(ids, hashing, hash_seed(lora, salt))
+    prompt = EncodedPrompt(ids, count, hashing, hashes)
     return RecentPrompt(lora or MODEL, lora, salt, prompt, NOW_S - age_s)
 
 

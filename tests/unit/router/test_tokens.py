@@ -35,8 +35,7 @@ from kv_protocol.openai.requests import (
 )
 from kv_runtime.supervise import run_parts
 from kv_runtime.text.byte_model import ByteText
-from kv_runtime.text.loading import load_text
-from kv_runtime.text.unread import UnreadText
+from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts, PromptLimits
@@ -183,6 +182,26 @@ def test_a_chat_that_is_decoded_with_its_messages_has_the_same_prompt(fields: di
     prompts, body = ModelPrompts(TEXT), json.dumps({"model": "m", "messages": HELLO} | fields).encode()
     made = prompts.prompt(Body(body), prompts.decode(CHAT, body), FOURS, "lora")
     assert made == prompts.prompt(*read(CHAT, body), FOURS, "lora")
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": [{"a": "ü"}]}, {"add_generation_prompt": False}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "system", "content": ""},
+        {"role": "developer", "content": "é😀"},
+        {"content": "x", "role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "x", "name": "n"},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ],
+)
+def test_a_chat_of_every_kind_of_message_has_the_texts_own_tokens(
+    message: dict[str, Any], options: dict[str, Any]
+) -> None:
+    said = [*HELLO, message, *HELLO]
+    assert ids_of(chat(messages=said, **options)) == TEXT.encode_chat(said, **options)
 
 
 def test_texts_with_the_same_beginning_have_hashes_with_the_same_beginning_if_salt_and_adapter_are_the_same() -> None:
