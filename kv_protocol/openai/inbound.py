@@ -129,7 +129,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names_phase(self) -> bool:
         """Whether the client runs the phases of prefill and decode itself."""
-        return self.disaggregated_params is not ABSENT and is_given(self.disaggregated_params)
+        return is_given(self.disaggregated_params)
 
     @property
     def is_guided(self) -> bool:
@@ -208,7 +208,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     @property
     def names_phase(self) -> bool:
         """Whether the client runs the phases of prefill and decode itself."""
-        return super().names_phase or (self.prompt_token_ids is not ABSENT and is_given(self.prompt_token_ids))
+        return is_given(self.disaggregated_params) or is_given(self.prompt_token_ids)
 
     @property
     def prompt_parts(self) -> tuple[msgspec.Raw, ...]:

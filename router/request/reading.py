@@ -138,18 +138,20 @@ class RequestReader:
         whole, resumable = (self._whole, self._resumable) if is_sent_here else (_ONCE, _ONCE)
         if route.endpoint not in DEFAULT_ENDPOINTS:
             return whole
-        if inbound.names_phase:
-            phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
-            return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
+        is_one = inbound.is_plain
+        if not is_one:
+            if inbound.names_phase:
+                phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
+                return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
+            is_one = inbound.has_one_choice
         is_long = route.isl_tokens > _MIGRATED_TOKENS_MAX
-        plan = resumable if inbound.stream and inbound.has_one_choice and not (is_long or inbound.is_guided) else whole
+        plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
         if model.is_aggregated:
             return plan
         now_s = self._routing.clock.now()
         roles = self._routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
         # for one token no KV would be fetched
-        may_split = self._splits_prompts and is_sent_here and inbound.has_one_choice and route.max_tokens != 1
-        phase = first_phase(roles, may_split=may_split)
+        phase = first_phase(roles, may_split=self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1)
         return first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
