@@ -296,22 +296,14 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
                    slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
 }
 
-// Decides by the columns of a `router.decision.view.View` in place of the core's state.
-nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& rule, const nb::handle& request, u64 seed) {
+// Decides by the columns of a `router.decision.view.View` of these ranks, in place of the core's state.
+nb::object decide_by(PyCore& core, const nb::handle& given, std::shared_ptr<const Standing> standing, const nb::handle& rule,
+                     const nb::handle& request, u64 seed) {
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     Constraints constraints = constraints_of(given, request, rule);
-    std::vector<RankKey> keys;
-    for (const nb::handle each : given.attr("ranks")) {
-        keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
-    }
-    std::vector<i64> capacity;
-    for (const nb::handle each : given.attr("registrations")) {
-        capacity.push_back(nb::cast<i64>(each.attr("total_kv_blocks")));
-    }
-    auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), nb::cast<double>(given.attr("now_s")),
-                                       nb::cast<u64>(given.attr("turn")));
+    auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(given.attr("now_s")), nb::cast<u64>(given.attr("turn")));
     RankNumbers& numbers = view->numbers;
-    const std::size_t n = keys.size();
+    const std::size_t n = numbers.count;
     const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
     numbers.tiers = tiers_of(given.attr("overlap"), n);
     numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
@@ -357,7 +349,7 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
              "is_open"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
-        .def("decide_by", &decide_by, "view"_a, "rule"_a, "request"_a, "seed"_a)
+        .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a)
         .def_ro("match_s", &PyCore::match_s)
         .def_ro("choose_s", &PyCore::choose_s);
 }
