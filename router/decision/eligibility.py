@@ -21,6 +21,9 @@ The first of these reasons excludes a rank:
 
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
+
+If every rank is known to be eligible by default (`View.is_uniform`), no rank is checked for a request without
+constraints.
 """
 
 import math
@@ -92,6 +95,8 @@ def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Excl
 
 def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
+    if view.is_uniform and not constrains(request, view.seq_len_min):
+        return view.unfit  # all of them empty
     apart = _apart(view, request)
     return tuple(
         unfit or exclusion(registration, rank, request, apart)
