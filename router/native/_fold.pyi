@@ -20,13 +20,7 @@ class Trusts:
 
 class Basis:
     def __init__(
-        self,
-        model_view: object,
-        rule: object,
-        policy: object,
-        changes: int,
-        why: tuple[str, ...] | None,
-        is_open: bool,
+        self, model_view: object, rule: object, policy: object, changes: int, why: tuple[str, ...]
     ) -> None: ...
 
 class Verdict:

@@ -144,9 +144,13 @@ std::vector<char> flags_of(const nb::handle& given) {
 
 // Which ranks may not take a request, and what multiplies their costs.
 struct Constraints {
-    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {}
-
-    nb::object why;  // of each rank; None: all may
+    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {
+        if (std::find(excluded.begin(), excluded.end(), true) == excluded.end()) {
+            why = nb::none();
+            excluded.clear();
+        }
+    }
+    nb::object why;  // of each rank, empty if it may; None: all may
     std::vector<char> excluded;
     std::vector<double> multiplier;
 };
@@ -163,11 +167,9 @@ Constraints constraints_of(const nb::handle& view, const nb::handle& request, co
 // What decisions on requests of one kind (model, hashing, phase, endpoint) are made of, until the fleet, its breakers or the policy
 // change, or time alone changes them.
 struct Basis {
-    // `why`: of each rank, why it takes no request of this kind; None: all do. `opened`: one rank at least takes those that say no more.
-    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why, bool opened)
-        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)),
-          is_open(opened), policy(nb::cast<std::shared_ptr<const Policy>>(rule[2])),
-          standing(nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"))) {}
+    // `why`: of each rank, why it takes no request of this kind, empty if it does.
+    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why)
+        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)) {}
 
     bool holds(double now_s, u64 at, const nb::handle& by) const { return now_s < valid_until_s && changes == at && given_policy.is(by); }
     void doubt(nb::object of) {
@@ -194,9 +196,10 @@ struct Basis {
     nb::object given_policy;
     u64 changes;
     Constraints constraints;  // of requests that have none of their own
-    bool is_open;
-    std::shared_ptr<const Policy> policy;
-    std::shared_ptr<const Standing> standing;
+    std::shared_ptr<const Policy> policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
+    std::shared_ptr<const Standing> standing = nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"));
+    bool is_open = policy->mode != Mode::kNamed &&  // one rank at least takes a request without constraints of its own
+                   std::count(constraints.excluded.begin(), constraints.excluded.end(), true) != static_cast<std::ptrdiff_t>(standing->rows.size());
     nb::object ranks = model_view.attr("ranks"), registrations = model_view.attr("registrations"), undoubted = model_view.attr("undoubted");
     nb::object transfer_domain = model_view.attr("transfer_domain");
     i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
@@ -345,8 +348,7 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
                },
                "request"_a, "verdict"_a, "constraints"_a, "estimated_scheme"_a);
     nb::class_<Basis>(module, "Basis")
-        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object, bool>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a.none(),
-             "is_open"_a);
+        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
         .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a)
