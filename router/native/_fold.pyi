@@ -19,9 +19,7 @@ class Trusts:
     def __init__(self, arg0: Sequence[float], arg1: Sequence[int], /) -> None: ...
 
 class Basis:
-    def __init__(
-        self, model_view: object, rule: object, policy: object, changes: int, why: tuple[str, ...]
-    ) -> None: ...
+    def __init__(self, model_view: object, rule: object, policy: object, changes: int, why: object) -> None: ...
 
 class Verdict:
     def take_choice(
