@@ -27,7 +27,7 @@ import msgspec
 
 from kv_protocol.decision import CostTerms, CostUnit
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME, Hashing
+from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
 from kv_protocol.splitmix import U64_MASK
@@ -103,11 +103,6 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
         if not 0 <= self.isl_tokens <= U64_MASK:
             raise LimitExceeded("isl_tokens", self.isl_tokens, "u64")
-
-    @property
-    def hashing(self) -> Hashing:
-        """How `sequence_hashes` were computed."""
-        return Hashing(self.block_size, self.hash_scheme)
 
     @property
     def known_tokens(self) -> int:

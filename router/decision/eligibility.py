@@ -21,6 +21,9 @@ The first of these reasons excludes a rank:
 
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
+
+If every rank is known to be eligible by default (`View.is_uniform`), no rank is checked for a request without
+constraints.
 """
 
 import math
@@ -64,12 +67,8 @@ RankColumns = ModelView | View
 """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
 
-def constraints(
-    view: RankColumns, request: RouteRequest, policy: Policy
-) -> tuple[tuple[str, ...] | None, list[float] | None]:
-    """Return why each rank may not take the request, empty if it may, and the factor of each rank's cost.
-
-    None: all may; there is no preference.
+def constraints(view: RankColumns, request: RouteRequest, policy: Policy) -> tuple[tuple[str, ...], list[float] | None]:
+    """Return why each rank may not take the request, empty if it may, and the factor of its cost; None: no preference.
 
     Raises:
         NoEligibleWorker: no rank may take the request.
@@ -81,7 +80,7 @@ def constraints(
     if policy.mode == "direct" and request.pinned_worker is None:
         allowed = (rank.worker_id for rank, reason in zip(view.ranks, why, strict=True) if not reason)
         raise WorkerNotNamed(tuple(dict.fromkeys(allowed)))
-    return why if any(why) else None, multipliers(view, request) if request.preferred_taints else None
+    return why, multipliers(view, request) if request.preferred_taints else None
 
 
 def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Exclusion, ...]:
@@ -92,6 +91,8 @@ def exclusions_of(ranks: Sequence[WorkerRank], why: Sequence[str]) -> tuple[Excl
 
 def exclusions(view: RankColumns, request: RouteRequest) -> tuple[str, ...]:
     """Return for every rank of the view why it may not take the request; empty if it may."""
+    if view.is_uniform and not constrains(request, view.seq_len_min):
+        return view.unfit  # all of them empty
     apart = _apart(view, request)
     return tuple(
         unfit or exclusion(registration, rank, request, apart)

@@ -266,8 +266,7 @@ class RouterState:
         rule = self.rules.of(self.policy, request)
         of_kind = {name: getattr(request, name) for name in _KIND}
         why = exclusions(ranks, RouteRequest(decision_id="", request_id="", isl_tokens=0, **of_kind))
-        is_open = rule.policy.mode != "direct" and not all(why)
-        return built.Basis(ranks, rule, self.policy, self._standings_of, why if any(why) else None, is_open)
+        return built.Basis(ranks, rule, self.policy, self._standings_of, why)
 
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.

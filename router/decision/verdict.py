@@ -169,6 +169,8 @@ class Verdict(built.Verdict):
             rates=None
             if prefill is None or decode is None
             else RateColumns(prefill, decode, self.output_tokens, self.is_learnt),
+            is_uniform=model_view.is_uniform,
+            seq_len_min=model_view.seq_len_min,
             is_blank=self.is_blank,
             misfits=model_view.misfits,
         )

@@ -74,6 +74,10 @@ class View(NamedTuple):
     """None: the mode does not read it."""
     rates: RateColumns | None = None
     """None: the policy does not read them."""
+    is_uniform: bool = False
+    """Every rank is known to be fit, aggregated, and to serve chats and completions; False: check each rank."""
+    seq_len_min: int = 0
+    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none. Valid if `is_uniform`."""
     is_blank: bool = False
     """The index was not asked: the overlap columns are zeroes."""
     misfits: Mapping[str, Mapping[str, str]] = {}

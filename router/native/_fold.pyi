@@ -20,15 +20,7 @@ class Trusts:
     def __init__(self, arg0: Sequence[float], arg1: Sequence[int], /) -> None: ...
 
 class Basis:
-    def __init__(
-        self,
-        model_view: object,
-        rule: object,
-        policy: object,
-        changes: int,
-        why: tuple[str, ...] | None,
-        is_open: bool,
-    ) -> None: ...
+    def __init__(self, model_view: object, rule: object, policy: object, changes: int, why: object) -> None: ...
 
 class Verdict:
     def take_choice(
@@ -159,7 +151,9 @@ class Core:
         changes: int,
     ) -> _Decision: ...
     def decide_instead(self, live: Verdict, rule: object) -> _Decision: ...
-    def decide_by(self, view: object, rule: object, request: RouteRequest, seed: int) -> _Decision: ...
+    def decide_by(
+        self, view: object, standing: Standing, rule: object, request: RouteRequest, seed: int
+    ) -> _Decision: ...
     @property
     def match_s(self) -> float: ...
     @property

@@ -56,9 +56,9 @@ void Approximate::routed(u32 row, const std::vector<u64>& chain, double now_s, u
     evicted_blocks += blocks.tree->add(chain.data(), chain.size(), Age{now_s + ttl_s_, requests}, capacity);
 }
 
-i64 Approximate::overlap(u32 row, const std::vector<u64>& chain, double now_s) const {
+i64 Approximate::overlap(u32 row, const u64* chain, std::size_t count, double now_s) const {
     const Blocks* const blocks = routed_.find(row);
-    return blocks == nullptr ? 0 : static_cast<i64>(blocks->tree->overlap(chain.data(), chain.size(), now_s));
+    return blocks == nullptr ? 0 : static_cast<i64>(blocks->tree->overlap(chain, count, now_s));
 }
 
 void Approximate::forget(std::string_view worker_id, double now_s) {

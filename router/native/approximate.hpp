@@ -22,7 +22,7 @@ public:
 
     // `capacity_blocks`: of the rank; 0: not stated.
     void routed(u32 row, const std::vector<u64>& chain, double now_s, u64 capacity_blocks);
-    i64 overlap(u32 row, const std::vector<u64>& chain, double now_s) const;
+    i64 overlap(u32 row, const u64* chain, std::size_t count, double now_s) const;
     void forget(std::string_view worker_id, double now_s);
     // Drops expired blocks; answers do not change by that.
     void tick(double now_s);

@@ -40,9 +40,8 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
         view->epochs = std::move(epochs);
         numbers.tiers = std::move(tiers);
         if (!trusts.without_events.empty()) {
-            const std::vector<u64> chain = request.reusable();
             for (const u32 place : trusts.without_events) {
-                const i64 held = approximate.overlap(rows[place], chain, now_s);
+                const i64 held = approximate.overlap(rows[place], request.blocks->data(), request.reusable(), now_s);
                 for (std::size_t tier = 0; tier < kTiers; ++tier) {
                     numbers.tiers[tier * numbers.count + place] = static_cast<std::int32_t>(held);
                 }
@@ -69,8 +68,8 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     const u32* const rows = view.standing->rows.data();
     const std::size_t n = numbers.count;
     if (!view.has_load && (policy.reads_load || !view.is_blank)) {
-        ledger.columns(rows, n, view.is_blank ? std::vector<u64>{} : *request.blocks, numbers.queued.data(), numbers.requests.data(),
-                       numbers.blocks.data(), numbers.shared.data());
+        ledger.columns(rows, n, request.blocks->data(), view.is_blank ? 0 : request.blocks->size(), numbers.queued.data(),
+                       numbers.requests.data(), numbers.blocks.data(), numbers.shared.data());
         numbers.capacity.assign(view.standing->capacity.begin(), view.standing->capacity.end());
         view.has_load = true;
     }
@@ -87,7 +86,7 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
         numbers.ttft_s.clear();
         numbers.itl_s.clear();
         if (policy.predicts) {
-            predictions.column(rows, n, request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
+            predictions.column(rows, n, request.blocks->data(), request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
         }
     }
     if (policy.is_timed && numbers.prefill.empty()) {

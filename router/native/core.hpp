@@ -56,10 +56,8 @@ struct Request {
 
     i64 own_blocks() const { return (isl_tokens + block_size - 1) / block_size; }
     i64 reusable_blocks() const { return std::max<i64>(0, isl_tokens - 1) / block_size; }
-    std::vector<u64> reusable() const {
-        const auto count = static_cast<std::ptrdiff_t>(std::min<i64>(reusable_blocks(), static_cast<i64>(blocks->size())));
-        return {blocks->begin(), blocks->begin() + count};
-    }
+    // How many of `blocks` a cache could provide.
+    std::size_t reusable() const { return std::min(static_cast<std::size_t>(reusable_blocks()), blocks->size()); }
 };
 
 // The ranks that serve a model.

@@ -48,7 +48,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              [](PyCore& core, const Standing& standing) {
                  const std::size_t n = standing.rows.size();
                  std::vector<i64> columns(4 * n);
-                 core.ledger.columns(standing.rows.data(), n, {}, columns.data(), columns.data() + n, columns.data() + 2 * n,
+                 core.ledger.columns(standing.rows.data(), n, nullptr, 0, columns.data(), columns.data() + n, columns.data() + 2 * n,
                                      columns.data() + 3 * n);
                  columns.resize(n);
                  return columns;

@@ -144,9 +144,13 @@ std::vector<char> flags_of(const nb::handle& given) {
 
 // Which ranks may not take a request, and what multiplies their costs.
 struct Constraints {
-    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {}
-
-    nb::object why;  // of each rank; None: all may
+    explicit Constraints(nb::object of) : why(std::move(of)), excluded(flags_of(why)) {
+        if (std::find(excluded.begin(), excluded.end(), true) == excluded.end()) {
+            why = nb::none();
+            excluded.clear();
+        }
+    }
+    nb::object why;  // of each rank, empty if it may; None: all may
     std::vector<char> excluded;
     std::vector<double> multiplier;
 };
@@ -163,11 +167,9 @@ Constraints constraints_of(const nb::handle& view, const nb::handle& request, co
 // What decisions on requests of one kind (model, hashing, phase, endpoint) are made of, until the fleet, its breakers or the policy
 // change, or time alone changes them.
 struct Basis {
-    // `why`: of each rank, why it takes no request of this kind; None: all do. `opened`: one rank at least takes those that say no more.
-    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why, bool opened)
-        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)),
-          is_open(opened), policy(nb::cast<std::shared_ptr<const Policy>>(rule[2])),
-          standing(nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"))) {}
+    // `why`: of each rank, why it takes no request of this kind, empty if it does.
+    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why)
+        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)) {}
 
     bool holds(double now_s, u64 at, const nb::handle& by) const { return now_s < valid_until_s && changes == at && given_policy.is(by); }
     void doubt(nb::object of) {
@@ -194,9 +196,10 @@ struct Basis {
     nb::object given_policy;
     u64 changes;
     Constraints constraints;  // of requests that have none of their own
-    bool is_open;
-    std::shared_ptr<const Policy> policy;
-    std::shared_ptr<const Standing> standing;
+    std::shared_ptr<const Policy> policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
+    std::shared_ptr<const Standing> standing = nb::cast<std::shared_ptr<const Standing>>(model_view.attr("standing"));
+    bool is_open = policy->mode != Mode::kNamed &&  // one rank at least takes a request without constraints of its own
+                   std::count(constraints.excluded.begin(), constraints.excluded.end(), true) != static_cast<std::ptrdiff_t>(standing->rows.size());
     nb::object ranks = model_view.attr("ranks"), registrations = model_view.attr("registrations"), undoubted = model_view.attr("undoubted");
     nb::object transfer_domain = model_view.attr("transfer_domain");
     i64 seq_len_min = nb::cast<i64>(model_view.attr("seq_len_min"));
@@ -296,22 +299,14 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
                    slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
 }
 
-// Decides by the columns of a `router.decision.view.View` in place of the core's state.
-nb::object decide_by(PyCore& core, const nb::handle& given, const nb::handle& rule, const nb::handle& request, u64 seed) {
+// Decides by the columns of a `router.decision.view.View` of these ranks, in place of the core's state.
+nb::object decide_by(PyCore& core, const nb::handle& given, std::shared_ptr<const Standing> standing, const nb::handle& rule,
+                     const nb::handle& request, u64 seed) {
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     Constraints constraints = constraints_of(given, request, rule);
-    std::vector<RankKey> keys;
-    for (const nb::handle each : given.attr("ranks")) {
-        keys.push_back({nb::cast<std::string>(each[0]), nb::cast<i64>(each[1])});
-    }
-    std::vector<i64> capacity;
-    for (const nb::handle each : given.attr("registrations")) {
-        capacity.push_back(nb::cast<i64>(each.attr("total_kv_blocks")));
-    }
-    auto view = std::make_shared<View>(core.standing(keys, std::move(capacity)), nb::cast<double>(given.attr("now_s")),
-                                       nb::cast<u64>(given.attr("turn")));
+    auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(given.attr("now_s")), nb::cast<u64>(given.attr("turn")));
     RankNumbers& numbers = view->numbers;
-    const std::size_t n = keys.size();
+    const std::size_t n = numbers.count;
     const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
     numbers.tiers = tiers_of(given.attr("overlap"), n);
     numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
@@ -353,11 +348,10 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
                },
                "request"_a, "verdict"_a, "constraints"_a, "estimated_scheme"_a);
     nb::class_<Basis>(module, "Basis")
-        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object, bool>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a.none(),
-             "is_open"_a);
+        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
-        .def("decide_by", &decide_by, "view"_a, "rule"_a, "request"_a, "seed"_a)
+        .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a)
         .def_ro("match_s", &PyCore::match_s)
         .def_ro("choose_s", &PyCore::choose_s);
 }

@@ -179,7 +179,7 @@ void Ledger::mark_gone(u32 row) {
     }
 }
 
-void Ledger::columns(const u32* rows, std::size_t count, const std::vector<u64>& chain, i64* queued, i64* requests, i64* blocks,
+void Ledger::columns(const u32* rows, std::size_t count, const u64* chain, std::size_t length, i64* queued, i64* requests, i64* blocks,
                      i64* shared) {
     asked_.assign(rows, rows + count);
     for (std::size_t at = 0; at < count; ++at) {
@@ -188,7 +188,7 @@ void Ledger::columns(const u32* rows, std::size_t count, const std::vector<u64>&
         requests[at] = load == nullptr ? 0 : load->requests + load->reported.foreign;
         blocks[at] = load == nullptr ? 0 : load->extra_blocks + tree_.blocks(rows[at]);
     }
-    tree_.depths(chain.data(), chain.size(), asked_.data(), count, shared);
+    tree_.depths(chain, length, asked_.data(), count, shared);
 }
 
 bool Ledger::is_empty() const {

@@ -70,7 +70,7 @@ public:
     void mark_gone(u32 row);
 
     // Of each row: queued tokens, requests with foreign ones, distinct blocks, and leading blocks of the chain in use.
-    void columns(const u32* rows, std::size_t count, const std::vector<u64>& chain, i64* queued, i64* requests, i64* blocks,
+    void columns(const u32* rows, std::size_t count, const u64* chain, std::size_t length, i64* queued, i64* requests, i64* blocks,
                  i64* shared);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
     const RankMap<RankLoad>& loads() const { return loads_; }

@@ -76,7 +76,7 @@ void Predictions::tick(double now_s) {
     }
 }
 
-void Predictions::column(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s,
+void Predictions::column(const u32* rows, std::size_t count, const u64* chain, std::size_t length, const u64* epochs, double now_s,
                          i64* out) {
     tick(now_s);
     std::fill(out, out + count, 0);
@@ -84,7 +84,7 @@ void Predictions::column(const u32* rows, std::size_t count, const std::vector<u
         return;
     }
     asked_.assign(rows, rows + count);
-    tree_.depths(chain.data(), chain.size(), asked_.data(), count, out);
+    tree_.depths(chain, length, asked_.data(), count, out);
     for (std::size_t at = 0; at < count; ++at) {
         if (out[at] != 0 && (*current_.find(rows[at]))->epoch != epochs[at]) {
             out[at] = 0;

@@ -19,7 +19,7 @@ public:
     // Drops expired predictions.
     void tick(double now_s);
     // Leading blocks of the chain that are expected at each row, if its stream is in the epoch of `epochs`.
-    void column(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s, i64* out);
+    void column(const u32* rows, std::size_t count, const u64* chain, std::size_t length, const u64* epochs, double now_s, i64* out);
     bool is_empty() const { return predictions_.empty() && current_.size() == 0 && tree_.is_empty(); }
 
     void life_rows(Parts& parts) const;

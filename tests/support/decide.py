@@ -27,4 +27,5 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
         ValueError: the view lacks columns that the mode reads.
     """
     core = built.Core(LEASE_S, *ApproximateLimits(), *AffinityLimits())
-    return core.decide_by(view, Rules(modes).of(policy, request), request, seed)
+    standing = core.standing(view.ranks, [each.total_kv_blocks for each in view.registrations])
+    return core.decide_by(view, standing, Rules(modes).of(policy, request), request, seed)

@@ -95,7 +95,7 @@ def looked(folded: RouterState, now_s: float, doubt: int) -> list[Any]:
     except (NoEligibleWorker, WorkerNotNamed) as error:
         decided = str(error)
     standing, doubts = folded.model_view(MODEL, BLOCK_SIZE, HASH_SCHEME, now_s), _DOUBTS[doubt]
-    known = standing.ranks, standing.registrations, standing.unfit, standing.roles
+    known = standing.ranks, standing.registrations, standing.unfit, standing.roles, standing.is_uniform
     trust = standing.trusted(doubts[: len(standing.ranks)]).trust
     return [*known, standing.seq_len_min, dict(standing.misfits), trust, decided]
 
