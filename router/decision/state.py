@@ -147,7 +147,7 @@ class RouterState:
             if known.came_whole:
                 self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
             self.breakers.follow(known.ending, known.now_s)
-        self.core.ended(known)
+        self.core.ended(*astuple(known))
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)

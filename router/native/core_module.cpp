@@ -199,13 +199,10 @@ void follow(PyCore& core, const nb::handle& event, double now_s, const std::stri
     }
 }
 
-// Folds in a `kv_protocol.journal.OutcomeKnown`.
-void ended(PyCore& core, const nb::handle& known) {
-    const auto seconds = [&known](const char* name) { return nb::cast<Seconds>(known.attr(name)); };
-    const auto count = [&known](const char* name) { return nb::cast<std::optional<i64>>(known.attr(name)); };
-    const bool is_ok = nb::cast<std::string>(known.attr("outcome")) == "ok";
-    core.ended(nb::cast<std::string>(known.attr("decision_id")), {nb::cast<double>(known.attr("now_s")), is_ok, seconds("ttft_s"),
-                                                                  seconds("itl_s"), count("output_tokens").value_or(0), count("cached_tokens")});
+// Folds in the fields of a `kv_protocol.journal.OutcomeKnown`.
+void ended(PyCore& core, double now_s, const std::string& decision_id, const std::string& outcome, std::optional<i64> cached_tokens,
+           Seconds ttft_s, Seconds /*duration_s*/, std::optional<i64> output_tokens, Seconds itl_s, bool /*came_whole*/) {
+    core.ended(decision_id, {now_s, outcome == "ok", ttft_s, itl_s, output_tokens.value_or(0), cached_tokens});
 }
 
 void bind_core_events(nb::class_<PyCore>& of) {
@@ -218,7 +215,8 @@ void bind_core_events(nb::class_<PyCore>& of) {
              },
              "model"_a)
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
-        .def("ended", &ended, "known"_a)
+        .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg())
         .def("reported",
              [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
                  core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, true);

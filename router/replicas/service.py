@@ -31,7 +31,7 @@ from router.native import built
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, Event, Replication
 
-FLUSH_S = 0.005
+FLUSH_S = 0.01
 MODELS_MAX = 256
 OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
