@@ -57,7 +57,7 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import DecisionFilter, outcome_of, rows
+from router.live.decision_rows import DecisionFilter, outcome_fields, rows
 from router.live.evidence import prediction_routes
 from router.live.passed_requests import USED_MAX, uses, warmth
 from router.live.routes import list_limit, unix_time
@@ -388,7 +388,7 @@ def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, obje
     ids = {"request_id": decision.request_id, "decision_id": decision.decision_id}
     return {
         "decision": decision,
-        "outcome": outcome_of(record),
+        "outcome": outcome_fields(record.outcome),
         "explanation": explanation(decision),
         "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
         "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},

@@ -12,8 +12,6 @@ from aiohttp import web
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
-from kv_protocol.journal import LedgerApplied
-from kv_protocol.ledger import LeaseEvent
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
@@ -145,7 +143,7 @@ class RouterParts:
         process = "" if place is None else f"serving-{place.number}"
         self._savings = Savings(settings.report, state.core, self._clock, process)
         self._routing = self._router(state, policies.initial)
-        self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
         if place is not None and place.shadows:
             self._shadows.change(settings.shadow.replaced(msgspec.json.decode(place.shadows)))
@@ -257,26 +255,6 @@ class RouterParts:
     def _gauges(self) -> Gauges:
         in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
         return Gauges(in_flight, self._index.event_lag_s())
-
-    def _sharing(self, name: str) -> Replicas:
-        routing = self._routing
-        shared = Replicas(
-            self._log,
-            self._clock,
-            routing.leases,
-            router_id=name,
-            model_of=self._model_of,
-            apply=self._apply_of_another,
-        )
-        routing.records.append(shared.record)
-        return shared
-
-    def _model_of(self, worker_id: str) -> str | None:
-        worker = self._routing.state.fleet.worker(worker_id)
-        return None if worker is None else worker.registration.model
-
-    def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
-        self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings

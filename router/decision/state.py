@@ -2,7 +2,6 @@
 
     apply(record)         folds a record in
     take(verdict)         the same for a decision that is carried out: its promise counts from now on
-    end(outcome)          the same for the outcome of one
     tick(now)             drops expired state, and returns the records that the passing of time causes; the caller
                           applies them
     decide(request, ...)  what the policy in force chooses at one moment
@@ -37,16 +36,7 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
-from kv_protocol.ledger import (
-    Cancelled,
-    Expired,
-    Finished,
-    FirstToken,
-    Reconciled,
-    Renewed,
-    Routed,
-    Unreported,
-)
+from kv_protocol.ledger import Expired, FirstToken, Unreported
 from router.decision.eligibility import exclusions
 from router.decision.model_view import ModelView
 from router.decision.policies import MODES, Mode, Rules
@@ -104,7 +94,7 @@ class RouterState:
         core = self.core
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
-            OutcomeKnown: self.end,
+            OutcomeKnown: self._end,
             LedgerApplied: self._follow,
             WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
@@ -150,45 +140,17 @@ class RouterState:
 
     def _follow(self, record: LedgerApplied) -> None:
         """Fold in an event of a lease of this router, or of a replica."""
-        event, now_s, router, core = record.event, record.now_s, record.router, self.core
-        if self.breakers.is_any and not router:
-            self.breakers.follow(event, now_s)
-        match event:
-            case FirstToken():
-                core.first_token(event.lease_id, now_s)
-            case Renewed():
-                core.renewed(event.lease_id, now_s)
-            case Finished() | Cancelled():
-                core.finished(event.lease_id, now_s)
-            case Routed():
-                core.promised(
-                    event.worker_id,
-                    event.dp_rank,
-                    event.lease_id,
-                    event.blocks,
-                    event.uncached_tokens,
-                    event.extra_blocks,
-                    event.epoch,
-                    event.session_id,
-                    now_s,
-                    router,
-                )
-            case Expired():
-                core.expired(event.lease_id, event.cause == "engine", now_s)
-            case Reconciled():
-                figures = event.running_requests, event.waiting_requests, event.used_blocks
-                core.reported(event.worker_id, event.dp_rank, *figures, now_s, is_of_worker=False)
-            case Unreported():
-                core.unreported(event.worker_id, event.dp_rank)
+        if self.breakers.is_any and not record.router:
+            self.breakers.follow(record.event, record.now_s)
+        self.core.follow(record.event, record.now_s, record.router)
 
-    def end(self, known: OutcomeKnown) -> None:
-        """Fold in the outcome of a decision of this router: the same as `apply(known)`, without the look-up by type."""
-        lease_id, now_s, tokens = known.decision_id, known.now_s, known.output_tokens or 0
+    def _end(self, known: OutcomeKnown) -> None:
+        """Fold in the outcome of a decision of this router."""
         if self.breakers.is_any:
             if known.came_whole:
-                self.breakers.follow(FirstToken(lease_id=lease_id), now_s)
-            self.breakers.follow(known.ending, now_s)
-        self.core.ended(lease_id, now_s, known.outcome == "ok", known.ttft_s, known.itl_s, tokens, known.cached_tokens)
+                self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
+            self.breakers.follow(known.ending, known.now_s)
+        self.core.ended(*astuple(known))
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
@@ -196,7 +158,7 @@ class RouterState:
             return  # of an unknown worker, or of a former epoch
         if record.dp_rank in known.registration.dp_ranks:
             figures = report.running_requests, report.waiting_requests, report.used_blocks
-            self.core.reported(record.worker_id, record.dp_rank, *figures, record.now_s, is_of_worker=True)
+            self.core.reported(record.worker_id, record.dp_rank, *figures, record.now_s)
 
     def _attempted(self, record: AttemptEnded) -> None:
         """Update the rank's breaker; a worker outside the fleet has none."""

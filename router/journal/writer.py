@@ -120,15 +120,10 @@ class JournalWriter:
     def _on_broken(self, lost: Mapping[LossReason, int]) -> None:
         _log.warning("journal_records_lost", records=sum(lost.values()), reasons=dict(lost))
 
-    @property
-    def _has_message(self) -> bool:
-        return self._unsent is not None or self.encoder.has_message
-
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and then the rest, if the log takes it at once."""
         await until(stop, self._write())
-        self.encoder.batches.complete()
-        while self._has_message and await self._publish_next():
+        while (self.waiting() or self.encoder.is_in_checkpoint) and await self._publish_next():
             pass
         if left := self.waiting():
             self.encoder.lost["log_away"] += left
@@ -140,7 +135,9 @@ class JournalWriter:
             await asyncio.sleep(PERIOD_S)
             if self._event_log.is_connected:
                 self.encoder.batches.complete()
-            while self._event_log.is_connected and (self._is_checkpoint_due() or self._has_message):
+            while self._event_log.is_connected and (
+                self._unsent or self.encoder.has_message or self._is_checkpoint_due()
+            ):
                 if self._is_checkpoint_due():
                     self._take_checkpoint()
                 if not await self._publish_next():

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kv_protocol.journal import OutcomeKnown
 from router.decision.report import Misses, misses
 from router.decision.routing import Lease, Routing
 
@@ -48,8 +49,8 @@ class DecisionFilter(NamedTuple):
 
     def takes(self, record: Lease) -> bool:
         """Return whether the decision is asked for."""
-        verdict = record.verdict
-        outcome = OPEN if record.outcome is None else record.outcome.outcome
+        verdict, known = record.verdict, record.outcome
+        outcome = OPEN if known is None else known.outcome
         return (
             self.worker_id in ("", verdict.winner.worker_id)
             and self.model in ("", verdict.request.model)
@@ -84,7 +85,7 @@ def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionR
 
 def decision_row(record: Lease, begun_s: float, now_s: float, wall_s: float) -> DecisionRow:
     """Return one decision as a row."""
-    decision, age_s = record.verdict.brief(), now_s - record.verdict.now_s
+    decision, outcome, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
     chosen = decision.chosen
     return DecisionRow(
         age_s=round(age_s, 6),
@@ -104,11 +105,11 @@ def decision_row(record: Lease, begun_s: float, now_s: float, wall_s: float) -> 
         trust=chosen.trust,
         margin=decision.margin,
         cost_unit=decision.cost_unit,
-        outcome=outcome_of(record),
-        misses=misses(decision, record.outcome, begun_s),
+        outcome=outcome_fields(outcome),
+        misses=misses(decision, outcome, begun_s),
     )
 
 
-def outcome_of(record: Lease) -> dict[str, object] | None:
+def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
     """Return the outcome of a decision by name: the journal's form has no names."""
-    return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
+    return None if outcome is None else msgspec.structs.asdict(outcome)

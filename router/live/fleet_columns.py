@@ -135,7 +135,7 @@ def observed(records: Iterable[Lease]) -> dict[WorkerRank, Observed]:
 
 def _observed(records: list[Lease]) -> Observed:
     tokens = sum(record.verdict.request.isl_tokens for record in records)
-    outcomes = [record.outcome for record in records if record.outcome is not None]
+    outcomes = [known for record in records if (known := record.outcome) is not None]
     ttfts = [each.ttft_s for each in outcomes if each.ttft_s is not None]
     itls = [each.itl_s for each in outcomes if each.itl_s is not None]
     return Observed(

@@ -174,43 +174,54 @@ void bind_core_sums(nb::class_<PyCore>& of) {
         .def("ends", [](const PyCore& core) { return std::vector<std::pair<u64, double>>(core.ends.begin(), core.ends.end()); });
 }
 
+// Folds in an event of `kv_protocol.ledger`: of this router, or of the replica `origin`.
+void follow(PyCore& core, const nb::handle& event, double now_s, const std::string& origin) {
+    const std::string_view kind = Py_TYPE(event.ptr())->tp_name;
+    const auto text = [&event](const char* name) { return nb::cast<std::string>(event.attr(name)); };
+    const auto number = [&event](const char* name) { return nb::cast<i64>(event.attr(name)); };
+    const auto rank = [&text, &number] { return RankKey{text("worker_id"), number("dp_rank")}; };
+    if (kind == "FirstToken") {
+        core.first_token(text("lease_id"), now_s);
+    } else if (kind == "Renewed") {
+        core.renewed(text("lease_id"), now_s);
+    } else if (kind == "Finished" || kind == "Cancelled") {
+        core.finished(text("lease_id"), now_s);
+    } else if (kind == "Expired") {
+        core.expired(text("lease_id"), text("cause") == "engine", now_s);
+    } else if (kind == "Routed") {
+        Promise promise{text("lease_id"), kNoRow, chain_of(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
+                        number("extra_blocks"), nb::cast<u64>(event.attr("epoch")), text("session_id")};
+        core.promised(rank(), std::move(promise), now_s, origin);
+    } else if (kind == "Reconciled") {
+        core.reported(rank(), number("running_requests"), number("waiting_requests"), number("used_blocks"), now_s, false);
+    } else if (kind == "Unreported") {
+        core.unreported(rank());
+    }
+}
+
+// Folds in the fields of a `kv_protocol.journal.OutcomeKnown`.
+void ended(PyCore& core, double now_s, const std::string& decision_id, const std::string& outcome, std::optional<i64> cached_tokens,
+           Seconds ttft_s, Seconds /*duration_s*/, std::optional<i64> output_tokens, Seconds itl_s, bool /*came_whole*/) {
+    core.ended(decision_id, {now_s, outcome == "ok", ttft_s, itl_s, output_tokens.value_or(0), cached_tokens});
+}
+
 void bind_core_events(nb::class_<PyCore>& of) {
     of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
         .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
-        .def("promised",
-             [](PyCore& core, const std::string& worker_id, i64 dp_rank, std::string lease_id, const nb::bytes& blocks, i64 uncached_tokens,
-                i64 extra_blocks, u64 epoch, std::string session_id, double now_s, const std::string& origin) {
-                 core.promised({worker_id, dp_rank},
-                               {std::move(lease_id), kNoRow, chain_of(blocks), uncached_tokens, extra_blocks, epoch, std::move(session_id)}, now_s,
-                               origin);
-             },
-             "worker_id"_a, "dp_rank"_a, "lease_id"_a, "blocks"_a, "uncached_tokens"_a, "extra_blocks"_a, "epoch"_a, "session_id"_a, "now_s"_a,
-             "origin"_a)
         .def("turned",
              [](PyCore& core, const std::string& model) {
                  const u64* const turn = core.turns.find(model);
                  core.turns.put(model, turn == nullptr ? 1 : *turn + 1);
              },
              "model"_a)
-        .def("first_token", [](PyCore& core, const std::string& lease_id, double now_s) { core.first_token(lease_id, now_s); }, "lease_id"_a,
-             "now_s"_a)
-        .def("renewed", [](PyCore& core, const std::string& lease_id, double now_s) { core.renewed(lease_id, now_s); }, "lease_id"_a, "now_s"_a)
-        .def("finished", [](PyCore& core, const std::string& lease_id, double now_s) { core.finished(lease_id, now_s); }, "lease_id"_a, "now_s"_a)
-        .def("expired",
-             [](PyCore& core, const std::string& lease_id, bool by_engine, double now_s) { core.expired(lease_id, by_engine, now_s); },
-             "lease_id"_a, "by_engine"_a, "now_s"_a)
-        .def("ended",
-             [](PyCore& core, const std::string& decision_id, double now_s, bool is_ok, Seconds ttft_s, Seconds itl_s, i64 output_tokens,
-                std::optional<i64> cached_tokens) {
-                 core.ended(decision_id, {now_s, is_ok, ttft_s, itl_s, output_tokens, cached_tokens});
-             },
-             "decision_id"_a, "now_s"_a, "is_ok"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a, "cached_tokens"_a.none())
+        .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
+        .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg())
         .def("reported",
-             [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s,
-                bool is_of_worker) { core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, is_of_worker); },
-             "worker_id"_a, "dp_rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a, "is_of_worker"_a)
-        .def("unreported", [](PyCore& core, const std::string& worker_id, i64 dp_rank) { core.unreported({worker_id, dp_rank}); }, "worker_id"_a,
-             "dp_rank"_a)
+             [](PyCore& core, const std::string& worker_id, i64 dp_rank, i64 running, i64 waiting, i64 used_blocks, double now_s) {
+                 core.reported({worker_id, dp_rank}, running, waiting, used_blocks, now_s, true);
+             },
+             "worker_id"_a, "dp_rank"_a, "running"_a, "waiting"_a, "used_blocks"_a, "now_s"_a)
         .def("registered", &PyCore::registered, "worker_id"_a, "group"_a, "block_size"_a, "total_blocks"_a)
         .def("joined", &PyCore::joined, "worker_id"_a, "dp_ranks"_a, "model"_a, "total_blocks"_a, "now_s"_a)
         .def("left", &PyCore::left, "worker_id"_a)

@@ -1,5 +1,7 @@
 // In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
 // each. All calls keep the GIL.
+#include <array>
+
 #include "core_bindings.hpp"
 #include "journal.hpp"
 #include "latency.hpp"
@@ -36,36 +38,37 @@ struct PyJournal : Batches {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        static PyObject* const trusts_name = PyUnicode_InternFromString("trusts");
+        static PyObject* const names[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
+                                          PyUnicode_InternFromString("trusts")};
         static PyObject* const request_name = PyUnicode_InternFromString("request");
-        const Verdict& verdict = nb::cast<const Verdict&>(given);
-        const View& view = *verdict.view;
-        nb::object of_trust = field(given, trusts_name), request;
-        if (view.standing != standing || view.epochs != epochs || !of_trust.is(trusts)) {
-            owner.attr("write_standings")(given);
-            standing = view.standing;
-            epochs = view.epochs;
-            trusts = std::move(of_trust);
+        bool is_seen = true;
+        for (std::size_t at = 0; at < seen.size(); ++at) {
+            nb::object found = field(given, names[at]);
+            is_seen = is_seen && found.is(seen[at]);
+            seen[at] = std::move(found);
         }
+        if (!is_seen) {
+            owner.attr("write_standings")(given);
+        }
+        const Verdict& verdict = nb::cast<const Verdict&>(given);
+        const double now_s = verdict.view->now_s;
+        nb::object request;
         try {
             request = encoded(field(given, request_name));
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) {
                 throw;
             }
-            owner.attr("write_loss")(view.now_s);
+            owner.attr("write_loss")(now_s);
             return;
         }
         const nb::bytes packed = nb::borrow<nb::bytes>(request);
-        add(verdict.record({packed.c_str(), packed.size()}, nb::cast<u64>(kv_seq())), view.now_s);
+        add(verdict.record({packed.c_str(), packed.size()}, nb::cast<u64>(kv_seq())), now_s);
     }
-    void forget_seen() { trusts.reset(); }
+    void forget_seen() { seen = {}; }
 
     nb::object owner, kv_seq, encoded;
-    // What the last decision looked at: as long as it stays the same, no standing has changed.
-    std::shared_ptr<const Standing> standing;
-    std::shared_ptr<const std::vector<u64>> epochs;
-    nb::object trusts;
+    std::array<nb::object, 3> seen;  // what the last decision looked at: while it stays the same, no standing changes
 };
 
 struct PyLease;

@@ -2,7 +2,7 @@
 
     news           what happened to own leases is read at each turn, and goes to all others
     record(applied)    the end of a lease by the ledger: an own one's goes to all others, another router's is noted
-    apply(event, router)    an event from another router is handed to the caller, which applies it to its state
+    theirs         events of another router's leases are applied here
 
 One `Replication` per model decides (`replication.py`); this module is its network. There is a turn every `FLUSH_S`
 while there are peers, and otherwise one per beat; a lease that ends before the next is never looked at. Answers do not
@@ -23,15 +23,14 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import JournalRecord, LedgerApplied
 from kv_protocol.ledger import ENDINGS, Cancelled, Expired, Finished, FirstToken, LeaseEvent, Renewed, Routed
 from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
-from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge
-from router.native import built
+from router.decision.routing import Routing
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, Event, Replication
 
-FLUSH_S = 0.005
+FLUSH_S = 0.01
 MODELS_MAX = 256
 OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
@@ -50,30 +49,13 @@ _log = structlog.get_logger("router")
 class Replicas:
     """One router's part in the shared ledger; a part of a process: `run` sends, and applies the passing of time."""
 
-    def __init__(
-        self,
-        log: EventLog,
-        clock: Clock,
-        leases: built.Leases,
-        *,
-        router_id: str,
-        model_of: Callable[[str], str | None],
-        apply: Callable[[LeaseEvent, str], None],
-    ) -> None:
-        """Create it; `start` subscribes.
-
-        Args:
-            log: the connection to the other routers.
-            clock: its wall time identifies this run of the router.
-            leases: the router's own.
-            router_id: unique in the fleet; letters, digits and dashes.
-            model_of: the model that a worker serves; None: unknown, and its leases are not sent.
-            apply: applies an event of another router's lease, with that router's id; at once.
-        """
-        self._event_log, self._clock, self._leases = log, clock, leases
-        self._refusals = RateLimitedLog(_log, clock)
-        self._router_id, self._life = router_id, clock.wall_ns()
-        self._model_of, self._apply = model_of, apply
+    def __init__(self, routing: Routing, log: EventLog, router_id: str) -> None:
+        """Create it; `start` subscribes. `router_id` is unique in the fleet: letters, digits and dashes."""
+        self._routing, self._event_log, self._clock = routing, log, routing.clock
+        self._refusals = RateLimitedLog(_log, self._clock)
+        self._router_id, self._life = router_id, self._clock.wall_ns()
+        """The wall time identifies this run of the router."""
+        routing.records.append(self.record)
         self._replications: dict[str, Replication] = {}
         self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
@@ -96,7 +78,7 @@ class Replicas:
 
     def _read_news(self) -> None:
         """Tell the replications what happened to own leases since the last call."""
-        events, begun = self._leases.news()
+        events, begun = self._routing.leases.news()
         for tag, lease_id in events:
             self.tell(_NEWS[tag](lease_id=lease_id))
         for verdict, is_prefilled in begun:
@@ -121,9 +103,10 @@ class Replicas:
                 each.ended(event.lease_id)
 
     def _of_worker(self, worker_id: str) -> Replication | None:
-        model = self._model_of(worker_id)
-        if model is None:
+        worker = self._routing.state.fleet.worker(worker_id)
+        if worker is None:
             return None
+        model = worker.registration.model
         known = self._of_model.get(model)
         if known is None:
             known = self._replication(subjects.model_slug(model))
@@ -170,7 +153,8 @@ class Replicas:
     def _take(self, slug: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Apply):
-                self._apply(effect.event, effect.origin)
+                applied = LedgerApplied(now_s=self._clock.now(), event=effect.event, router=effect.origin)
+                self._routing.apply(applied)
                 continue
             subject = subjects.ledger_of(slug, effect.to) if effect.to else subjects.ledger(slug)
             self._outgoing.append((subject, encode_replica(effect.message)))

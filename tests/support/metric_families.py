@@ -48,7 +48,6 @@ from router.replicas.service import Replicas, replica_families
 from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
-from tests.support.manual_clock import ManualClock
 from tests.unit.router.test_routing import Bench
 from worker_agent.attached.metrics import AttachMetrics
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
@@ -158,7 +157,7 @@ def _router() -> Iterator[MadeFamily]:
     yield from _of_object(EngineParity(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _of_object(AttachedWorkers(NOTHING, NOTHING, NOTHING, {}, NOTHING))
     yield from _of_function(journal_families)
-    replicas = Replicas(NOTHING, ManualClock(), NOTHING, router_id="", model_of=NOTHING, apply=NOTHING)
+    replicas = Replicas(NOTHING, NOTHING, "")
     yield from _families_of(replica_families, replica_families(replicas))
     yield from _of_function(process_families, 2)
     yield from _families_of(nats_server_families, nats_server_families(None))

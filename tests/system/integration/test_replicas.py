@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
@@ -10,9 +11,10 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Projection, new_registry
-from router.decision.routing import Lease
+from router.decision.policy import Policy
+from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
-from router.native import built
+from router.decision.state_settings import LEASE_S
 from router.replicas.service import Replicas, replica_families
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
@@ -26,20 +28,14 @@ CHAIN = pack_u64(range(1, 101))
 
 
 class Router:
-    """A ledger with replicas, and nothing else of a router."""
+    """A router's leases and replicas, and nothing else of it."""
 
     def __init__(self, name: str, log: EventLog) -> None:
         self.name, self.log = name, log
-        self.state = joined(registered("w0"))
-        self.leases = built.Leases(self.state.core, SystemClock().now, 1.0, self.state.breakers, None)
-        self.replicas = Replicas(
-            log,
-            SystemClock(),
-            self.leases,
-            router_id=name,
-            model_of=lambda worker_id: MODEL if worker_id.startswith("w") else None,
-            apply=lambda event, origin: apply(self.state, event, SystemClock().now(), origin),
-        )
+        self.state = joined(registered("w0"), registered("w1"))
+        index: Any = None  # it is asked for nothing
+        self.routing = Routing(self.state, index, SystemClock(), Policy(), seed=1, lease_s=LEASE_S, decisions_max=9)
+        self.replicas = Replicas(self.routing, log, name)
 
     def does(self, *events: LeaseEvent | Reconciled) -> None:
         for event in events:
@@ -48,7 +44,7 @@ class Router:
                 self.replicas.tell(event)
 
     def takes(self, decision_id: str) -> Lease:
-        return Lease(self.leases, self.state.decide(route(10, decision_id=decision_id), ask, 0.0, 0))
+        return self.routing.take(self.state.decide(route(10, decision_id=decision_id, pinned_worker="w0"), ask, 0.0, 0))
 
     def sums(self) -> tuple[dict[WorkerRank, RankLoad], int]:
         loads = {rank: load for rank, load in self.state.loads().items() if load != RankLoad()}

@@ -14,6 +14,7 @@ from kv_protocol.journal import (
     FleetApplied,
     LedgerApplied,
     LogConnection,
+    Lost,
     OutcomeKnown,
     Refused,
     WorkerHeard,
@@ -26,7 +27,8 @@ from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
 from router.prompt.chains import block_count
 from tests.support.manual_clock import ManualClock
-from tests.unit.router.samples import answer, chain, rank, registered, route, state
+from tests.support.replayed import continuous
+from tests.unit.router.samples import BLOCK_SIZE, answer, chain, rank, registered, route, state
 
 LEASE_S = 8.0
 
@@ -210,6 +212,21 @@ def recorded(*, came_whole: bool) -> list[type]:
 def test_of_a_request_there_are_two_records_and_a_third_of_its_first_token_where_it_did_not_come_whole() -> None:
     assert recorded(came_whole=True) == [Decided, OutcomeKnown]
     assert recorded(came_whole=False) == [Decided, LedgerApplied, OutcomeKnown]
+
+
+def test_a_decision_longer_than_a_message_goes_in_parts_and_of_one_that_cannot_be_encoded_the_loss_is_recorded() -> (
+    None
+):
+    journal = JournalEncoder(1)
+    bench = Bench(journal=journal)
+    bench.take(route(BLOCK_SIZE << 17, decision_id="long", sequence_hashes=bytes(8 << 17)))
+    bench.take(route(decision_id="odd", request_id="\udc80"))
+    messages = []
+    while len(journal):
+        messages.append(decode_journal(journal.cut().data))
+    _, long, lost = continuous(messages)
+    assert isinstance(long, Decided)
+    assert (long.request.decision_id, type(lost), journal.lost) == ("long", Lost, {"not_encodable": 1})
 
 
 async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:
