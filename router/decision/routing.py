@@ -196,16 +196,6 @@ class Routing:
         answer = self._index.columns(chain, ranks)
         return answer._replace(doubts=self.calibration.doubts_of(ranks, answer.doubts))
 
-    @property
-    def match_s(self) -> float:
-        """Seconds that the index took for the last decision."""
-        return self.state.core.match_s
-
-    @property
-    def choose_s(self) -> float:
-        """Seconds that the last decision took besides."""
-        return self.state.core.choose_s
-
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: promise the work to the winner, and record it."""
         self._seed = self._seed + 1 & U64_MASK

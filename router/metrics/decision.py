@@ -20,6 +20,7 @@ from router.decision.verdict import Reason
 from router.metrics.weighing import Weighing
 
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
+"""The core measures the last three, of decisions that are carried out."""
 REASONS: tuple[str, ...] = get_args(Reason)
 APPROXIMATE = "approximate"
 FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
@@ -34,13 +35,12 @@ class DecisionMetrics:
 
     def __init__(self, routing: Routing, modes: tuple[str, ...]) -> None:
         self._core, self._modes = routing.state.core, modes
-        self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
+        self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES[:3]}
         self.parse = self._stages["parse"]
         self.tokenized = self._stages["tokenize"].observe
         """Record the seconds that encoding a prompt took."""
         self.hashed = self._stages["hash"].observe
         """Record the seconds that hashing a prompt's blocks took; from any thread."""
-        self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
         self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
         self._reroutes = Counter(dict.fromkeys(REROUTES, 0))
         self._placements = Counter(dict.fromkeys(PLACEMENT_REASONS, 0))
@@ -50,12 +50,6 @@ class DecisionMetrics:
     def distributions(self) -> tuple[Distribution, ...]:
         """The distributions that `RequestMetrics.end` settles."""
         return tuple(self._stages.values())
-
-    def chosen(self, match_s: float, choose_s: float) -> None:
-        """Record the durations of matching and choosing, and their sum as `total`."""
-        self._match.observe(match_s)
-        self._choose.observe(choose_s)
-        self._all.observe(match_s + choose_s)
 
     def fallback(self, reason: str) -> None:
         """Count a decision that was not made as configured; the core counts those that are `approximate`."""
@@ -71,7 +65,8 @@ class DecisionMetrics:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of decisions."""
-        stages = [((stage,), seen) for stage, seen in self._stages.items()]
+        of_core = (Distribution(*seen) for seen in self._core.stages())
+        stages = [((stage,), seen) for stage, seen in zip(STAGES, (*self._stages.values(), *of_core), strict=True)]
         yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         found, regret, margin, margin_s, predicted_blocks, approximate = self._core.decided()
         counted = dict.fromkeys(product(self._modes, REASONS), 0) | dict(found)

@@ -64,7 +64,6 @@ class RequestMetrics:
         self.parsed = self._decisions.parse.observe
         """Record the seconds that reading a request took."""
         self._ended = 0
-        self.chosen = self._decisions.chosen
         self.fallback = self._decisions.fallback
         self.rerouted = self._decisions.rerouted
         self.placed = self._decisions.placed

@@ -32,6 +32,7 @@ inline Seconds seconds_of(const nanobind::handle& value) { return value.is_none(
 struct PyCore : Core {
     using Core::Core;
     double match_s = 0, choose_s = 0;
+    StageSums stages;  // of decisions that were carried out
 };
 
 // Columns of a view by their names in `router.decision.view.View`.

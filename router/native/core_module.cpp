@@ -139,15 +139,21 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              "verdict"_a, "place"_a);
 }
 
+auto seen(const Histogram& one) { return std::make_tuple(one.bounds, one.counts, one.total); }
+
 void bind_core_sums(nb::class_<PyCore>& of) {
     of.def_rw("attribution", &PyCore::attribution, nb::arg().none())
         .def("decided",
              [](const PyCore& core) {
                  const DecisionSums& sums = core.decided;
-                 const auto seen = [](const Histogram& one) { return std::make_tuple(one.bounds, one.counts, one.total); };
                  const std::vector<std::pair<std::pair<std::string, std::string>, u64>> decisions(sums.decisions.begin(), sums.decisions.end());
                  return std::make_tuple(decisions, seen(sums.regret_blocks), seen(sums.margin_blocks), seen(sums.margin_s), sums.predicted_blocks,
                                         sums.approximate);
+             })
+        .def("stages",
+             [](const PyCore& core) {
+                 const StageSums& sums = core.stages;
+                 return std::make_tuple(seen(sums.match), seen(sums.choose), seen(sums.total));
              })
         .def("offered",
              [](const PyCore& core, i64 first) {

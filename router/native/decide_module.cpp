@@ -351,9 +351,7 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
         .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
-        .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a)
-        .def_ro("match_s", &PyCore::match_s)
-        .def_ro("choose_s", &PyCore::choose_s);
+        .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
 }
 
 }  // namespace kv

@@ -27,6 +27,18 @@ struct Histogram {
     double total = 0;
 };
 
+// Seconds that decisions took: to ask the index, all else, and both.
+struct StageSums {
+    void add(double match_s, double choose_s) {
+        match.add(match_s);
+        choose.add(choose_s);
+        total.add(match_s + choose_s);
+    }
+
+    Histogram match{{1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0}};
+    Histogram choose{match.bounds}, total{match.bounds};
+};
+
 struct DecisionSums {
     std::map<std::pair<std::string, std::string>, u64> decisions;  // by policy and reason
     Histogram regret_blocks{{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}};

@@ -38,12 +38,12 @@ struct PyJournal : Batches {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        static PyObject* const names[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
+        static PyObject* const seen_names[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
                                           PyUnicode_InternFromString("trusts")};
         static PyObject* const request_name = PyUnicode_InternFromString("request");
         bool is_seen = true;
         for (std::size_t at = 0; at < seen.size(); ++at) {
-            nb::object found = field(given, names[at]);
+            nb::object found = field(given, seen_names[at]);
             is_seen = is_seen && found.is(seen[at]);
             seen[at] = std::move(found);
         }
@@ -104,6 +104,7 @@ struct PyLease {
         : leases_object(std::move(of)), verdict_object(std::move(made)), leases(nb::cast<PyLeases*>(leases_object)),
           verdict(nb::cast<const Verdict*>(verdict_object)), number(leases->taken_total + 1) {
         leases->core->take(*verdict);
+        leases->core->stages.add(leases->core->match_s, leases->core->choose_s);
         if (is_followed()) {
             leases->breakers.attr("follow")(verdict_object.attr("promise"), verdict->view->now_s);
         }

@@ -195,16 +195,14 @@ class Admission:
 
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        return self._is_first(request) and self._headroom.has_headroom(request)
-
-    def _is_first(self, request: RouteRequest) -> bool:
-        return not (self._tickets and self.queue.is_waited_for(request))
+        is_first = not self._tickets or not self.queue.is_waited_for(request)
+        return is_first and self._headroom.has_headroom(request)
 
     def wait(
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
         """Return the ticket of a waiting request; None if a callback was called already."""
-        is_first = self._is_first(request)
+        is_first = not self._tickets or not self.queue.is_waited_for(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, Refusal):
             refused(placed)

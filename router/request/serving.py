@@ -145,16 +145,15 @@ class Serving(Destination[RankAttempt]):
 
     def decide(self, request: FleetRequest) -> Verdict:
         """Return the decision for the present phase; raise `RequestRejected`."""
-        routing, route = self.routing, request.route
+        route = request.route
         try:
-            verdict = routing.decide(route)
+            verdict = self.routing.decide(route)
         except WorkerNotNamed as error:
             raise RequestRejected(refusals.invalid(str(error), error.field)) from error
         except NoEligibleWorker as error:
             raise RequestRejected(self._no_candidate(route, error), error.exclusions) from error
         if not verdict.meets_targets:
             self._unmet(verdict)
-        self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
 
     def choose(self, request: FleetRequest) -> RankAttempt:

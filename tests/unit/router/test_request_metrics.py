@@ -98,6 +98,15 @@ def test_a_request_counts_once_by_its_model_mode_and_outcome() -> None:
     assert told("request_duration_seconds_bucket", mode="kv", le="0.6") == 1
 
 
+def test_the_duration_of_a_decision_counts_once_it_is_carried_out() -> None:
+    told = counted(registered())
+    verdict = decided(told)
+    assert told("decision_duration_seconds_count", stage="total") == 0
+    told.bench.routing.take(verdict)
+    assert [told("decision_duration_seconds_count", stage=each) for each in ("match", "choose", "total")] == [1, 1, 1]
+    assert told("decision_duration_seconds_sum", stage="total") > 0
+
+
 @pytest.mark.parametrize("model", ["", "x" * 1000, "of a worker that left"])
 def test_an_unserved_model_is_unknown_whatever_clients_call_it(model: str) -> None:
     told = counted()
