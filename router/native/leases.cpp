@@ -38,12 +38,12 @@ struct PyJournal : Batches {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        static PyObject* const seen_names[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
+        static PyObject* const fields[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
                                           PyUnicode_InternFromString("trusts")};
         static PyObject* const request_name = PyUnicode_InternFromString("request");
         bool is_seen = true;
         for (std::size_t at = 0; at < seen.size(); ++at) {
-            nb::object found = field(given, seen_names[at]);
+            nb::object found = field(given, fields[at]);
             is_seen = is_seen && found.is(seen[at]);
             seen[at] = std::move(found);
         }
