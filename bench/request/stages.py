@@ -15,7 +15,7 @@ PACKAGES = ("router", "kv_protocol", "kv_runtime", "indexer")
 """Those of this repository that a router runs."""
 RUNNER = "asyncio.runners"
 """Runs the event loop: what is outside of it is the same for every moment."""
-_STATE, _CLIENT, _UPSTREAM = "router.decision.state", "router.http.client", "router.http.worker"
+_STATE, _CLIENT = "router.decision.state", "router.http.client"
 _ROUTING = "router.decision.routing"
 
 STAGES: Mapping[str, tuple[str, ...]] = {
@@ -38,13 +38,13 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),
     "call": ("router.request.calls", "router.request.handoff", "kv_protocol.continuation"),
-    "send": (_UPSTREAM,),
+    "send": ("router.http.upstreams", "router.http.exchange:Exchange.forward"),
     "relay": (
         "router.http.relay",
+        "router.http.worker",
         "router.http.exchange",
         "router.http.buffered_response",
         "router.http.stream_replay",
-        f"{_UPSTREAM}:WorkerConnection.data_received",
         f"{_CLIENT}:ClientConnection.finish",
     ),
     "settle": (

@@ -177,7 +177,9 @@ class RouterParts:
 
     def _data_plane(self, replies: Replies) -> HttpPlane:
         data = self._settings.data
-        return HttpPlane(replies, data.limits(), sites=data.sites(), credentials=data.credentials(self._clock))
+        return HttpPlane(
+            replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=data.credentials(self._clock)
+        )
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing

@@ -27,7 +27,7 @@ from router.decision.verdict import Verdict
 from router.http.buffered_response import BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
-from router.http.worker import Upstreams
+from router.http.upstreams import Upstreams
 from router.prompt.chains import EncodedPrompt, RecentPrompt
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination, RequestRecords

@@ -47,7 +47,7 @@ from router.request.replies import Replies
 from router.request.serving import FleetRequest, Serving
 
 if TYPE_CHECKING:
-    from router.http.worker import Upstreams
+    from router.http.upstreams import Upstreams
 
 _PATHS = frozenset(PATHS.values())
 STREAMS_MAX = 4096
@@ -233,7 +233,6 @@ class _Stream:
     """One stream, in the place of a client's connection."""
 
     http_1_1 = True
-    connection_line = b""
     writing_paused = False
 
     def __init__(self, picker: EndpointPicker) -> None:
@@ -315,7 +314,7 @@ class _Stream:
     def _begin(self, begin: Begin) -> None:
         picker, head = self._picker, begin.head
         parts = head.method, head.path, head.query, head.headers, begin.body
-        exchange = self._exchange = Exchange(self, *parts, self._began_s)
+        exchange = self._exchange = _Placed(self, *parts, self._began_s)
         if head.path not in _PATHS or head.method != "POST":
             picker.replies(exchange)
             return
@@ -323,10 +322,10 @@ class _Stream:
         gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
         self._request = picker.serving.serve(exchange, gateway=gateway)
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:  # noqa: ARG002
+    def place(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """The router chose a worker: tell the gateway."""
         self._handler = watcher
-        urls = (call.base_url, *call.alternatives)
+        urls = (call.url, *call.alternatives)
         destination = ",".join(endpoint for each in urls if (endpoint := endpoint_of(each)) is not None)
         lines = _lines(call.headers)
         named = {name.decode("latin-1").lower() for name, _ in lines}
@@ -397,6 +396,17 @@ class _Stream:
             handler.on_first_byte()
         else:
             handler.on_bytes()
+
+
+class _Placed(Exchange, eq=False):
+    """A request whose call the gateway sends."""
+
+    def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
+        """Tell the gateway where to send the call; if the stream is closed, call `watcher.on_gone`."""
+        if isinstance(self.client, _Stream):
+            self.client.place(call, watcher)
+        else:
+            watcher.on_gone(0)
 
 
 _TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)

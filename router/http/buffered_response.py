@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 
 if TYPE_CHECKING:
-    from router.http.worker import Upstreams
+    from router.http.upstreams import Upstreams
 
 ASIDE_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
@@ -19,14 +19,13 @@ _HEAD_END = b"\r\n\r\n"
 class BufferedResponse:
     """A `ClientEnd` that keeps `ASIDE_BYTES_MAX` of an answer at most, head included; a longer answer is given up."""
 
-    __slots__ = ("_exchange", "_size", "_written", "forward", "outward")
+    __slots__ = ("_exchange", "_size", "_written", "outward")
 
     http_1_1 = writing_paused = False
     """Bodies arrive decoded, not in chunks."""
-    connection_line = b""
 
     def __init__(self, outward: "Upstreams") -> None:
-        self.outward, self.forward = outward, outward.forward
+        self.outward = outward
         self._exchange: Exchange | None = None
         self._written: list[bytes] = []
         self._size = 0

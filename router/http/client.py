@@ -19,6 +19,7 @@
 """
 
 import asyncio
+import math
 import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
@@ -27,11 +28,10 @@ import structlog
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import CONTINUE, Exchange, HeaderLines, own_answer
-from router.http.heads import Malformed, RequestHead, request_head
+from router.http.heads import Malformed, RequestHead
 from router.http.request_body import GatheredBody
 
 if TYPE_CHECKING:
-    from router.http.accounts import Account
     from router.http.plane import HttpPlane
 
 _TURN_BYTES = 64 << 10
@@ -39,7 +39,8 @@ _TURN_BYTES = 64 << 10
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _CLOSE = b"connection: close\r\n"
-_IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
+_IDLE, _HEAD, _BODY, _QUEUED, _SERVING, _LINGERING, _CLOSED = range(7)
+"""`_QUEUED`: the next request has come, and is read in the loop's next turn."""
 _KINDS = {401: "authentication_error", 503: "server_error"}
 _MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
 _CODES = {
@@ -58,22 +59,24 @@ class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
-        "_account", "_began_s", "_exchange", "_gathered", "_has_served", "_keep_alive", "_pending_bytes",
-        "_plane", "_since_s", "_slot", "_state", "_transport", "buffer", "connection_line", "forward", "half_closed",
-        "http_1_1", "outward", "reading_paused", "write", "writing_paused",
+        "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",
+        "_service", "_since_s", "_slot", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
+        "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, plane: "HttpPlane") -> None:
-        self._plane, self.outward, self.forward = plane, plane.upstreams, plane.upstreams.forward
-        self._state = _IDLE
-        self.buffer = self.connection_line = b""
+        self._plane, self.outward = plane, plane.upstreams
+        self._read, self._posts, self._service = plane.requests.read, plane.posts, plane.service
+        self._state = _HEAD
+        self.buffer = b""
+        """What was read of the next requests."""
         self._gathered: GatheredBody | None = None
         """The body that is awaited or, once it is complete, counted until its request is answered."""
         self._exchange: Exchange | None = None
-        self._account: Account | None = None
-        """Of the request that is read or served; None: no keys are asked for."""
         self._keep_alive = self.http_1_1 = True
-        self.writing_paused = self.reading_paused = self.half_closed = self._has_served = False
+        self.writing_paused = self.reading_paused = self.half_closed = False
+        self._has_more = False
+        """Whether there is more to do at the end of the answer than to await the next request."""
         self._pending_bytes = 0
 
     # ------------------------------------------------------------ the connection
@@ -82,8 +85,9 @@ class ClientConnection:
         """The connection is established."""
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write
-        self._since_s = 0.0
-        """Since when the state is unchanged or no byte came; 0 until the first timeout check: the clock is not read."""
+        self._began_s = self._since_s = self.due_s = 0.0
+        """`_since_s`: since when the state is unchanged or no byte came. `due_s`: no check of timeouts is needed
+        before; 0: the state has changed, or a byte came, since the last one."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
         self._slot, full = self._plane.opened(self)
         if full:
@@ -99,11 +103,11 @@ class ClientConnection:
     def eof_received(self) -> bool:
         """The client sends no more. Return whether it may still get answers."""
         state = self._state
-        is_waiting = state == _SERVING or (state <= _HEAD and self.writing_paused)
+        is_waiting = _QUEUED <= state <= _SERVING or (state <= _HEAD and self.writing_paused)
         if not (is_waiting and self._transport.can_write_eof()):
             self._leave()
             return False
-        self.half_closed = True
+        self.half_closed, self.due_s = True, 0.0
         if not self.buffer:
             self.end_with_answer()
         if self._exchange is not None and (probe := self._exchange.probe):
@@ -126,14 +130,13 @@ class ClientConnection:
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
             self._transport.abort()
-            self._plane.inflight -= 1
             self._plane.gone += 1
             exchange.leave()
 
     def pause_writing(self) -> None:
         """The client reads too slowly."""
         self.writing_paused = True
-        self._since_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
+        self.due_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
         if self._exchange is not None and self._exchange.relay is not None:
             self._exchange.relay.pause()
 
@@ -149,44 +152,78 @@ class ClientConnection:
     # ------------------------------------------------------------ requests
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the client, and serve complete requests one after the other."""
+        """Take bytes from the client, and serve the request that they complete."""
+        try:
+            if self._state or self.writing_paused:
+                exchange, serve = self._take(data), self._service
+            else:
+                exchange = self._read(data, self, perf_counter())
+                if isinstance(exchange, Exchange):
+                    serve = self._posts[exchange.path]
+                else:
+                    exchange, serve = self._checked(exchange, data), self._service
+        except Malformed as error:
+            self._refuse(error.status, str(error))
+            return
+        if exchange is None:
+            return
+        self._exchange, self._state = exchange, _SERVING
+        try:
+            serve(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=exchange.path)
+            if exchange.relay is not None or exchange.client is None:
+                self._transport.abort()
+            else:
+                message = f"our fault: {type(error).__name__}; see the log"
+                exchange.answer(500, error_body(message, "server_error"))
+
+    def _take(self, data: bytes) -> Exchange | None:
+        """Take bytes that continue a request, or that come before their turn; return the request that is complete."""
         state = self._state
         if state == _BODY:
             assert self._gathered is not None, "there is one while a body is awaited"
-            self._feed_body(self._gathered, data)
             if len(data) >= _TURN_BYTES:
                 self._end_turn()
-        elif state <= _HEAD and not self.writing_paused:
-            self.buffer = self.buffer + data if self.buffer else data
-            try:
-                while self.buffer and self._state <= _HEAD and not self.writing_paused:
-                    if self._state == _IDLE:
-                        self._state, self._began_s, self._since_s = _HEAD, perf_counter(), 0.0
-                    head = request_head(self.buffer)
-                    if head is None:
-                        break
-                    self._take(head)
-            except Malformed as error:
-                self._refuse(error.status, str(error))
-            if self.half_closed and self._state <= _HEAD and not self.writing_paused:
-                self._send_away(request_consumed=True)
-        elif state <= _SERVING:
-            self._keep(data)
-
-    def _keep(self, data: bytes) -> None:
+            return self._feed_body(self._gathered, data)
+        if state > _SERVING:
+            return None
         self.buffer += data
-        if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
-            self.reading_paused = True
-            self._transport.pause_reading()
+        if state >= _QUEUED or self.writing_paused:
+            self._has_more = True
+            if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
+                self.reading_paused = True
+                self._transport.pause_reading()
+            return None
+        if not self._began_s:
+            self._began_s, self.due_s = perf_counter(), 0.0
+        data, self.buffer = self.buffer, b""
+        exchange = self._read(data, self, self._began_s)
+        if not isinstance(exchange, Exchange):
+            return self._checked(exchange, data)
+        if self.half_closed:
+            self._end_after(exchange)
+        return exchange
 
     def _go_on(self) -> None:
         """Serve the requests that came while there was another one, or while the client read too slowly."""
-        if self._state <= _HEAD:
-            self.data_received(b"")
+        if self._state == _QUEUED:
+            self._state = _IDLE
+        if self._state <= _HEAD and not self.writing_paused:
+            if self.buffer:
+                self._begin_head()
+                self.data_received(b"")
+            elif self.half_closed:
+                self._send_away(request_consumed=True)
         if self.reading_paused and len(self.buffer) <= self._plane.limits.pipelined_bytes_max:
             self.reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
+
+    def _begin_head(self) -> None:
+        """The next request begins, unless it has begun."""
+        if self._state == _IDLE:
+            self._state, self._began_s, self.due_s = _HEAD, perf_counter(), 0.0
 
     def _end_turn(self) -> None:
         """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
@@ -198,59 +235,54 @@ class ClientConnection:
         if not self.reading_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _take(self, head: RequestHead) -> None:
-        """Check the head that the buffer begins with; serve its request, or await the rest of its body."""
+    def _checked(self, head: RequestHead | None, data: bytes) -> Exchange | None:
+        """Check a head with which `data` begins (None: it is not complete); return its request if it can be served."""
+        if head is None:
+            if self.half_closed:
+                self._send_away(request_consumed=True)
+                return None
+            self.buffer = data
+            self._begin_head()
+            return None
         plane, headers = self._plane, head.headers
-        sites = plane.sites
-        is_plain = headers.get(b"host") in sites.served_hosts and b"origin" not in headers  # most requests
-        self.connection_line = sites.lines if is_plain else sites.checked(headers)
-        if plane.credentials.accounts is not None:
-            self._account = plane.account(head)
+        lines, account = plane.sites.checked(headers), plane.account(head)
         if head.body_bytes > plane.limits.body_bytes_max:
             raise Malformed(413, f"body: found {head.body_bytes} bytes, allowed {plane.limits.body_bytes_max}")
-        if head.body is None:
-            self._await_body(head)
-        else:
-            self._serve(head, head.body, head.rest)
-
-    def _serve(self, head: RequestHead, body: bytes | bytearray, rest: bytes) -> None:
-        """Serve a request that was checked; `rest` follows it."""
-        plane = self._plane
-        method, path, query, headers, _, keep_alive, self.http_1_1, _, _ = head
-        self._keep_alive = keep_alive and not (plane.draining or (self.half_closed and not rest))
-        if not self._keep_alive:
-            self.connection_line += _CLOSE
-        exchange = self._exchange = Exchange(self, method, path, query, headers, body, self._began_s, self._account)
-        self.buffer, self._state = rest, _SERVING
-        plane.inflight += 1
-        try:
-            if method == "OPTIONS" or plane.is_over:
-                plane.answer_or_serve(exchange)
-            else:
-                plane.service(exchange)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=path)
-            if exchange.relay is not None or exchange.client is None:
-                self._transport.abort()
-            else:
-                message = f"our fault: {type(error).__name__}; see the log"
-                exchange.answer(500, error_body(message, "server_error"))
-
-    def _await_body(self, head: RequestHead) -> None:
-        gathered = self._gathered = GatheredBody(head._replace(rest=b""), self._plane)
-        self.buffer, self._state, self._since_s = b"", _BODY, 0.0
+        began_s = self._began_s if self._state == _HEAD else perf_counter()
+        parts = head.method, head.path, head.query, headers, head.body or b"", began_s, lines
+        exchange = Exchange(self, *parts, account=account)
+        if head.body is not None:
+            return self._complete(exchange, head, head.rest)
+        gathered = self._gathered = GatheredBody(head._replace(rest=b""), exchange, plane)
+        self._state, self.due_s = _BODY, 0.0
         if head.rest:
-            self._feed_body(gathered, head.rest)
-        elif b"expect" in head.headers and head.http_1_1:
+            return self._feed_body(gathered, head.rest)
+        if b"expect" in headers and head.http_1_1:
             self.write(CONTINUE)
+        return None
 
-    def _feed_body(self, gathered: GatheredBody, data: bytes) -> None:
-        try:
-            end = gathered.feed(data)
-            if end >= 0:
-                self._serve(gathered.head, gathered.take(), data[end:])
-        except Malformed as error:
-            self._refuse(error.status, str(error))
+    def _feed_body(self, gathered: GatheredBody, data: bytes) -> Exchange | None:
+        end = gathered.feed(data)
+        if end < 0:
+            return None
+        gathered.exchange.body = gathered.take()
+        return self._complete(gathered.exchange, gathered.head, data[end:])
+
+    def _complete(self, exchange: Exchange, head: RequestHead, rest: bytes) -> Exchange | None:
+        """Return a request that was checked and is complete, and that `rest` follows; None: it is answered here."""
+        plane = self._plane
+        self.buffer, self.http_1_1, self._has_more = rest, head.http_1_1, True
+        if not head.keep_alive or plane.draining or (self.half_closed and not rest):
+            self._end_after(exchange)
+        allowed = plane.sites.preflight(head.method, head.headers)
+        if not (plane.is_over or allowed):
+            return exchange
+        self._exchange, self._state = exchange, _SERVING
+        if plane.is_over:
+            exchange.expire()
+        else:
+            exchange.answer(200, b"", headers=allowed)
+        return None
 
     def _let_go_of_body(self) -> None:
         if self._gathered is not None:
@@ -267,41 +299,47 @@ class ClientConnection:
     @property
     def receiving(self) -> bool:
         """Whether a request's head or body has begun and is not complete."""
-        return self._state in {_HEAD, _BODY}
+        return self._state == _BODY or (self._state == _HEAD and bool(self.buffer))
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request waits for the end of its answer."""
+        return self._exchange is not None
 
     def end_with_answer(self) -> None:
         """The connection ends with the answer in progress, which says so if its head was not sent."""
         exchange = self._exchange
+        self.due_s = min(self.due_s, self._since_s)  # an idle connection is kept for a shorter time
         if exchange is not None and self._keep_alive and (self.half_closed or not exchange.has_begun):
-            self._keep_alive = False
-            self.connection_line += _CLOSE
+            self._end_after(exchange)
+
+    def _end_after(self, exchange: Exchange) -> None:
+        self._keep_alive, self._has_more = False, True
+        exchange.connection_line += _CLOSE
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router."""
         exchange = self._exchange
-        out = own_answer(status, body, content_type, headers, self.connection_line)
-        self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
+        assert exchange is not None, "it is being served"
+        out = own_answer(status, body, content_type, headers, exchange.connection_line)
+        self._transport.write(out[: -len(body)] if body and exchange.method == "HEAD" else out)
         self.finish()
 
     def finish(self) -> None:
         """The answer is complete: the next request may come, or the connection ends."""
-        self._exchange = None
-        self._plane.inflight -= 1
-        if self._gathered is not None:
+        self._exchange, self._state, self.due_s = None, _IDLE, 0.0
+        if self._has_more:
+            self._has_more = False
             self._let_go_of_body()
-        if not self._keep_alive:
-            self._send_away(request_consumed=not self.buffer)
-            return
-        self._state, self._has_served, self._since_s = _IDLE, True, 0.0
-        if self.buffer or self.reading_paused:
-            self._plane.loop.call_soon(self._go_on)
+            if not self._keep_alive:
+                self._send_away(request_consumed=not self.buffer)
+            elif self.buffer or self.reading_paused:
+                self._state = _QUEUED
+                self._plane.loop.call_soon(self._go_on)
 
     def cut(self) -> None:
         """End the connection within the answer."""
-        if self._state == _SERVING:
-            self._exchange = None
-            self._plane.inflight -= 1
-        self._state = _CLOSED
+        self._exchange, self._state, self.due_s = None, _CLOSED, 0.0
         self._transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
@@ -314,7 +352,7 @@ class ClientConnection:
 
     def _send_away(self, *, request_consumed: bool) -> None:
         """End the connection once the answer is sent. `request_consumed`: all that the client sent was read."""
-        self._since_s = 0.0
+        self.due_s = 0.0
         self._let_go_of_body()
         if request_consumed:
             self._state = _CLOSED
@@ -346,26 +384,32 @@ class ClientConnection:
 
     def check_timeouts(self, now_s: float) -> None:
         """Refuse the client, or drop it, if it was too slow."""
-        limits, state = self._plane.limits, self._state
-        if not self._since_s:
+        state = self._state
+        if not self.due_s:
             self._since_s = now_s
+        self.due_s = now_s
         if self.writing_paused or state == _CLOSED:
             self._check_unsent(now_s)
-        elif state == _IDLE and self._is_idle_too_long(now_s):
-            self._send_away(request_consumed=True)
-        elif state == _SERVING and self.half_closed and self._is_reset():
-            self._leave()
+        elif _QUEUED <= state <= _SERVING:
+            if not self.half_closed:
+                self.due_s = math.inf
+            elif self._is_reset():
+                self._leave()
         elif self.receiving:
             self._check_request_timeouts(now_s)
-        elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
+        elif state != _LINGERING:
+            self._check_idle(now_s)
+        elif now_s - self._since_s > self._plane.limits.linger_s:
             self._transport.abort()
 
-    def _is_idle_too_long(self, now_s: float) -> bool:
+    def _check_idle(self, now_s: float) -> None:
         plane = self._plane
         limits = plane.limits
-        if plane.draining and now_s - max(self._since_s, plane.draining_since_s) > limits.drain_idle_s:
-            return True
-        return now_s - self._since_s > (limits.idle_s if self._has_served else limits.head_s)
+        self.due_s = self._since_s + (limits.idle_s if self._state == _IDLE else limits.head_s)
+        if plane.draining:
+            self.due_s = min(self.due_s, max(self._since_s, plane.draining_since_s) + limits.drain_idle_s)
+        if now_s > self.due_s:
+            self._send_away(request_consumed=True)
 
     def _is_reset(self) -> bool:
         """Return whether the client's system reset the connection, which is no longer read."""

@@ -28,8 +28,8 @@ from router.http.heads import Headers
 from router.http.stream_replay import StreamReplayBuffer
 
 if TYPE_CHECKING:
-    from router.http.relay import ResponseRelay
-    from router.http.worker import Upstreams
+    from router.http.upstreams import UpstreamOrigin, Upstreams
+    from router.http.worker import WorkerConnection
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: "local" is a limit of the router, which says nothing of the worker; the others are its steps."""
@@ -59,7 +59,8 @@ class OutboundCall(msgspec.Struct, frozen=True):
     `replay_buffer` gets the events of a stream, and returns what of them is passed on.
     """
 
-    base_url: str
+    base_url: "str | UpstreamOrigin"
+    """A URL, or what `Upstreams.origin` returns for it, which is found sooner."""
     path: str
     headers: bytes
     body: bytes | tuple[Bytes | memoryview, ...]
@@ -76,6 +77,11 @@ class OutboundCall(msgspec.Struct, frozen=True):
     alternatives: tuple[str, ...] = ()
     """Base URLs of workers to which a gateway may send the same call if this one fails, best first."""
     method: str = "POST"
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return self.base_url if isinstance(self.base_url, str) else self.base_url.base_url
 
 
 class ResponseHandler(Protocol):
@@ -125,17 +131,12 @@ class ClientEnd(Protocol):
     """The client's connection, as a request sees it; or an object in its place."""
 
     http_1_1: bool
-    connection_line: bytes
-    """Header lines of the connection: whether it ends, and which page may read the answer. Read with the head."""
     writing_paused: bool
     """Whether the client reads too slowly: a worker is read only once `relay.resume` is called."""
 
     @property
     def outward(self) -> "Upstreams":
         """The pool that sends calls to workers."""
-
-    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and relay its answer."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a complete answer of the router, which ends the exchange."""
@@ -185,9 +186,11 @@ class Exchange(msgspec.Struct, eq=False):
     body: Bytes
     began_s: float
     """Of `perf_counter`, at the request's first byte."""
+    connection_line: bytes = b""
+    """Header lines of an answer: whether the connection ends, and which page may read it."""
     account: Account | None = None
     """Of the request's key; None: no keys are asked for."""
-    relay: "ResponseRelay | None" = None
+    relay: "WorkerConnection | None" = None
     """Of the forwarded call; None: nothing is forwarded."""
     has_begun: bool = False
     """Whether the client has the beginning of a worker's answer. Where nothing is forwarded any more, it is that of
@@ -268,9 +271,22 @@ class Exchange(msgspec.Struct, eq=False):
         if client is None:
             watcher.on_gone(0)
             return
-        client.forward(self, call, watcher)
-        if client.writing_paused and self.relay is not None:
-            self.relay.pause()
+        origin = call.base_url
+        if isinstance(origin, str):
+            origin = client.outward.origin(origin)
+        idle = origin.idle
+        while idle:
+            connection, _ = idle.popitem()
+            transport = connection.transport
+            if transport.is_closing():
+                continue
+            connection.exchange, connection.call, connection.watcher, connection.due_s = self, call, watcher, 0.0
+            self.relay = connection
+            if client.writing_paused:
+                connection.pause()
+            transport.writelines(origin.request(call.method, call.path, call.headers, call.body))
+            return
+        client.outward.dial(origin, self, call, watcher)
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""

@@ -21,9 +21,16 @@ BodyReader = built.BodyReader
     left                  missing bytes of the body, or of the present chunk
 """
 AnswerBody = built.AnswerBody
-"""An answer's body, read likewise; its payload waits to be taken. `AnswerBody(body_bytes, mark)`.
+"""An answer's body, read likewise; its payload waits to be taken. `AnswerBody(body_bytes, mark, is_later)`.
 
-    feed(data)        reads the payload in `data`; returns and raises as `BodyReader.feed`
+    feed(data)        reads the payload in `data`, raises as `BodyReader.feed`. While a stream `flows` it takes the
+                      complete events, and returns them as the client gets them, empty where there are none. None: the
+                      stream does not flow, the body ends, or what waits is to be judged
+    end               where in the last `data` the body ends, -1 if it does not
+    until_close       whether it ends with the connection
+    pass_on(...)      says how a stream flows: `chunks` or not; what waits is judged if it has more bytes than
+                      `pending_max` without an event's end, or one of the texts `alarms`; `kept` gets the events
+    flows             whether a stream flows
     has_begun         whether a byte of the payload came
     size, pending     what waits
     has(text)         whether the text is in what waits
@@ -31,9 +38,15 @@ AnswerBody = built.AnswerBody
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
     marks             how many marks are in what was taken last; if `mark` is empty, how many events
+    later             marks behind the first piece that was taken with one; from the beginning if it `is_later`
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES
+KeptEvents = built.KeptEvents
+"""Complete events, at most as many bytes as it gets; if there are more it keeps none, and `is_overfull`.
+
+    add(events), events
+"""
 
 
 def chunk(payload: bytes) -> bytes:

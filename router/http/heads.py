@@ -19,7 +19,6 @@
 Source: RFC 9112, RFC 9110. Where they leave a choice, the message is refused. In C++: `router/native/heads.cpp`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from kv_protocol.body_limits import Bytes
@@ -66,7 +65,9 @@ class RequestHead(NamedTuple):
 
 
 class AnswerHead(NamedTuple):
-    """An answer's head. `lines` are its status line and those of its header lines that may be passed on.
+    """An answer's head. `is_stream`: its body has events.
+
+    `lines` are its status line and those of its header lines that may be passed on.
 
     `rest` is what followed the head.
     """
@@ -75,12 +76,34 @@ class AnswerHead(NamedTuple):
     headers: Headers
     body_bytes: int
     reusable: bool
+    is_stream: bool
     lines: bytes
     rest: bytes
 
 
 built.name_heads(RequestHead, AnswerHead, Malformed)
-request_head: Callable[[bytes], RequestHead | None] = built.request_head
-"""Parses the head with which the bytes begin, behind empty lines; None: it is not complete. It raises `Malformed`."""
+RequestReader = built.RequestReader
+"""Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
+answers, the most bytes of a body, and the paths to which a POST may be plain.
+
+    read(data, client, began_s)   reads the request with which `data` begins, behind empty lines. None: its head is not
+                                  complete. An exchange with this client: it is such a POST, all of it came and nothing
+                                  else, and nothing is left to check. Else its `RequestHead`. It raises `Malformed`
+    checks_all                    whether something is left to check of each request
+"""
+RequestWriter = built.RequestWriter
+"""Writes requests to one worker, whose address it gets: a prefix of paths, and header lines up to a length's value.
+
+    request(method, path, headers, body)   returns the request's parts; a short body is one part with the head
+"""
 AnswerReader = built.AnswerReader
-"""Parses heads of answers to a GET or a POST likewise: `answer`. It gets the names of headers that stay here."""
+"""Reads answers to a GET or a POST. It gets the names of headers that stay here.
+
+    answer(data, part, has_begun)   reads the answer that begins with `part` and goes on with `data`; raises `Malformed`
+
+| the answer | returned |
+|---|---|
+| came whole, and the client has none yet | status; headers; the head's lines for the client; length and body for the |
+| (`has_begun`) | client; the body's end; whether the connection may be kept |
+| any other | 0; in place of the headers its `AnswerHead`, None: its head is not complete |
+"""

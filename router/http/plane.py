@@ -12,7 +12,7 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import cast
 
@@ -28,11 +28,11 @@ from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
-from router.http.heads import RequestHead
+from router.http.heads import RequestHead, RequestReader
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
-from router.http.worker import DIALS_MAX, OURS, Upstreams
+from router.http.upstreams import DIALS_MAX, OURS, Upstreams
 
 REFUSED_MAX = 16
 """Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
@@ -48,15 +48,18 @@ class HttpPlane:
 
     def __init__(
         self,
-        service: Callable[[Exchange], None],
+        service: Callable[[Exchange], object],
         limits: HttpLimits | None = None,
         *,
+        posts: Mapping[str, Callable[[Exchange], object]] | None = None,
         sites: Sites | None = None,
         credentials: Credentials | None = None,
         not_passed_on: frozenset[bytes] = OURS,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`sites` checks `Host` and `Origin`; without it, only names of loopback are served.
+        """`posts` are what `service` does with a POST to each path, for which it then is not called.
+
+        `sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 
         `credentials` are what clients are asked for, and the certificate; without, nothing and none.
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
@@ -67,6 +70,10 @@ class HttpPlane:
         self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.credentials = credentials or Credentials()
+        served = self.sites.served_hosts, self.sites.lines
+        self.posts = posts or {}
+        self.requests = RequestReader(Exchange, *served, self.limits.body_bytes_max, frozenset(self.posts))
+        self.requests.checks_all = self.credentials.accounts is not None
         self.draining = False
         self.draining_since_s = 0.0
         """Start of the drain, by the loop's clock."""
@@ -82,8 +89,6 @@ class HttpPlane:
         self.is_over = False
         self.accepted = 0
         """Connections that clients opened."""
-        self.inflight = 0
-        """Requests that are being served."""
         self.bodies_bytes = 0
         """Of request bodies in memory, also of those that have not come whole."""
         self.gone = 0
@@ -130,9 +135,14 @@ class HttpPlane:
                 await stop.wait()
                 await self._drain()
             finally:
-                self.draining = self.is_over = True
+                self.draining = self.is_over = self.requests.checks_all = True
                 self.acceptor.close()
                 await self._end()
+
+    @property
+    def inflight(self) -> int:
+        """Requests that are being served."""
+        return sum(connection.is_serving for connection in self.connections)
 
     def in_progress(self) -> dict[str, int]:
         """Return what is drained when the plane stops."""
@@ -173,15 +183,6 @@ class HttpPlane:
         if accounts is None or head.path in _OPEN_PATHS or self.sites.preflight(head.method, head.headers):
             return None
         return accounts.of(head.headers)
-
-    def answer_or_serve(self, exchange: Exchange) -> None:
-        """Answer a preflight, and all that comes when the drain is over; give another request to the service."""
-        if self.is_over:
-            exchange.expire()
-        elif allowed := self.sites.preflight(exchange.method, exchange.headers):
-            exchange.answer(200, b"", headers=allowed)
-        else:
-            self.service(exchange)
 
     # ------------------------------------------------------------ new connections
 
@@ -227,6 +228,7 @@ class HttpPlane:
 
     async def _drain(self) -> None:
         self.draining, self.draining_since_s = True, self.loop.time()
+        self.requests.checks_all = True
         for connection in self.connections:
             connection.end_with_answer()
         try:

@@ -17,25 +17,24 @@ resumed, too; so may one in which an attached engine reports its failure, and th
 decides what of the others is passed on.
 """
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import Any
 
-import msgspec
+import structlog
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, BodyReader
-from router.http.heads import CHUNKED, UNTIL_CLOSE, AnswerHead, AnswerReader, Malformed
+from router.http.heads import CHUNKED, AnswerHead, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from router.http.worker import WorkerConnection
-
 DONE = b"[DONE]"
-HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED, _OVER = range(6)
-_BODYLESS = frozenset({204, 304})
 _CUT_SHORT = "the connection closed before the answer's end"
+_EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
+NONE: Any = None
+"""The call, and its watcher, of a relay that is over."""
+
+_log = structlog.get_logger("http")
 
 
 def has_end_mark(end: bytes) -> bool:
@@ -49,165 +48,170 @@ def has_end_mark(end: bytes) -> bool:
     return at >= 0
 
 
-class ResponseRelay(msgspec.Struct, eq=False):
-    """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
+class AnswerRelay(ABC):
+    """Relays the answer of one call after the other: takes the worker's bytes, writes to the client, calls watchers.
 
-    exchange: Exchange
-    call: OutboundCall
-    watcher: ResponseHandler
-    heads: AnswerReader
-    since_s: float
-    """Since when it is forwarded, by the loop's clock; `received_s`: when bytes were last seen to have come, or 0."""
-    received_s: float = 0.0
-    connection: "WorkerConnection | None" = None
-    dial: "asyncio.Task[None] | None" = None
-    state: int = HEAD
-    received: bool = False
-    """Whether bytes came since the last check of timeouts."""
-    paused: bool = False
-    part: bytes = b""
-    """Of the head, before the rest came; `has_part`: whether a byte came, if only of an interim answer."""
-    has_part: bool = False
-    lines: bytes = b""
-    """Head of the client's answer, where its body follows as it comes, without the connection's lines."""
-    body: AnswerBody = AnswerBody(0, b"")
-    """Once its head came. What was taken of it was passed on."""
-    reusable: bool = False
-    """Whether the worker's connection is kept when the answer is complete."""
-    until_close: bool = False
-    is_chunked: bool = False
-    """Whether the client gets chunks."""
-    is_deserted: bool = False
-    """Whether the client has left, and the worker's connection is closed once its answer has begun."""
-    silent: bool = True
-    is_told: bool = False
-    """Whether `watcher.on_first_byte` was called."""
-    later_events: int = 0
+    It is the `relay` of its call's exchange until the call is over.
+    """
+
+    __slots__ = (
+        "body", "call", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_odd", "is_told", "lines",
+        "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+        """None: there is no call."""
+        self.call: OutboundCall = NONE
+        self.watcher: ResponseHandler = NONE
+        self.since_s = 0.0
+        """Since when it is forwarded, by the loop's clock; known from the first check of timeouts on."""
+        self.form = _GATHER
+        """Of the body."""
+        self.lines = b""
+        """Head of the client's answer, without the connection's lines."""
+        self.reusable = self.is_chunked = False
+        """Whether the worker's connection is kept when the answer is complete; whether the client gets chunks."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the former answer."""
+        self.is_odd = False
+        """Whether there is more to forget than a complete answer leaves that came in one read."""
+        self.part, self.has_part = b"", False
+        """Of the head, before the rest came; whether a byte came, if only of an interim answer."""
+        self.received, self.received_s = False, 0.0
+        """Whether bytes came since the last check of timeouts; when they were last seen to have come, or 0."""
+        self.body: AnswerBody | None = None
+        """Where it follows the head as it comes. What was taken of it was passed on."""
+        self.paused = self.is_deserted = self.is_told = False
+        """`is_deserted`: the client has left, and the worker's connection is closed once its answer has begun.
+        `is_told`: `watcher.on_first_byte` was called."""
+        self.silent = True
+        """Whether no byte of the body came."""
+
+    @abstractmethod
+    def release(self, *, reusable: bool) -> None:
+        """The answer is complete: keep the worker's connection, or close it."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """The call is over: close the worker's connection."""
+
+    @property
+    def later_events(self) -> int:
+        """Events of a stream behind its first bytes."""
+        return 0 if self.body is None else self.body.later
 
     # ------------------------------------------------------------ what the worker sends
 
-    def feed_head(self, data: bytes) -> None:
-        """Take the next bytes of the answer while its head is not complete."""
-        if self.part:
-            data = self.part + data
-        try:
-            head: AnswerHead | None = self.heads.answer(data)
-            while head is not None and head.status < 200:  # noqa: PLR2004 - the first that is no interim answer
-                self.has_part, data = True, head.rest
-                head = self.heads.answer(data)
-        except Malformed as error:
-            self.fail("first_byte", str(error))
-            return
+    def begin(self, exchange: Exchange, head: AnswerHead | None, data: bytes) -> None:
+        """Take a head that came without its whole body; None: `data` does not complete it."""
+        self.is_odd = self.received = self.has_part = True
         if head is None:
-            self.part, self.received, self.has_part = data, True, True
+            self.part += data
             return
-        status, headers, body_bytes, self.reusable, lines, body = head
-        exchange, is_whole = self.exchange, body_bytes == len(body)
-        if self.is_deserted:
-            self.state = _DESERTED
-            if body or is_whole:
-                self._detach(reusable=is_whole and self.reusable)
-            return
-        added = self.watcher.on_head(status, headers)
-        if added is None:
-            self._drop(body_bytes, body)
-        elif is_whole and not exchange.has_begun:  # most answers
-            client = exchange.client
-            if client is not None:
-                exchange.has_begun = True
-                length = b"content-length: %d\r\n" % len(body) if body or status not in _BODYLESS else b""
-                client.write(b"%b%b%b%b\r\n%b" % (lines, added, client.connection_line, length, body))
-            self._over(body[-TAIL_BYTES:], reusable=self.reusable)
+        if head.status < 200:  # noqa: PLR2004 - an interim answer, and the beginning of a head
+            self.part = head.rest
+        elif self.is_deserted:
+            self.form, self.body = _DESERTED, AnswerBody(head.body_bytes, b"")
+            if head.rest or head.body_bytes == 0:
+                self.release(reusable=head.reusable and _is_whole(head))
+        elif (added := self.watcher.on_head(head.status, head.headers)) is None:
+            self.drop(exchange, reusable=head.reusable and _is_whole(head))
         else:
-            self._begin(head, lines + added, body)
+            self._begin_body(exchange, head, added)
 
-    def _begin(self, head: AnswerHead, lines: bytes, body: bytes) -> None:
+    def drop(self, exchange: Exchange, *, reusable: bool) -> None:
+        """Drop an unwanted answer; its connection is `reusable` if the answer is complete."""
+        watcher, exchange.relay = self.watcher, None
+        self.release(reusable=reusable)
+        watcher.on_dropped()
+
+    def _begin_body(self, exchange: Exchange, head: AnswerHead, added: bytes) -> None:
         """A body follows as it comes."""
-        exchange, body_bytes = self.exchange, head.body_bytes
-        self.body, self.lines, self.received = AnswerBody(body_bytes, self.call.token_mark), lines, True
-        self.until_close = body_bytes == UNTIL_CLOSE
-        if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
-            self.state = _EVENTS
+        body_bytes, call, self.reusable = head.body_bytes, self.call, head.reusable
+        body = self.body = AnswerBody(body_bytes, call.token_mark, exchange.has_begun)
+        self.lines, self.form, self.is_chunked = head.lines + added, _GATHER, False
+        if head.is_stream:
+            self.form = _EVENTS
             exchange.is_stream = True
-            self._frame(b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
+            self._frame(exchange, b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
+            kept, alarms = (None, ()) if call.replay_buffer is None else call.replay_buffer.passing
+            if alarms is not None:
+                body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
         elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
-        elif body_bytes > self.call.buffered_bytes_max:
-            self.state = _PASS_THROUGH
-            self._frame(b"", body_bytes)
-        else:
-            self.state = _GATHER
-        if body or body_bytes == 0:
-            self.feed(body)
+        elif body_bytes > call.buffered_bytes_max:
+            self.form = _PASS_THROUGH
+            self._frame(exchange, b"", body_bytes)
+        if head.rest or body_bytes == 0:
+            body.feed(head.rest)
+            self.take(exchange, body, len(head.rest))
 
-    def _frame(self, added: bytes, body_bytes: int) -> None:
+    def _frame(self, exchange: Exchange, added: bytes, body_bytes: int) -> None:
         """Complete the head's lines: the client gets a body of this length, or of an unknown one."""
-        client = self.exchange.client
+        client = exchange.client
         self.is_chunked = body_bytes < 0 and client is not None and client.http_1_1
         framing = b"content-length: %d\r\n" % body_bytes if body_bytes >= 0 else b""
         self.lines += added + (b"transfer-encoding: chunked\r\n" if self.is_chunked else framing)
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the answer's body."""
-        self.received = True
-        if self.state == _DESERTED:
-            self._detach(reusable=False)
+    def take(self, exchange: Exchange, body: AnswerBody, size: int) -> None:
+        """Take what `body.feed` has read of `size` bytes, and not passed on."""
+        if self.form == _DESERTED:
+            self.give_up()
             return
-        body, replay_buffer = self.body, self.call.replay_buffer
-        try:
-            end = body.feed(data)
-        except Malformed as error:
-            self.fail("body", str(error))
+        end, replay_buffer = body.end, self.call.replay_buffer
+        if replay_buffer is not None and replay_buffer.is_engines and self._reported_failure(exchange, body):
             return
-        if replay_buffer is not None and replay_buffer.is_engines and self._reported_failure():
+        if end < 0 and (payload := self._ripe(exchange, body)):
+            self._write_payload(exchange, body, payload)
+        if self.silent and body.has_begun and self.exchange is exchange:
+            self._tell_first(exchange)
+        if self.exchange is not exchange:  # it was too long for who gets it, and given up
             return
-        if end < 0 and (payload := self._ripe()):
-            self._write_payload(payload)
-        if self.silent and body.has_begun and self.state != _OVER:
-            self._tell_first()
         if end >= 0:
-            self._end(extra=end < len(data))
+            self._end(exchange, body, extra=end < size)
+        else:
+            body.flows = exchange.has_begun and self.is_told and not exchange.is_mid_event
 
-    def _reported_failure(self) -> bool:
+    def _reported_failure(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether an attached engine reports its failure: the events before are passed on, the call is over."""
-        body = self.body
-        if self.state != _EVENTS or not body.has(FAILURE):
+        if self.form != _EVENTS or not body.has(FAILURE):
             return False
         at, reason = failure_in(body.pending)
         if at < 0:
             return False
         if at:
-            self.exchange.is_mid_event = False
-            self._tell_first()
-            self._write_payload(body.take(at))
+            exchange.is_mid_event = False
+            self._tell_first(exchange)
+            self._write_payload(exchange, body, body.take(at))
         body.drop()
         self.fail("first_byte" if self.silent else "body", reason)
         return True
 
-    def _ripe(self) -> bytes:
+    def _ripe(self, exchange: Exchange, body: AnswerBody) -> bytes:
         """Take what may be passed on."""
-        body = self.body
-        if self.state == _EVENTS and (events := body.take_events()):
-            self.exchange.is_mid_event = False
+        if self.form == _EVENTS and (events := body.take_events()):
+            exchange.is_mid_event = False
             return events
-        if self.state != _PASS_THROUGH:
+        if self.form != _PASS_THROUGH:
             if body.size <= self.call.buffered_bytes_max:
                 return b""
-            self.exchange.is_mid_event = True
-            if self.state == _GATHER:
-                self.state = _PASS_THROUGH
-                self._frame(b"", CHUNKED)
+            exchange.is_mid_event = True
+            if self.form == _GATHER:
+                self.form = _PASS_THROUGH
+                self._frame(exchange, b"", CHUNKED)
         return body.take(body.size)
 
-    def _write_payload(self, payload: bytes, *, is_last: bool = False) -> None:
+    def _write_payload(self, exchange: Exchange, body: AnswerBody, payload: bytes, *, is_last: bool = False) -> None:
         """Pass on what was taken of the body, if anything; the client may get another form of it."""
-        exchange, call = self.exchange, self.call
-        if self.state == _EVENTS and payload:
-            if call.token_mark:
-                self._count_tokens(self.body.marks)
-            elif exchange.has_begun:
-                self.later_events += self.body.marks
+        call = self.call
+        if self.form == _EVENTS and payload:
+            if call.token_mark and body.marks and not self.is_told:
+                self.is_told = True
+                self.watcher.on_first_byte()
             if call.replay_buffer is not None:
                 payload = call.replay_buffer.add(payload)
         if self.is_chunked:
@@ -220,188 +224,144 @@ class ResponseRelay(msgspec.Struct, eq=False):
             return
         if not exchange.has_begun:
             exchange.has_begun = True
-            payload = b"%b%b\r\n%b" % (self.lines, client.connection_line, payload)
+            payload = b"%b%b\r\n%b" % (self.lines, exchange.connection_line, payload)
         client.write(payload)
 
-    def _tell_first(self) -> None:
+    def _tell_first(self, exchange: Exchange) -> None:
         """The body has begun."""
         is_first, self.silent = self.silent, False
-        if is_first and not (self.exchange.is_stream and self.call.token_mark):  # else `_count_tokens` tells
-            self.is_told = True
-            self.watcher.on_first_byte()
-
-    def _count_tokens(self, count: int) -> None:
-        """Count events with tokens: the first ones are the answer's first bytes to the watcher."""
-        if self.is_told:
-            self.later_events += count
-        elif count:
+        if is_first and not (exchange.is_stream and self.call.token_mark):  # else `_write_payload` tells
             self.is_told = True
             self.watcher.on_first_byte()
 
     # ------------------------------------------------------------ how it ends
 
-    def _end(self, *, extra: bool) -> None:
+    def _end(self, exchange: Exchange, body: AnswerBody, *, extra: bool) -> None:
         """The body is complete. `extra`: bytes followed that belong to no answer."""
-        if self.state == _EVENTS and self.silent:
+        if self.form == _EVENTS and self.silent:
             self.fail("first_byte", "no bytes")
             return
-        if self.state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
+        if self.form == _EVENTS and self.call.replay_buffer is not None and self._went_on(exchange, body):
             return
-        rest = self.body.take(self.body.size)
-        if self.state == _GATHER:
-            self._frame(b"", len(rest))
-        self._write_payload(rest, is_last=True)
-        if self.state != _OVER:  # else it was too long for who gets it, and given up
-            self._over(self.body.tail, reusable=self.reusable and not extra)
+        rest = body.take(body.size)
+        if self.form == _GATHER:
+            self._frame(exchange, b"", len(rest))
+        self._write_payload(exchange, body, rest, is_last=True)
+        if self.exchange is exchange:  # else it was too long for who gets it, and given up
+            self._over(exchange, body, reusable=self.reusable and not extra)
 
-    def _went_on(self) -> bool:
+    def _went_on(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
-        if has_end_mark((self.body.tail + self.body.pending)[-TAIL_BYTES:]):
+        if has_end_mark((body.tail + body.pending)[-TAIL_BYTES:]):
             return False
-        if payload := self._ripe():
-            self._write_payload(payload)
-        if not self.exchange.has_begun or self.exchange.is_mid_event:
+        if payload := self._ripe(exchange, body):
+            self._write_payload(exchange, body, payload)
+        if not exchange.has_begun or exchange.is_mid_event:
             return False
-        self._detach(reusable=False)
-        goes_on = self._goes_on("body", "the stream ended without [DONE]")
-        self.state = _OVER if goes_on else _EVENTS
-        return goes_on
+        self.reusable = False
+        if not self._goes_on(exchange, self.watcher, "body", "the stream ended without [DONE]"):
+            return False
+        self.give_up()
+        return True
 
-    def _over(self, tail: bytes, *, reusable: bool) -> None:
+    def _over(self, exchange: Exchange, body: AnswerBody, *, reusable: bool) -> None:
         """All of the answer was passed on."""
-        self.state = _OVER
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.release(reusable=reusable)
-        later_events = self.later_events
+        watcher, tail, later_events = self.watcher, body.tail, body.later
         if later_events and not self.call.token_mark:
             later_events -= tail.rstrip().endswith(DONE)
-        self.watcher.on_end(tail, later_events)
-        exchange = self.exchange
+        exchange.relay = None
+        self.release(reusable=reusable)
+        watcher.on_end(tail, later_events)
         client = exchange.client
-        exchange.client = exchange.when_gone = exchange.relay = None
+        exchange.close()
         if client is not None:
             client.finish()
 
-    def _drop(self, body_bytes: int, body: bytes) -> None:
-        """Drop an unwanted answer; keep its connection if the answer is complete."""
-        is_complete = body_bytes == len(body)
-        if body_bytes == CHUNKED:
-            try:
-                is_complete = BodyReader(CHUNKED).feed(body, bytearray()) == len(body)
-            except Malformed:
-                is_complete = False
-        self._detach(reusable=is_complete and self.reusable)
-        self.exchange.relay = None
-        self.watcher.on_dropped()
-
-    def closed(self, *, clean: bool) -> None:
-        """The worker's connection ended: closed by the worker (`clean`), or by a failure."""
-        self.connection = None
-        if self.state != _OVER:
-            if clean and self.until_close:
-                self._end(extra=True)
-            else:
-                self.fail("first_byte" if self.silent else "body", _CUT_SHORT)
-
-    def abandon(self) -> None:
-        """End the call after a fault of the router: answer the client, or cut it off."""
-        known = self.state == _OVER or self.is_deserted
-        self._detach(reusable=False)
-        exchange = self.exchange
+    def abandon(self, exchange: Exchange) -> None:
+        """Log a fault of the router, and end the call, so that no client waits forever. Called within an `except`."""
+        _log.exception("relay_failed")
+        watcher, later_events = self.watcher, self.later_events
+        is_known = self.exchange is not exchange or self.is_deserted
+        if self.exchange is exchange:
+            self.give_up()
         exchange.relay = None
         if exchange.has_begun:
             exchange.cut()
         else:
             exchange.answer(500, error_body("our fault; see the log", "server_error"))
-        if not known:
-            self.watcher.on_gone(self.later_events)
+        if not is_known:
+            watcher.on_gone(later_events)
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The worker failed: the attempt is over, unless the client has the stream with its end mark already."""
-        exchange = self.exchange
-        if self.state == _EVENTS and self._is_complete():
-            self._write_payload(b"", is_last=True)
-            self._over(self.body.tail, reusable=False)
+        exchange, call, watcher, body = self.exchange, self.call, self.watcher, self.body
+        assert exchange is not None, "there is a call"
+        if body is not None and self.form == _EVENTS and self._is_complete(exchange, body):
+            self._write_payload(exchange, body, b"", is_last=True)
+            self._over(exchange, body, reusable=False)
             return
-        self._detach(reusable=False)
-        if self.is_deserted:
+        is_deserted, exchange.relay = self.is_deserted, None
+        self.give_up()
+        if is_deserted:
             return
         if exchange.has_begun:
-            if self.call.replay_buffer is not None and not exchange.is_mid_event and self._goes_on(phase, reason):
+            keeps = call.replay_buffer is not None and not exchange.is_mid_event
+            if keeps and self._goes_on(exchange, watcher, phase, reason):
                 return
-            self.watcher.on_failed(phase, reason, begun=True)
-            self._cut_short(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
+            watcher.on_failed(phase, reason, begun=True)
+            message = f"the worker failed in its answer: {phase}: {reason}"
+            _cut_short(exchange, call, body, message, "upstream_failed")
         else:
-            exchange.relay = None
-            self.watcher.on_failed(phase, reason, begun=False)
+            watcher.on_failed(phase, reason, begun=False)
 
-    def _is_complete(self) -> bool:
+    def ended(self, exchange: Exchange, *, is_whole: bool) -> None:
+        """The worker's connection ended; `is_whole`: and so the body does."""
+        if is_whole and self.body is not None:
+            self._end(exchange, self.body, extra=True)
+        else:
+            self.fail("first_byte" if self.silent else "body", _CUT_SHORT)
+
+    def _is_complete(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether the client has all of the stream but its framing."""
-        if not self.exchange.has_begun or self.body.size or self.call.token_mark:
+        if not exchange.has_begun or body.size or self.call.token_mark:
             return False
-        return self.body.tail.rstrip().endswith(DONE)
+        return body.tail.rstrip().endswith(DONE)
 
-    def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
+    @staticmethod
+    def _goes_on(exchange: Exchange, watcher: ResponseHandler, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream is resumed by another worker, or is complete without this one."""
-        exchange = self.exchange
         exchange.relay = None
-        more = self.watcher.on_cut(phase, reason)
+        more = watcher.on_cut(phase, reason)
         if more:
             exchange.end_stream(more)
         return more is not None
 
     def leave(self) -> None:
         """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
-        if self.call.is_once and self.silent and self.state != _OVER:
-            self.is_deserted = True
-            if self.state != HEAD:
-                self.state = _DESERTED
+        watcher, later_events = self.watcher, self.later_events
+        if self.call.is_once and self.silent:
+            self.is_deserted = self.is_odd = True
+            self.form = _DESERTED
         else:
-            self._detach(reusable=False)
-        self.watcher.on_gone(self.later_events)
+            self.give_up()
+        watcher.on_gone(later_events)
 
     def expire(self) -> None:
         """The plane stops and ends this answer; the watcher is called as if the client left."""
-        exchange = self.exchange
-        self._detach(reusable=False)
+        exchange, call, watcher, body = self.exchange, self.call, self.watcher, self.body
+        assert exchange is not None, "there is a call"
         exchange.relay = None
-        self.watcher.on_gone(self.later_events)
+        later_events = self.later_events
+        self.give_up()
+        watcher.on_gone(later_events)
         message = "the router stops; the answer was not complete in time"
         if exchange.has_begun:
-            self._cut_short(message, "shutting_down")
+            _cut_short(exchange, call, body, message, "shutting_down")
         else:
-            body = error_body(message, "server_error", code="shutting_down")
-            exchange.answer(503, body, headers=((b"retry-after", b"1"),))
+            error = error_body(message, "server_error", code="shutting_down")
+            exchange.answer(503, error, headers=((b"retry-after", b"1"),))
 
-    def _cut_short(self, message: str, code: str) -> None:
-        """End the client's part of an answer that is not complete."""
-        self.exchange.end_with_error(message, code, passed_on=self.body.tail if self.call.token_mark else None)
-
-    def _detach(self, *, reusable: bool) -> None:
-        self.state = _OVER
-        connection, self.connection = self.connection, None
-        dial, self.dial = self.dial, None
-        if connection is not None:
-            connection.release(reusable=reusable)
-        if dial is not None:
-            dial.cancel()
-
-    # ------------------------------------------------------------ time, and the client's pace
-
-    def pause(self) -> None:
-        """The client reads too slowly: stop reading from the worker until `resume`."""
-        self.paused = True
-        if self.connection is not None:
-            self.connection.pause_reading()
-
-    def resume(self) -> None:
-        """The client has read the pending bytes."""
-        self.paused, self.received = False, True
-        if self.connection is not None:
-            self.connection.resume_reading()
-
-    def check_timeouts(self, now_s: float) -> None:
+    def check_call(self, exchange: Exchange, now_s: float) -> None:
         """Fail the attempt if a limit of the call is exceeded at `now_s`, or the watcher awaits no more of it."""
         call = self.call
         if self.received:
@@ -415,7 +375,23 @@ class ResponseRelay(msgspec.Struct, eq=False):
             reason = f"TimeoutError: no byte within {call.limits.first_byte_s:g} s"
         elif not (self.silent or self.paused) and quiet_s > call.limits.between_bytes_s:
             reason = f"TimeoutError: no byte for {call.limits.between_bytes_s:g} s"
-        elif not (self.paused or self.exchange.is_mid_event or self.is_deserted):
-            reason = self.watcher.lost(quiet_s, begun=self.exchange.has_begun)
+        elif not (self.paused or exchange.is_mid_event or self.is_deserted):
+            reason = self.watcher.lost(quiet_s, begun=exchange.has_begun)
         if reason:
             self.fail("first_byte" if self.silent else "body", reason)
+
+
+def _is_whole(head: AnswerHead) -> bool:
+    """Return whether all of the answer came with its head, and no more."""
+    if head.body_bytes != CHUNKED:
+        return head.body_bytes == len(head.rest)
+    try:
+        return BodyReader(CHUNKED).feed(head.rest, bytearray()) == len(head.rest)
+    except Malformed:
+        return False
+
+
+def _cut_short(exchange: Exchange, call: OutboundCall, body: AnswerBody | None, message: str, code: str) -> None:
+    """End the client's part of an answer that is not complete."""
+    passed_on = body.tail if call.token_mark and body is not None else b""
+    exchange.end_with_error(message, code, passed_on=passed_on if call.token_mark else None)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
+from router.http.exchange import Exchange
 from router.http.framing import BodyReader
 from router.http.heads import Malformed, RequestHead
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 class GatheredBody:
     """A body, and the head that it belongs to. Its bytes count in `plane`'s total of all bodies until `release`."""
 
-    __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "head")
+    __slots__ = ("_began_s", "_body", "_counted", "_grew_s", "_plane", "_reader", "_seen", "exchange", "head")
 
-    def __init__(self, head: RequestHead, plane: "HttpPlane") -> None:
-        self.head = head
+    def __init__(self, head: RequestHead, exchange: Exchange, plane: "HttpPlane") -> None:
+        """`exchange` is to get the body."""
+        self.head, self.exchange = head, exchange
         self._plane = plane
         self._body = bytearray()
         self._reader = BodyReader(head.body_bytes)

@@ -13,6 +13,7 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import COMMENT, Progress, without_tokens
+from router.http.framing import KeptEvents
 
 FAILURE = b'data: {"error":'
 """How an event of vLLM begins that reports an error: in JSON's strings each quote is escaped."""
@@ -95,25 +96,31 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     """The router, not the client, asked the attached engine for token ids: the client does not get them."""
     rewriter: Callable[[bytes], bytes] | None = None
     """The worker is an attached engine that continues from `before`: makes what the client gets."""
-    parts: list[bytes] = []
-    size: int = 0
+    kept: KeptEvents = KeptEvents(0)
+    """What the client has received, before its form was changed."""
     before: Progress | None = None
     """How far the stream had come where this worker continued it, if there is a `rewriter`."""
     is_engines: bool = False
     """The worker is an attached engine that tells ids: an error event (`failure_in`) is its death."""
-    is_overfull: bool = False
+    has_begun: bool = False
+    """Whether the client has the first events."""
     later_tokens: int = 0
     """Tokens in comments, without those of the first call of `add`."""
 
+    def __post_init__(self) -> None:
+        self.kept = KeptEvents(self.bytes_max)
+
+    @property
+    def passing(self) -> tuple[KeptEvents, tuple[bytes, ...] | None]:
+        """What keeps the events that the client gets as they are, and what only others have; None: all are others."""
+        if self.hides_ids or self.rewriter is not None:
+            return self.kept, None
+        return self.kept, (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
+
     def add(self, events: bytes) -> bytes:
         """Keep the next events, or a long one's beginning; return what the client gets of them."""
-        is_first = not self.size
-        self.size += len(events)
-        if self.size <= self.bytes_max:
-            self.parts.append(events)
-        elif not self.is_overfull:
-            self.is_overfull = True
-            self.parts.clear()
+        is_first, self.has_begun = not self.has_begun, True
+        self.kept.add(events)
         if self.rewriter is not None:
             return self.rewriter(events)
         if self.hides_ids:
@@ -127,4 +134,9 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
 
     def events(self) -> bytes:
         """Return the kept events."""
-        return b"".join(self.parts)
+        return self.kept.events
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether the stream is too long to be kept."""
+        return self.kept.is_overfull

@@ -1,7 +1,7 @@
 """Checks the timeouts of many connections with one timer.
 
-Every connection is checked once a period. Connections are spread over slots, and each tick checks one slot, so that
-thousands of connections never block the loop for long. Without connections there is no timer.
+Every connection is checked once a period, if it is due. Connections are spread over slots, and each tick checks one
+slot, so that thousands of connections never block the loop for long. Without connections there is no timer.
 """
 
 import asyncio
@@ -13,6 +13,9 @@ SLOTS = 8
 
 class Watched(Protocol):
     """An object with timeouts."""
+
+    due_s: float
+    """No check is needed before this time."""
 
     def check_timeouts(self, now_s: float) -> None:
         """Act on all timeouts that are overdue at `now_s`, by the loop's clock."""
@@ -64,4 +67,5 @@ class TimeoutSweeper:
         self._timer = loop.call_later(self._tick_s, self._tick)
         now_s = loop.time()
         for watched in tuple(next(self._slot_cycle)):
-            watched.check_timeouts(now_s)
+            if watched.due_s <= now_s:
+                watched.check_timeouts(now_s)

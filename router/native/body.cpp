@@ -2,6 +2,8 @@
 #include "http.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <vector>
 
 namespace nb = nanobind;
 
@@ -9,7 +11,7 @@ namespace kv::http {
 
 namespace {
 
-constexpr std::size_t kLineBytesMax = 4096, kTrailerBytesMax = 16 << 10, kSizeDigitsMax = 15, kTailBytes = 4096;
+constexpr std::size_t kLineBytesMax = 4096, kTrailerBytesMax = 16 << 10, kSizeDigitsMax = 15;
 constexpr std::size_t kSpareBytes = 8 << 10;  // unused memory that a stream may hold: thousands are open at once
 
 // The digits of a chunk's size at the beginning of `line`; `size` is what they say.
@@ -39,21 +41,21 @@ void append(std::string& payload, Text piece) { payload.append(piece); }
 
 class BodyReader {
 public:
-    explicit BodyReader(std::int64_t body_bytes) : left(std::max<std::int64_t>(body_bytes, 0)), body_bytes_(body_bytes) {}
+    explicit BodyReader(std::int64_t of) : left(std::max<std::int64_t>(of, 0)), body_bytes(of) {}
 
     // Appends the payload in `data` to `payload`; returns where in `data` the body ends, -1 if it does not.
     template <typename Payload>
     std::int64_t feed(Text data, Payload& payload) {
-        if (body_bytes_ == kChunked) {
+        if (body_bytes == kChunked) {
             return feed_chunks(data, payload);
         }
-        const std::size_t taken = body_bytes_ == kUntilClose ? data.size() : std::min(data.size(), static_cast<std::size_t>(left));
+        const std::size_t taken = body_bytes == kUntilClose ? data.size() : std::min(data.size(), static_cast<std::size_t>(left));
         append(payload, data.substr(0, taken));
-        left -= body_bytes_ == kUntilClose ? 0 : static_cast<std::int64_t>(taken);
-        return body_bytes_ == kUntilClose || left != 0 ? -1 : static_cast<std::int64_t>(taken);
+        left -= body_bytes == kUntilClose ? 0 : static_cast<std::int64_t>(taken);
+        return body_bytes == kUntilClose || left != 0 ? -1 : static_cast<std::int64_t>(taken);
     }
 
-    std::int64_t left;
+    std::int64_t left, body_bytes;
 
 private:
     enum class State { kSize, kData, kEnd, kTrailers };
@@ -120,7 +122,6 @@ private:
         return false;
     }
 
-    std::int64_t body_bytes_;
     State state_ = State::kSize;
     std::string line_;  // its beginning
     std::size_t trailer_bytes_ = 0;
@@ -145,38 +146,74 @@ std::size_t count_of(Text data, Text what) {
     return count;
 }
 
-class AnswerBody {
+// Complete events, at most `bytes_max`; of a longer stream nothing is kept.
+class KeptEvents {
 public:
-    AnswerBody(std::int64_t body_bytes, const nb::bytes& mark) : reader_(body_bytes), mark_(view_of(mark)) {}
+    explicit KeptEvents(std::size_t most) : bytes_max(most) {}
 
-    std::int64_t feed(const nb::bytes& data) {
-        const std::int64_t end = reader_.feed(view_of(data), pending);
-        has_begun = has_begun || !pending.empty();
-        return end;
+    void add(Text events) {
+        is_overfull = is_overfull || kept.size() + events.size() > bytes_max;
+        if (is_overfull) {
+            kept = {};
+        } else {
+            kept.append(events);
+        }
     }
 
+    std::size_t bytes_max;
+    std::string kept;
+    bool is_overfull = false;
+};
+
+class AnswerBody {
+public:
+    // `is_later`: the client has a part of the answer already.
+    AnswerBody(std::int64_t body_bytes, const nb::bytes& mark, bool is_later)
+        : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
+
+    // Reads the payload in `data`. While the answer `flows`: the complete events as they are sent to the client, empty
+    // where there are none. None: it does not flow, it ends, or what waits is for its reader to judge.
+    nb::object feed(const nb::bytes& data) {
+        end = reader_.feed(view_of(data), pending);
+        has_begun = has_begun || !pending.empty();
+        const bool passes = is_stream_ && flows && end < 0;
+        const std::size_t events = passes ? events_end(pending, seen_) : 0;
+        if (!passes || (events == 0 && pending.size() > pending_max_) || is_judged()) {
+            return nb::none();
+        }
+        const std::string taken = cut(events);
+        seen_ = pending.size();
+        if (taken.empty()) {
+            return nb::bytes("", 0);
+        }
+        if (kept_ != nullptr) {
+            kept_->add(taken);
+        }
+        return is_chunked_ ? chunk(taken) : nb::bytes(taken.data(), taken.size());
+    }
+
+    // The body is a stream, which may flow: its events, as `chunks` or as they are, are kept in `kept`; what waits is for its
+    // reader to judge if it has one of the `alarms`, or more than `pending_max` bytes without a complete event.
+    void pass_on(bool chunks, std::size_t most, KeptEvents* kept, const nb::tuple& alarms) {
+        is_stream_ = true;
+        is_chunked_ = chunks;
+        pending_max_ = most;
+        kept_ = kept;
+        alarms_.clear();
+        for (const nb::handle alarm : alarms) {
+            alarms_.emplace_back(view_of(nb::cast<nb::bytes>(alarm)));
+        }
+    }
+
+    bool until_close() const { return reader_.body_bytes == kUntilClose; }
+
     nb::bytes take(std::size_t size) {
-        const Text taken = Text(pending).substr(0, size);
-        marks = count_of(taken, mark_.empty() ? "\n\n" : Text(mark_));
-        if (marks == 0 && mark_.empty()) {
-            marks = count_of(taken, "\n\r\n");
-        }
-        tail_.append(taken.substr(taken.size() - std::min(taken.size(), kTailBytes)));
-        if (tail_.size() > 4 * kTailBytes) {
-            tail_.erase(0, tail_.size() - kTailBytes);
-        }
-        nb::bytes found(taken.data(), taken.size());
-        pending.erase(0, taken.size());
-        if (pending.capacity() > kSpareBytes && pending.size() <= kSpareBytes) {
-            pending.shrink_to_fit();
-        }
-        seen_ = 0;
-        return found;
+        const std::string taken = cut(size);
+        return nb::bytes(taken.data(), taken.size());
     }
 
     nb::bytes take_events() {
-        const std::size_t end = events_end(pending, seen_);
-        nb::bytes found = take(end);
+        nb::bytes found = take(events_end(pending, seen_));
         seen_ = pending.size();
         return found;
     }
@@ -192,13 +229,54 @@ public:
     }
 
     std::string pending;
-    std::size_t marks = 0;
-    bool has_begun = false;
+    std::int64_t end = -1;
+    std::size_t marks = 0, later = 0;
+    bool has_begun = false, flows = false;
 
 private:
+    static nb::bytes chunk(const std::string& payload) {
+        std::array<char, 24> line{};
+        const int size = std::snprintf(line.data(), line.size(), "%zx\r\n", payload.size());
+        const std::string framed = std::string(line.data(), static_cast<std::size_t>(size)).append(payload).append("\r\n");
+        return nb::bytes(framed.data(), framed.size());
+    }
+
+    bool is_judged() const {
+        return std::any_of(alarms_.begin(), alarms_.end(), [this](const std::string& each) { return pending.find(each) != std::string::npos; });
+    }
+
+    std::string cut(std::size_t size) {
+        std::string taken;
+        if (size < pending.size()) {
+            taken = pending.substr(0, size);
+            pending.erase(0, size);
+        } else {
+            taken.swap(pending);
+        }
+        marks = count_of(taken, mark_.empty() ? "\n\n" : Text(mark_));
+        if (marks == 0 && mark_.empty()) {
+            marks = count_of(taken, "\n\r\n");
+        }
+        later += counts_ ? marks : 0;
+        counts_ = counts_ || (mark_.empty() ? !taken.empty() : marks > 0);
+        tail_.append(Text(taken).substr(taken.size() - std::min(taken.size(), kTailBytes)));
+        if (tail_.size() > 4 * kTailBytes) {
+            tail_.erase(0, tail_.size() - kTailBytes);
+        }
+        if (pending.capacity() > kSpareBytes && pending.size() <= kSpareBytes) {
+            pending.shrink_to_fit();
+        }
+        seen_ = 0;
+        return taken;
+    }
+
     BodyReader reader_;
     std::string mark_, tail_;
+    std::vector<std::string> alarms_;
+    KeptEvents* kept_ = nullptr;
     std::size_t seen_ = 0;  // pending bytes in which no event ends
+    std::size_t pending_max_ = 0;
+    bool counts_, is_stream_ = false, is_chunked_ = false;
 };
 
 }  // namespace
@@ -210,15 +288,25 @@ void bind_bodies(nb::module_& module) {
         .def("feed", [](BodyReader& reader, const nb::bytes& data, const nb::bytearray& payload) { return reader.feed(view_of(data), payload); },
              nb::arg(), nb::arg())
         .def_ro("left", &BodyReader::left);
+    nb::class_<KeptEvents>(module, "KeptEvents")
+        .def(nb::init<std::size_t>(), nb::arg())
+        .def("add", [](KeptEvents& kept, const nb::bytes& events) { kept.add(view_of(events)); }, nb::arg())
+        .def_ro("is_overfull", &KeptEvents::is_overfull)
+        .def_prop_ro("events", [](const KeptEvents& kept) { return nb::bytes(kept.kept.data(), kept.kept.size()); });
     nb::class_<AnswerBody>(module, "AnswerBody")
-        .def(nb::init<std::int64_t, const nb::bytes&>(), nb::arg(), nb::arg())
+        .def(nb::init<std::int64_t, const nb::bytes&, bool>(), nb::arg(), nb::arg(), nb::arg() = false)
         .def("feed", &AnswerBody::feed, nb::arg())
+        .def("pass_on", &AnswerBody::pass_on, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::keep_alive<1, 4>())
         .def("has", [](const AnswerBody& body, const nb::bytes& text) { return body.pending.find(view_of(text)) != std::string::npos; }, nb::arg())
         .def("take_events", &AnswerBody::take_events)
         .def("take", &AnswerBody::take, nb::arg())
         .def("drop", &AnswerBody::drop)
+        .def_ro("end", &AnswerBody::end)
         .def_ro("marks", &AnswerBody::marks)
+        .def_prop_ro("until_close", &AnswerBody::until_close)
+        .def_ro("later", &AnswerBody::later)
         .def_ro("has_begun", &AnswerBody::has_begun)
+        .def_rw("flows", &AnswerBody::flows)
         .def_prop_ro("size", [](const AnswerBody& body) { return body.pending.size(); })
         .def_prop_ro("pending", [](const AnswerBody& body) { return nb::bytes(body.pending.data(), body.pending.size()); })
         .def_prop_ro("tail", &AnswerBody::tail);

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -15,13 +16,16 @@ namespace kv::http {
 namespace {
 
 constexpr std::size_t kHeadBytesMax = 32 << 10, kLinesMax = 100, kDigitsMax = 18, kShownMax = 100;
+constexpr std::size_t kJoinedBytesMax = 16 << 10;
 
 // Of `router/http/heads.py`, which names them when it is imported: as long as the process.
 PyObject *request_head, *answer_head, *malformed_error;
 
-// Headers that say how a message is read.
-enum Known : std::size_t { kHost, kLength, kCoding, kContent, kExpect, kConnection, kKnownCount };
-constexpr std::array<Text, kKnownCount> kNames{"host", "content-length", "transfer-encoding", "content-encoding", "expect", "connection"};
+// Headers that say how a message is read, and who may send it. Those before `kConnection` may come once.
+enum Known : std::size_t { kHost, kLength, kCoding, kContent, kExpect, kConnection, kOrigin, kType, kKnownCount };
+constexpr std::array<Text, kKnownCount> kNames{"host",   "content-length", "transfer-encoding", "content-encoding",
+                                               "expect", "connection",     "origin",            "content-type"};
+constexpr Text kStream = "text/event-stream";
 
 nb::object checked(PyObject* made) {
     if (made == nullptr) {
@@ -42,6 +46,14 @@ nb::object named(PyObject* type, std::initializer_list<nb::object> fields) {
         PyTuple_SET_ITEM(made.ptr(), at++, field.inc_ref().ptr());
     }
     return made;
+}
+
+bool contains(const nb::object& set, const nb::object& what) {
+    const int found = PySet_Contains(set.ptr(), what.ptr());
+    if (found < 0) {
+        throw nb::python_error();
+    }
+    return found != 0;
 }
 
 Text stripped(Text of) {
@@ -212,47 +224,135 @@ bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& star
     return true;
 }
 
-nb::object request(const nb::bytes& given) {
-    Text data = view_of(given), line, lines;
-    const std::size_t before = empty_lines(data);
-    data.remove_prefix(before);
-    if (!cut_head(data, before, 431, line, lines)) {
-        return nb::none();
-    }
-    const auto [method, path_and_query, http_1_1] = request_line(line);
-    Fields fields;
-    fields.read(lines, 431, [](const nb::object&, Text) {});
-    if (http_1_1 && !fields.has[kHost]) {
-        malformed(400, "host: found none, one is needed");
-    }
-    const std::int64_t body_bytes = fields.body_bytes(http_1_1);
-    const std::string &content = fields.values[kContent], &expect = fields.values[kExpect];
-    if (fields.has[kContent] && !same(content, "identity")) {
-        malformed(415, "content-encoding: found " + shown(content) + ", allowed identity");
-    }
-    if (fields.has[kExpect] && !same(expect, "100-continue")) {
-        malformed(417, "expect: found " + shown(expect) + ", allowed 100-continue");
-    }
-    const Text path = path_and_query;
-    const std::size_t mark = std::min(path.find('?'), path.size()), length = static_cast<std::size_t>(std::max<std::int64_t>(body_bytes, 0));
-    const Text behind = data.substr(line.size() + lines.size() + 4);
-    const bool is_whole = body_bytes != kChunked && length <= behind.size();
-    const bool keep_alive = http_1_1 && !has_token(fields.values[kConnection], "close");
-    return named(request_head, {ascii(method), ascii(path.substr(0, mark)), ascii(path.substr(std::min(mark + 1, path.size()))),
-                                fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes), nb::cast(keep_alive),
-                                nb::cast(http_1_1), is_whole ? bytes(behind.substr(0, length)) : nb::none(),
-                                bytes(is_whole ? behind.substr(length) : behind)});
-}
+// Reads requests of clients; what is known of all of them is given once.
+class RequestReader {
+public:
+    RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max, nb::object paths)
+        : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), paths_(std::move(paths)),
+          body_bytes_max_(body_bytes_max) {}
 
+    // None: the head is not complete. A `RequestHead`: there is something left to check, or to read. Else an `Exchange`.
+    nb::object read(const nb::bytes& given, const nb::object& client, const nb::object& began_s) const {
+        Text data = view_of(given), line, lines;
+        const std::size_t before = empty_lines(data);
+        data.remove_prefix(before);
+        if (!cut_head(data, before, 431, line, lines)) {
+            return nb::none();
+        }
+        const auto [method, path_and_query, http_1_1] = request_line(line);
+        Fields fields;
+        fields.read(lines, 431, [](const nb::object&, Text) {});
+        if (http_1_1 && !fields.has[kHost]) {
+            malformed(400, "host: found none, one is needed");
+        }
+        const std::int64_t body_bytes = fields.body_bytes(http_1_1);
+        const std::string &content = fields.values[kContent], &expect = fields.values[kExpect];
+        if (fields.has[kContent] && !same(content, "identity")) {
+            malformed(415, "content-encoding: found " + shown(content) + ", allowed identity");
+        }
+        if (fields.has[kExpect] && !same(expect, "100-continue")) {
+            malformed(417, "expect: found " + shown(expect) + ", allowed 100-continue");
+        }
+        const Text target = path_and_query, behind = data.substr(line.size() + lines.size() + 4);
+        const std::size_t mark = std::min(target.find('?'), target.size());
+        const std::size_t length = static_cast<std::size_t>(std::max<std::int64_t>(body_bytes, 0));
+        const bool is_whole = body_bytes != kChunked && length <= behind.size();
+        const bool keep_alive = http_1_1 && !has_token(fields.values[kConnection], "close");
+        const nb::object method_text = ascii(method), path = ascii(target.substr(0, mark));
+        const nb::object query = ascii(target.substr(std::min(mark + 1, target.size())));
+        const nb::object body = is_whole ? bytes(behind.substr(0, length)) : nb::none();
+        if (!checks_all && method == "POST" && keep_alive && is_whole && length == behind.size() && length <= body_bytes_max_ &&
+            !fields.has[kOrigin] && contains(paths_, path) && contains(hosts_, bytes(fields.values[kHost]))) {
+            const std::array<PyObject*, 8> of{client.ptr(),         method_text.ptr(), path.ptr(),    query.ptr(),
+                                              fields.headers.ptr(), body.ptr(),        began_s.ptr(), lines_.ptr()};
+            return checked(PyObject_Vectorcall(exchange_.ptr(), of.data(), of.size(), nullptr));
+        }
+        return named(request_head, {method_text, path, query, fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes),
+                                    nb::cast(keep_alive), nb::cast(http_1_1), body, bytes(is_whole ? behind.substr(length) : behind)});
+    }
+
+    bool checks_all = false;
+
+private:
+    nb::object exchange_, hosts_;  // the type `Exchange`, a set
+    nb::bytes lines_;
+    nb::object paths_;  // a frozenset
+    std::size_t body_bytes_max_;
+};
+
+// Writes requests to one worker.
+class RequestWriter {
+public:
+    RequestWriter(const nb::bytes& prefix, const nb::bytes& host_line) : prefix_(view_of(prefix)), host_line_(view_of(host_line)) {}
+
+    // The parts of a request. `body` is bytes or a tuple of parts; only short bytes are copied into one part with the head.
+    nb::object request(Text method, Text path, const nb::bytes& headers, const nb::object& body) const {
+        if (!all(method, kToken) || !all(path, kVisible)) {
+            throw nb::value_error("request: found a method or path that is not visible ASCII");
+        }
+        const bool is_whole = PyBytes_Check(body.ptr());
+        const nb::tuple parts = is_whole ? nb::make_tuple(body) : nb::cast<nb::tuple>(body);
+        std::size_t size = 0;
+        for (const nb::handle part : parts) {
+            size += nb::len(part);
+        }
+        std::string head;
+        head.reserve(512 + headers.size() + (size <= kJoinedBytesMax ? size : 0));
+        head.append(method).append(" ").append(prefix_).append(path).append(" HTTP/1.1\r\n").append(host_line_);
+        head.append(std::to_string(size)).append("\r\n").append(view_of(headers)).append("\r\n");
+        if (is_whole && size <= kJoinedBytesMax) {
+            return nb::make_tuple(bytes(head.append(view_of(nb::borrow<nb::bytes>(body)))));
+        }
+        return nb::make_tuple(bytes(head)) + parts;
+    }
+
+private:
+    std::string prefix_, host_line_;
+};
+
+// Reads answers of workers; `dropped` are names of headers that clients do not get.
 class AnswerReader {
 public:
     explicit AnswerReader(nb::object dropped) : dropped_(std::move(dropped)) {}
 
-    nb::object answer(const nb::bytes& given) const {
-        Text data = view_of(given), line, lines;
-        if (!cut_head(data, 0, 502, line, lines)) {
-            return nb::none();
+    // The answer that begins with `part`, behind interim answers: see `router/http/heads.py`.
+    nb::object answer(const nb::bytes& given, const nb::bytes& part, bool has_begun) const {
+        const std::string joined = part.size() == 0 ? std::string() : std::string(view_of(part)).append(view_of(given));
+        Text data = part.size() == 0 ? view_of(given) : Text(joined), line, lines;
+        nb::object found = nb::none();
+        while (cut_head(data, 0, 502, line, lines)) {
+            const Text behind = data.substr(line.size() + lines.size() + 4);
+            const int status = status_of(line);
+            const Head head = parsed(status, line, lines);
+            const bool is_whole = head.body_bytes == static_cast<std::int64_t>(behind.size());
+            if (status >= 200 && is_whole && !has_begun) {
+                std::string framed = is_bodyless(status) ? "" : "content-length: " + std::to_string(behind.size()) + "\r\n";
+                framed.append("\r\n").append(behind);
+                const Text tail = behind.substr(behind.size() - std::min(behind.size(), kTailBytes));
+                return nb::make_tuple(status, head.headers, bytes(head.passed_on), bytes(framed), bytes(tail), head.reusable);
+            }
+            found = named(answer_head, {nb::cast(status), head.headers, nb::cast(head.body_bytes), nb::cast(head.reusable),
+                                        nb::cast(head.is_stream), bytes(head.passed_on), bytes(behind)});
+            if (status >= 200) {
+                break;
+            }
+            data = behind;
         }
+        const nb::bytes nothing("", 0);
+        return nb::make_tuple(0, found, nothing, nothing, nothing, false);
+    }
+
+private:
+    struct Head {
+        nb::dict headers;
+        std::string passed_on;  // its lines for the client
+        std::int64_t body_bytes;
+        bool reusable, is_stream;
+    };
+
+    static bool is_bodyless(int status) { return status == 204 || status == 304; }
+
+    static int status_of(Text line) {
         const bool is_status = line.size() >= 12 && (line.substr(0, 9) == "HTTP/1.1 " || line.substr(0, 9) == "HTTP/1.0 ") &&
                                line[9] >= '1' && line[9] <= '5' && line.substr(10, 2).find_first_not_of("0123456789") == Text::npos &&
                                (line.size() == 12 || line[12] == ' ') && all(line.substr(12), kText);
@@ -263,21 +363,21 @@ public:
         if (status == 101) {
             malformed(502, "status: found 101, allowed none that changes the protocol");
         }
+        return status;
+    }
+
+    Head parsed(int status, Text line, Text lines) const {
         const bool http_1_1 = line[7] == '1';
         Fields fields;
         std::string passed_on = "HTTP/1.1 " + std::string(line.substr(9)) + "\r\n";
         const std::size_t start_size = passed_on.size();
         fields.read(lines, 502, [&](const nb::object& name, Text of) {
-            const int is_dropped = PySet_Contains(dropped_.ptr(), name.ptr());
-            if (is_dropped < 0) {
-                throw nb::python_error();
-            }
-            if (is_dropped == 0) {
+            if (!contains(dropped_, name)) {
                 passed_on.append(of).append("\r\n");
             }
         });
         std::int64_t body_bytes = fields.body_bytes(http_1_1);
-        if (status < 200 || status == 204 || status == 304) {
+        if (status < 200 || is_bodyless(status)) {
             body_bytes = 0;
         }
         const Text connection = fields.values[kConnection];
@@ -285,11 +385,9 @@ public:
             each_token(connection, [&](Text name) { remove(passed_on, start_size, name); });
         }
         const bool reusable = http_1_1 && body_bytes != kUntilClose && !has_token(connection, "close");
-        return named(answer_head, {nb::cast(status), fields.headers, nb::cast(body_bytes), nb::cast(reusable), bytes(passed_on),
-                                   bytes(data.substr(line.size() + lines.size() + 4))});
+        return {fields.headers, std::move(passed_on), body_bytes, reusable, same(Text(fields.values[kType]).substr(0, kStream.size()), kStream)};
     }
 
-private:
     // Removes the header lines of this name.
     static void remove(std::string& lines, std::size_t from, Text name) {
         for (std::size_t at = from, end = 0; at < lines.size(); at = end) {
@@ -325,8 +423,16 @@ void bind_heads(nb::module_& module) {
                    malformed_error = error.release().ptr();
                },
                "request_head"_a, "answer_head"_a, "malformed"_a);
-    module.def("request_head", &request, nb::arg());
-    nb::class_<AnswerReader>(module, "AnswerReader").def(nb::init<nb::object>(), nb::arg()).def("answer", &AnswerReader::answer, nb::arg());
+    nb::class_<RequestReader>(module, "RequestReader")
+        .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def("read", &RequestReader::read, nb::arg(), nb::arg().none(), nb::arg())
+        .def_rw("checks_all", &RequestReader::checks_all);
+    nb::class_<RequestWriter>(module, "RequestWriter")
+        .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg(), nb::arg())
+        .def("request", &RequestWriter::request, nb::arg(), nb::arg(), nb::arg(), nb::arg());
+    nb::class_<AnswerReader>(module, "AnswerReader")
+        .def(nb::init<nb::object>(), nb::arg())
+        .def("answer", &AnswerReader::answer, nb::arg(), nb::arg(), nb::arg());
 }
 
 }  // namespace kv::http

@@ -12,6 +12,8 @@ namespace kv::http {
 
 using Text = std::string_view;
 
+constexpr std::size_t kTailBytes = 4096;  // the end of a body that is kept
+
 enum : std::int64_t { kChunked = -1, kUntilClose = -2 };  // in place of a body's length
 
 // Classes of bytes: tchar; what a value may have; visible ASCII (RFC 9110, 5.6.2 and 5.5).

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 
 namespace nb = nanobind;
 
@@ -27,8 +26,10 @@ std::optional<std::int64_t> count_at(Text tail, std::size_t at) {
     return end == begin || end - begin > kCountDigitsMax ? std::nullopt : std::optional(std::stoll(std::string(tail.substr(begin, end - begin))));
 }
 
+PyObject* usage_type;  // of `router/http/usage.py`, which names it when it is imported: as long as the process
+
 // Output, cached and input tokens; the last ones of each that are stated behind the last `"usage"`.
-auto usage_counts(const nb::bytes& given) {
+nb::object usage_in(const nb::bytes& given) {
     std::optional<std::int64_t> output, cached, input;
     const Text tail = view_of(given);
     for (std::size_t at = std::min(tail.rfind(kUsage), tail.size()); (at = tail.find(kKeyEnd, at)) != Text::npos; at += kKeyEnd.size()) {
@@ -42,11 +43,14 @@ auto usage_counts(const nb::bytes& given) {
             *of = found;
         }
     }
-    return std::make_tuple(output, cached, input);
+    return nb::handle(usage_type)(output, cached, input);
 }
 
 }  // namespace
 
-void bind_usage(nb::module_& module) { module.def("usage_counts", &usage_counts, nb::arg()); }
+void bind_usage(nb::module_& module) {
+    module.def("name_usage", [](nb::object usage) { usage_type = usage.release().ptr(); }, nb::arg());
+    module.def("usage_in", &usage_in, nb::arg());
+}
 
 }  // namespace kv::http

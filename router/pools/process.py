@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import load_settings
 from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
@@ -114,6 +115,7 @@ class PoolsProcess:
         self.data = HttpPlane(
             self._serve,
             settings.data.limits(),
+            posts=dict.fromkeys(PATHS.values(), self._serve),
             sites=settings.data.sites(),
             credentials=settings.data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},

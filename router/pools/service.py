@@ -11,7 +11,7 @@ from router.decision.routing import Readiness
 from router.http.exchange import CallLimits
 from router.http.heads import HOP_BY_HOP, Headers
 from router.http.limits import CONNECT_S
-from router.http.worker import Upstreams
+from router.http.upstreams import Upstreams
 from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup, SelectionInput, Targets, select

@@ -51,7 +51,7 @@ class Replies:
         passes: Callable[[Exchange], bool] = lambda _: False,
     ) -> None:
         """`posts` are served by their paths; `passes` serves another path, or returns false."""
-        self._posts, self._models, self._readiness = posts, models, readiness
+        self.posts, self._models, self._readiness = posts, models, readiness
         self._refuse, self._passes = refuse, passes
         self._gets: dict[str, Endpoint] = {
             "/v1/models": lambda exchange: answer(exchange, {"object": "list", "data": list(map(_model, models()))}),
@@ -64,7 +64,7 @@ class Replies:
     def __call__(self, exchange: Exchange) -> None:
         """Answer the exchange, now or later. On an exception the connection answers with a 500."""
         path, method = exchange.path, exchange.method
-        allowed, endpoint = "POST", self._posts.get(path)
+        allowed, endpoint = "POST", self.posts.get(path)
         if endpoint is None:
             allowed, endpoint = "GET", self._gets.get(path) or (self._named if path.startswith(_MODEL) else None)
         if endpoint is None:

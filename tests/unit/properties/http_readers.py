@@ -14,6 +14,8 @@ from router.http.heads import UNTIL_CLOSE, AnswerReader, Malformed
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 
+POSTS = ("/", "/a", "/v1/completions")
+"""Paths of requests that are read without a second look, if nothing about them asks for it."""
 DELIBERATE = (
     "bare CR or LF before it",  # h11 forgives bare LF; proxies that disagree on it are smuggled through
     "without control characters",  # h11 forgives bare LF between lines, continuation lines, control characters
@@ -113,7 +115,7 @@ def read_by_us(pieces: Sequence[bytes]) -> Reading:
         messages.append(Message(start, dict(exchange.headers), bytes(exchange.body)))
         exchange.answer(200, b"")
 
-    plane = HttpPlane(service, HttpLimits())
+    plane = HttpPlane(service, HttpLimits(), posts=dict.fromkeys(POSTS, service))
     loop = StoppedLoop()
     plane.loop = cast("Any", loop)
     connection, wire = ClientConnection(plane), Wire()
@@ -177,7 +179,7 @@ def read_answer_by_us(pieces: Sequence[bytes]) -> Reading:
     if end == 3:
         return Reading([], "", waits=True)
     try:
-        head = AnswerReader(frozenset()).answer(data)
+        head = AnswerReader(frozenset()).answer(data, b"", True)[1]
         message = Message((head.status,), dict(head.headers), b"")
         if head.body_bytes == 0:
             return Reading([_comparable(message)], "")

@@ -77,6 +77,8 @@ class FakeIndex:
 class Checked:
     """Counts the checks of its timeouts, of which it has none."""
 
+    due_s = 0.0
+
     def __init__(self) -> None:
         self.checks = asyncio.Semaphore(0)
 
@@ -136,7 +138,7 @@ class Plane:
             tracer=tracer,
         )
         service = endpoints(self.serving, passed_paths=settings.data.passed_paths)
-        self.server = HttpPlane(service, limits, credentials=settings.data.credentials(self.clock))
+        self.server = HttpPlane(service, limits, posts=service.posts, credentials=settings.data.credentials(self.clock))
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 

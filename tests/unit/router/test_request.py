@@ -18,6 +18,7 @@ from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
+from router.http.upstreams import UpstreamOrigin
 from router.request.attempt import Attempt
 from router.request.destination import Destination, RequestRecords
 from router.request.request import Request
@@ -53,7 +54,6 @@ class Life(Destination[Try], RequestRecords[Try]):
     """A request, its client and its destination in one: `facts` are what came of it, in order."""
 
     http_1_1 = True
-    connection_line = b""
     writing_paused = False
 
     def __init__(self, *chosen: str | RequestRejected, phase: Any = "whole", retries: int = 1, migrations: int = 0,
@@ -136,8 +136,11 @@ class Life(Destination[Try], RequestRecords[Try]):
     def outward(self) -> Any:
         return self
 
-    def forward(self, exchange: Exchange, *call: Any) -> None:
-        handler: ResponseHandler = next(each for each in call if isinstance(each, Request))
+    def origin(self, base_url: str) -> UpstreamOrigin:
+        return UpstreamOrigin(base_url)
+
+    def dial(self, origin: UpstreamOrigin, exchange: Exchange, call: OutboundCall, handler: ResponseHandler) -> None:
+        del origin, call
         self._asked = exchange
         if self._fails:
             handler.on_failed("connect", self._fails, False)

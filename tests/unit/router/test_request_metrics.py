@@ -104,7 +104,7 @@ def test_the_duration_of_a_decision_counts_once_it_is_carried_out() -> None:
     assert told("decision_duration_seconds_count", stage="total") == 0
     told.bench.routing.take(verdict)
     assert [told("decision_duration_seconds_count", stage=each) for each in ("match", "choose", "total")] == [1, 1, 1]
-    assert told("decision_duration_seconds_sum", stage="total") > 0
+    assert told("decision_duration_seconds_sum", stage="total")
 
 
 @pytest.mark.parametrize("model", ["", "x" * 1000, "of a worker that left"])

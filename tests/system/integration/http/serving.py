@@ -98,7 +98,12 @@ class Http:
     ) -> None:
         limits = {"sweep_s": 0.02, "drain_s": 5.0, "drain_idle_s": 0.0} | limits
         self.plane = HttpPlane(
-            self.serve, HttpLimits(**limits), sites=sites, credentials=credentials, files=lambda: files
+            self.serve,
+            HttpLimits(**limits),
+            posts={"/v1/completions": self.serve},
+            sites=sites,
+            credentials=credentials,
+            files=lambda: files,
         )
         self.stop = asyncio.Event()
         self.worker = ""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader
+from router.http.framing import TAIL_BYTES, AnswerBody, BodyReader, KeptEvents
 from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
@@ -99,7 +99,7 @@ def test_a_body_until_the_end_has_no_other() -> None:
 def test_complete_events_are_taken_and_the_beginning_of_another_stays(end: bytes, rest: bytes) -> None:
     events = (b"data: a" + end) * 3
     body = AnswerBody(UNTIL_CLOSE, b"")
-    assert body.feed(events + rest) == -1
+    assert (body.feed(events + rest), body.end) == (None, -1)
     assert [body.take_events(), body.pending, body.take_events(), body.pending] == [events, rest, b"", rest]
     assert body.tail == events
 
@@ -146,8 +146,8 @@ def test_a_stream_holds_no_more_memory_than_its_pending_event_needs() -> None:
 
 def test_a_body_has_begun_with_its_first_byte_and_is_taken_in_parts() -> None:
     body = AnswerBody(CHUNKED, b"")
-    assert (body.feed(b"5\r\n"), body.has_begun) == (-1, False)
-    assert (body.feed(b"hello\r\n0\r\n\r\nnext"), body.has_begun, body.size) == (12, True, 5)
+    assert (body.feed(b"5\r\n"), body.end, body.has_begun) == (None, -1, False)
+    assert (body.feed(b"hello\r\n0\r\n\r\nnext"), body.end, body.has_begun, body.size) == (None, 12, True, 5)
     assert [body.take(2), body.take(body.size), body.size, body.tail] == [b"he", b"llo", 0, b"hello"]
 
 
@@ -163,3 +163,33 @@ def test_the_tail_is_the_end_of_what_was_taken(sizes: list[int]) -> None:
         body.take(4)
         payload += b"data"
         assert body.tail == payload[-TAIL_BYTES:]
+
+
+def flowing(
+    pending_max: int = 100, alarms: tuple[bytes, ...] = (), *, chunks: bool = True
+) -> tuple[AnswerBody, KeptEvents]:
+    """Return a stream that flows, and what keeps its events."""
+    body, kept = AnswerBody(CHUNKED, b""), KeptEvents(20)
+    body.pass_on(chunks, pending_max, kept, alarms)
+    body.flows = True
+    return body, kept
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+def test_complete_events_of_a_stream_flow_as_one_chunk(chunks: bool) -> None:
+    body, kept = flowing(chunks=chunks)
+    assert body.feed(b"3\r\na\n\n\r\n4\r\nb\n\nc\r\n") == (b"6\r\na\n\nb\n\n\r\n" if chunks else b"a\n\nb\n\n")
+    assert (body.feed(b"1\r\n"), body.pending, kept.events, body.later) == (b"", b"c", b"a\n\nb\n\n", 0)
+    assert body.feed(b"\n\r\n1\r\n\n\r\n") == (b"3\r\nc\n\n\r\n" if chunks else b"c\n\n")
+    assert (body.tail, body.later, kept.events) == (b"a\n\nb\n\nc\n\n", 1, b"a\n\nb\n\nc\n\n")
+    assert (body.feed(b"f\r\n" + b"d" * 13 + b"\n\n\r\n") is None, kept.is_overfull, kept.events) == (False, True, b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "pending"),
+    [(b"0\r\n\r\n", b""), (b"a\r\n: tokens\n\n\r\n", b": tokens\n\n"), (b"5\r\nabcde\r\n", b"abcde")],
+    ids=["its end", "an alarm", "a long event"],
+)
+def test_a_stream_stops_flowing_where_there_is_something_to_judge(data: bytes, pending: bytes) -> None:
+    body, kept = flowing(4, (b": tokens",))
+    assert (body.feed(data), body.pending, kept.events) == (None, pending, b"")

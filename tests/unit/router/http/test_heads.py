@@ -1,7 +1,10 @@
 """What is a head and what is not, rule by rule."""
 
+from typing import Any
+
 import pytest
 
+from router.http.exchange import Exchange
 from router.http.heads import (
     CHUNKED,
     HOP_BY_HOP,
@@ -10,7 +13,8 @@ from router.http.heads import (
     AnswerReader,
     Malformed,
     RequestHead,
-    request_head,
+    RequestReader,
+    RequestWriter,
 )
 
 PLAIN = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: router\r\n%b\r\n"
@@ -18,6 +22,12 @@ PLAIN = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: router\r\n%b\r\n"
 
 def request(lines: bytes = b"") -> bytes:
     return PLAIN % lines
+
+
+def request_head(data: bytes) -> RequestHead | None:
+    """Return the head of a request that comes to no host that is served: it is left to check."""
+    found: RequestHead | None = RequestReader(Exchange, set(), b"", 0, frozenset()).read(data, None, 0.0)
+    return found
 
 
 def parsed(head: bytes) -> RequestHead:
@@ -30,7 +40,7 @@ def parsed(head: bytes) -> RequestHead:
 
 def answer(head: bytes, dropped: frozenset[bytes] = HOP_BY_HOP) -> AnswerHead:
     """Return a complete head of an answer."""
-    found: AnswerHead | None = AnswerReader(dropped).answer(head)
+    found: AnswerHead | None = AnswerReader(dropped).answer(head, b"", True)[1]
     assert found is not None
     assert found.rest == b""
     return found
@@ -230,6 +240,7 @@ def test_an_answer_says_what_follows_and_what_may_be_passed_on() -> None:
         {b"server": b"w", b"te": b"x", b"content-length": b"5", b"x-mine": b"1", b"retry-after": b"7"},
         5,
         False,
+        False,
         b"HTTP/1.1 404 Not  Here\r\nServer: w\r\nRetry-After: 7\r\n",
     )
 
@@ -276,3 +287,84 @@ def test_what_a_connection_header_names_is_not_passed_on() -> None:
 def test_what_is_no_answer_is_refused(head: bytes) -> None:
     with pytest.raises(Malformed):
         answer(head)
+
+
+# ---------------------------------------------------------------- what is left to check
+
+
+def read(data: bytes, *, checks_all: bool = False) -> Any:
+    """Return what a reader makes of a request that is sent to a served host and path."""
+    reader = RequestReader(Exchange, {b"router"}, b"vary: origin\r\n", 5, frozenset({"/v1/completions"}))
+    reader.checks_all = checks_all
+    return reader.read(data, None, 7.0)
+
+
+def test_a_plain_request_is_an_exchange_at_once() -> None:
+    found = read(request(b"Content-Length: 5\r\n") + b"hello")
+    assert isinstance(found, Exchange)
+    assert (found.method, found.path, found.query, found.body) == ("POST", "/v1/completions", "a=b", b"hello")
+    assert (found.headers[b"host"], found.began_s, found.connection_line) == (b"router", 7.0, b"vary: origin\r\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request(b"content-length: 6\r\n") + b"hello!",
+        request(b"content-length: 5\r\n") + b"hell",
+        request(b"content-length: 5\r\n") + b"hello ",
+        request(b"transfer-encoding: chunked\r\n") + b"0\r\n\r\n",
+        request(b"connection: close\r\n"),
+        request(b"origin: https://router\r\n"),
+        request().replace(b"router", b"another"),
+        request().replace(b"POST", b"GET"),
+        request().replace(b"completions", b"others"),
+        request().replace(b"1.1", b"1.0"),
+    ],
+    ids=["too long", "not whole", "another", "chunks", "close", "origin", "host", "method", "path", "version"],
+)
+def test_any_other_request_is_left_to_check(data: bytes) -> None:
+    assert isinstance(read(data), RequestHead)
+
+
+def test_all_requests_are_left_to_check_where_that_is_asked_for() -> None:
+    assert isinstance(read(request()), Exchange)
+    assert isinstance(read(request(), checks_all=True), RequestHead)
+
+
+# ---------------------------------------------------------------- what workers are sent, and answer
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [(b"{}", ()), (b"x" * 17_000, (b"x" * 17_000,)), ((bytearray(b"{"), b"}"), (bytearray(b"{"), b"}"))],
+    ids=["short", "long", "in parts"],
+)
+def test_a_request_to_a_worker_is_one_part_if_it_is_short(body: Any, parts: tuple[bytes, ...]) -> None:
+    head, *rest = RequestWriter(b"/api", b"host: w\r\ncontent-length: ").request("POST", "/v1?a", b"x-a: 1\r\n", body)
+    size = len(body) if isinstance(body, bytes) else sum(map(len, body))
+    start = b"POST /api/v1?a HTTP/1.1\r\nhost: w\r\ncontent-length: %d\r\nx-a: 1\r\n\r\n" % size
+    assert (head, tuple(rest)) == (start if parts else start + body, parts)
+
+
+@pytest.mark.parametrize("path", ["/a b", "/ä", "/a\r\nx: y"])
+def test_a_path_that_would_be_another_request_is_not_sent(path: str) -> None:
+    with pytest.raises(ValueError, match="visible ASCII"):
+        RequestWriter(b"", b"").request("POST", path, b"", b"")
+
+
+def test_an_answer_that_came_whole_is_framed_at_once() -> None:
+    data = b"HTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 5000\r\n\r\n" + b"a" + b"x" * 4999
+    whole = 200, {b"x-a": b"1", b"content-length": b"5000"}, b"HTTP/1.1 200 OK\r\nx-a: 1\r\n"
+    framed = b"content-length: 5000\r\n\r\na" + b"x" * 4999
+    reader = AnswerReader(HOP_BY_HOP)
+    assert reader.answer(data, b"", False) == (*whole, framed, b"x" * 4096, True)
+    assert reader.answer(data[9:], b"HTTP/1.1 100 -\r\n\r\n" + data[:9], False)[:3] == whole
+    for found in (
+        reader.answer(data, b"", True),
+        reader.answer(data[:-1], b"", False),
+        reader.answer(data + b"x", b"", False),
+    ):
+        assert (found[0], found[1].status) == (0, 200)
+    assert reader.answer(data[:20], b"", False)[:2] == (0, None)
+    assert reader.answer(b"HTTP/1.1 103 -\r\n\r\nHTTP", b"", False)[1].rest == b"HTTP"
+    assert reader.answer(b"HTTP/1.1 204 -\r\n\r\n", b"", False)[3] == b"\r\n"

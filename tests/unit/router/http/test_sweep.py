@@ -8,6 +8,8 @@ from router.http.timeout_sweeper import SLOTS, TimeoutSweeper
 class Looked:
     """Says that time passed for it."""
 
+    due_s = 0.0
+
     def __init__(self) -> None:
         self.at = asyncio.Event()
 
