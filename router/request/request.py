@@ -56,7 +56,7 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Request(CallbackCoroutine, Generic[A]):
-    """One request on its way; the handler of its own calls. `begin` starts it; `read` alone may be used without that.
+    """One request on its way; the handler of its own calls. `begin` starts it; `explain` only has it read and decided.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
@@ -144,7 +144,7 @@ class Request(CallbackCoroutine, Generic[A]):
                     continue
                 raise
             plan = self.plan
-            keeps_events = self._is_resumed or (plan.migration_limit > plan.migrations and not plan.is_aside)
+            keeps_events = self._is_resumed or (plan.may_migrate and not plan.is_aside)
             self.replay_buffer = destination.replay_buffer(self) if keeps_events else None
             try:
                 call = destination.call(self, attempt)
