@@ -137,7 +137,7 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
         """A worker's part is over, as of any request."""
         self._serving.records.settle(request, attempt, outcome)
         if attempt.verdict.request.phase != "decode" and outcome != "cancelled":
-            self.fault = "" if attempt.is_answered else f"status {attempt.status}"
+            self.fault = "" if attempt.is_success else f"status {attempt.status}"
             if attempt.reason:
                 self.fault = f"{attempt.stage}: {attempt.reason}"
 

@@ -62,12 +62,12 @@ class PoolAttempt(Attempt):
     @property
     def end_outcome(self) -> OutcomeName:
         """The outcome of an answer that was passed on completely, judged by the status."""
-        if self.is_answered:
+        if self.is_success:
             return "ok"
         return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
 
     def _may_pass(self, status: int) -> bool:
-        self.is_answered = False
+        self.is_success = False
         if status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
         return not self.reason

@@ -52,8 +52,8 @@ class Attempt(ABC):
     retry_after_s: float | None = None
     is_retried = False
     """Whether it failed before its answer, and another worker was asked for."""
-    is_answered = True
-    """Whether the status is no error; also before the head came."""
+    is_success = True
+    """No error status so far."""
     has_begun = False
     """Whether a byte of the answer's body came, before its end."""
     is_streamed = False
@@ -62,13 +62,13 @@ class Attempt(ABC):
     came_whole = False
     """Whether the answer's first byte came with its last."""
     later_tokens: int | None = None
-    """Tokens of the answer behind the first; None: it was not completed."""
+    """Tokens of the answer after the first; None: it was not completed."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
 
     @property
-    def is_engine_error(self) -> bool:
+    def may_be_passed_on(self) -> bool:
         """Whether a failed answer may be passed on when no other worker is left."""
         return True
 
@@ -77,7 +77,7 @@ class Attempt(ABC):
         """The outcome of an answer that was passed on completely."""
         if self.reason:
             return "failed"
-        return "ok" if self.is_answered else "refused"
+        return "ok" if self.is_success else "refused"
 
     @property
     def took_handoff(self) -> bool:
@@ -124,7 +124,7 @@ class RankAttempt(Attempt):
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
 
     @property
-    def is_engine_error(self) -> bool:
+    def may_be_passed_on(self) -> bool:
         """Whether a failed answer may be passed on when no other worker is left."""
         return self.status >= CLIENT_FAULT and self.status not in _REFUSES_US
 
@@ -140,13 +140,13 @@ class RankAttempt(Attempt):
     @property
     def decode_s(self) -> float | None:
         """Of an unstreamed answer that ended: seconds from its first token to its end; None: its worker states none."""
-        if self.verdict.request.phase == "prefill" and self.is_answered:  # it ends with its first token
+        if self.verdict.request.phase == "prefill" and self.is_success:  # it ends with its first token
             return 0.0
         decode_ms = self.headers.get(_DECODE_HEADER)
         return decode_seconds(decode_ms) if decode_ms else None
 
     def _may_pass(self, status: int) -> bool:
-        self.is_answered = status < CLIENT_FAULT
+        self.is_success = status < CLIENT_FAULT
         if status in _BUSY:
             retry_after = self.headers.get(b"retry-after", b"")
             wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else RETRY_AFTER_DEFAULT_S

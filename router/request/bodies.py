@@ -3,8 +3,8 @@
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
     larger                   scanned, its images cut out, decoded: on a thread (`kv_protocol/body_limits.py`)
 
-The threads are apart from those that encode, so that a body never waits for another request's prompt; and bodies of
-more than 1 MiB have one of their own.
+The threads (`encoding_pool.py`) are apart from those that encode, so that a body never waits for another request's
+prompt; bodies of more than 1 MiB have one of their own.
 """
 
 import sys
@@ -25,12 +25,12 @@ ReadBody = tuple[Body, Inbound]
 
 
 class BodyParser:
-    """Parses the bodies of all requests. `data.bodies_bytes_max` bounds the bodies that wait."""
+    """Parses the bodies of all requests. The data plane bounds the bodies that wait: `data.bodies_bytes_max`."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self.pool = EncodingPool(1, sys.maxsize, name="body-reader")
-        """Large bodies are parsed only while its parts run."""
+        """Its parts have to run: its threads parse large bodies."""
 
     def read(
         self, path: str, data: Bytes, decode: Callable[[str, Bytes], Inbound] = decode_inbound

@@ -1,5 +1,7 @@
 """Builds the request that a worker gets, for each phase.
 
+A worker that computes prompt and answer has phase `whole`, or `alone` where the fleet has prefill and decode workers.
+
 | phase | body | limits |
 |---|---|---|
 | whole | the client's | as the client streams or not |
@@ -40,13 +42,13 @@ from router.request.request import Request
 from router.request.resumption import (
     CannotResume,
     Decoder,
+    EventRewriter,
     asking,
     behind,
     check_text_only,
     may_be_asked,
     resume_point,
     resumed_body,
-    rewriter,
     stops_of,
 )
 
@@ -65,15 +67,11 @@ _EVENT_BYTES_MAX = 16 << 20
 """Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 """Event sources of agents, which read `kv_continue`; engines ignore it, and would begin the answer again."""
-_HEADER = HEADER.encode()
+CONTINUABLE_HEADER = HEADER.encode()
+"""A client that sends it gets a stream's token comments."""
 _JSON = b"application/json"
 _JSON_LINE = b"content-type: application/json\r\n"
-_CONTINUABLE = b"%b: 1\r\n" % _HEADER
-
-
-def wants_tokens(headers: Headers) -> bool:
-    """Return whether the client asks for a stream's token comments."""
-    return _HEADER in headers
+_CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
 
 class Calls:
@@ -112,10 +110,10 @@ class Calls:
         if is_kept and registration.event_source not in _CONTINUING:
             if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
                 return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
-            replay_buffer = None  # there will be no ids in it
+            replay_buffer = None  # this engine tells no ids: its stream is not recorded
         if progress is not None:
             text = _continuing(text, registration, inbound, progress)
-        if replay_buffer is not None or _HEADER in client:
+        if replay_buffer is not None or CONTINUABLE_HEADER in client:
             headers += _CONTINUABLE
         sent: Bytes | tuple[Bytes | memoryview, ...] = text
         if registration.accepts_token_ids:
@@ -192,7 +190,7 @@ class Calls:
             raise CannotResume("the client has ids of half a character")
         before = behind(progress, point)
         sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
-        replay_buffer.rewriter, replay_buffer.before = rewriter(inbound, before, point.held), before
+        replay_buffer.rewriter, replay_buffer.before = EventRewriter(inbound, before, point.held), before
         return sent
 
 

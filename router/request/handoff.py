@@ -19,9 +19,9 @@
 A request for one token is not split, as no decode phase would fetch the KV: the decode worker computes all of it
 (`CONTEXT_AND_GENERATION`).
 
-The answer is complete after its first token if the prefill answer's `finish_reason` is neither `length` nor
-`not_finished`, or if the client asked for one token. Then no decode phase follows, and the client gets the prefill
-answer, as an event stream if it asked for one.
+The prefill answer is complete if its `finish_reason` is neither `length` nor `not_finished`, or if one token is all
+that is left to generate: of a request that migrated, or that a client sent to the phase itself. Then no decode phase
+follows, and the client gets the prefill answer, as an event stream if it asked for one.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py` (`_get_ctx_request`, `_get_gen_request`,
 `_need_gen`) and `tensorrt_llm/serve/openai_protocol.py` (`DisaggregatedParams`).

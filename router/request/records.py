@@ -45,7 +45,7 @@ class FleetRecords(RequestRecords[RankAttempt]):
         attempt.lease.first_token()
         if request.trace is not None:
             request.trace.began()
-        if attempt.is_streamed and attempt.is_answered and not request.plan.is_aside:
+        if attempt.is_streamed and attempt.is_success and not request.plan.is_aside:
             self._first_token(request, attempt, attempt.lease.first_byte_s)
         self._admission.poke()
 
@@ -75,7 +75,7 @@ class FleetRecords(RequestRecords[RankAttempt]):
         self._admission.poke()
         if request.trace is not None:
             request.trace.attempt_over(attempt, outcome)
-        if request.is_over and later_tokens is not None and attempt.is_answered:
+        if request.is_over and later_tokens is not None and attempt.is_success:
             self._answered(request, attempt)
 
     def _judge(self, request: "FleetRequest", attempt: RankAttempt, outcome: AttemptOutcome) -> None:

@@ -7,7 +7,7 @@
 | read, prompt | the client's fault | 4xx that names the field |
 | admission | too much waits, or it waits too long | 429 or 503 with `Retry-After` |
 | decide | no worker is eligible | another phase of the plan; else 503 or 400 with every rank's reason |
-| sent | a worker fails before its answer, or is busy | another worker as the plan says; then 502, 503 |
+| sent | a worker fails before its answer, or is busy | another worker as the plan says; then its error, or 502, 503 |
 | | it fails later | the stream resumes on another worker, or ends with an error event |
 | anywhere | the client leaves | its resources are released at once |
 
@@ -90,7 +90,7 @@ class Request(CallbackCoroutine, Generic[A]):
     """Who computed the prompt, if not the worker that answers."""
     _failed: A | None = None
     _stays: A | None = None
-    """A lost worker's attempt whose stream, once it has begun, no other can resume."""
+    """A lost worker's attempt that no other worker can take over once its answer has begun."""
     _is_resumed = False
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
@@ -179,7 +179,7 @@ class Request(CallbackCoroutine, Generic[A]):
         if limit_tokens is not None and self.progress is not None:
             limit_tokens -= self.progress.token_count
         answer = PrefillAnswer(body, b"", is_final=True)
-        if attempt.is_answered:
+        if attempt.is_success:
             try:
                 answer = prefill_answer(body, limit_tokens=limit_tokens)
             except AnswerUnusable as error:
@@ -189,7 +189,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.usage, attempt.later_tokens = usage_in(body[-_USAGE_BYTES:]), 0
         if answer.is_final:
             events = b""
-            if attempt.is_answered and self.inbound.stream:
+            if attempt.is_success and self.inbound.stream:
                 events = as_events(answer.body, include_usage=self.inbound.include_usage)
             self.end(attempt.end_outcome)
             self._reply(attempt, answer.body, events)
@@ -313,10 +313,10 @@ class Request(CallbackCoroutine, Generic[A]):
         if attempt is None:
             return None
         if not attempt.on_head(status, headers):
-            is_last = attempt.is_engine_error and not (self.plan.may_fail() and self.destination.has_other(self))
-            if not is_last:
+            is_tried_again = self.plan.may_fail() and self.destination.has_other(self)
+            if is_tried_again or not attempt.may_be_passed_on:
                 return None
-        if self._is_resumed and not attempt.is_answered:
+        if self._is_resumed and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"
             return None
         if self.plan.is_aside:
@@ -420,7 +420,10 @@ class Request(CallbackCoroutine, Generic[A]):
         return progress_of(buffer.events(), buffer.before or self.progress) if attempt.has_begun else self.progress
 
     def on_gone(self, later_events: int) -> None:
-        """The client left and the worker's connection was closed; or a prefill worker's answer is too long."""
+        """The client left, and the worker's connection was closed.
+
+        An answer that is collected has no client: it is too long (`BufferedResponse`).
+        """
         if self.attempt is not None and self.plan.is_aside:
             self.on_failed("body", f"an answer of more than {ASIDE_BYTES_MAX} bytes", begun=False)
         else:

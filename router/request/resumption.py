@@ -19,7 +19,7 @@ with the prompt: after half a character it would repeat the prompt's text), `vll
 protocol.py` and `serving.py` (`max_tokens` is 16 if not given), `chat_completion/protocol.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -205,22 +205,16 @@ def behind(progress: Progress, point: ResumePoint) -> Progress:
     )
 
 
-def rewriter(inbound: Inbound, progress: Progress, held: str) -> Callable[[bytes], bytes]:
-    """Return a function that turns the completion's events, in their order, into those of the continued stream.
-
-    `held` is put before their first text.
-    """
-    return _Rewriter(inbound, progress, held)
-
-
-class _Rewriter:
-    """Rewrites events of a completion as those of the client's stream, with the keys and the order of vLLM's."""
+class EventRewriter:
+    """Turns a completion's events, in their order, into those of the continued stream, with the keys of vLLM's."""
 
     def __init__(self, inbound: Inbound, progress: Progress, held: str) -> None:
+        """`held` is put before their first text."""
         self._is_chat, self._hides_ids = inbound.path == CHAT, not inbound.return_token_ids
         self._progress, self._held = progress, held
 
     def __call__(self, events: bytes) -> bytes:
+        """Return the next events of the stream."""
         return b"\n\n".join([self._event(each) for each in events.split(b"\n\n")])
 
     def _event(self, event: bytes) -> bytes:

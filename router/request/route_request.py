@@ -71,7 +71,8 @@ def route_request(
         endpoint=inbound.endpoint,
         allowed_workers=allowed_workers,
     )
-    if (inbound.nvext or inbound.extra_args or inbound.priority) is None and _CONSTRAINTS.isdisjoint(headers):
+    is_plain = inbound.nvext is None and inbound.extra_args is None and inbound.priority is None
+    if is_plain and _CONSTRAINTS.isdisjoint(headers):
         return plain
     return replace(plain, **_wishes(inbound, headers))
 

@@ -28,7 +28,7 @@ from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
-from router.request.calls import Calls, wants_tokens
+from router.request.calls import CONTINUABLE_HEADER, Calls
 from router.request.destination import Destination, Gateway
 from router.request.reading import RequestReader
 from router.request.records import FleetRecords
@@ -220,7 +220,7 @@ class Serving(Destination[RankAttempt]):
         return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 
     def lost(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> str:
-        """Return why the worker seems to be lost: it is silent, as is its answer if that has begun, or has left."""
+        """Return why the worker seems to be lost: it left, or is silent. If its answer has begun, it is silent, too."""
         if begun and quiet_s < SILENT_S:
             return ""
         registration = attempt.verdict.registration
@@ -260,7 +260,7 @@ class Serving(Destination[RankAttempt]):
 
     def replay_buffer(self, request: FleetRequest) -> StreamReplayBuffer:
         """Return a buffer for a stream that may resume on another worker."""
-        hides_tokens = not wants_tokens(request.exchange.headers)
+        hides_tokens = CONTINUABLE_HEADER not in request.exchange.headers
         return StreamReplayBuffer(_REPLAYED_BYTES_MAX, hides_tokens=hides_tokens)
 
     def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:

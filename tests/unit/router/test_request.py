@@ -38,11 +38,11 @@ class Try(Attempt):
     """An attempt of a worker, whose answer may be passed on unless its status is 500 or more."""
 
     @property
-    def is_engine_error(self) -> bool:
+    def may_be_passed_on(self) -> bool:
         return False
 
     def _may_pass(self, status: int) -> bool:
-        self.is_answered = status < 400
+        self.is_success = status < 400
         self.reason = f"status {status}" if status >= 500 else ""
         return not self.reason
 

@@ -15,13 +15,13 @@ from kv_runtime.text.byte_model import ByteText
 from router.http.stream_replay import StreamReplayBuffer, without_ids
 from router.request.resumption import (
     CannotResume,
+    EventRewriter,
     asking,
     behind,
     check_text_only,
     may_be_asked,
     resume_point,
     resumed_body,
-    rewriter,
     stops_of,
 )
 from tests.support.vllm_server import MODEL_LEN, stream_events
@@ -78,7 +78,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
     sent = resumed_body(msgspec.json.encode(body), inbound, before, max_seq_len=MODEL_LEN)
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
     buffer = StreamReplayBuffer(1 << 20)
-    buffer.rewriter, buffer.before = rewriter(inbound, before, point.held), before
+    buffer.rewriter, buffer.before = EventRewriter(inbound, before, point.held), before
     return b"".join(buffer.add(each) for each in events), b"".join(events), before
 
 
