@@ -132,7 +132,7 @@ struct PyLease {
     }
 
     void first_token() {
-        if (!first_byte_s.has_value()) {
+        if (!first_byte_s.has_value() && ended.empty()) {
             const double now_s = leases->time();
             first_byte_s = now_s - verdict->view->now_s;
             follow("FirstToken", now_s);
@@ -143,7 +143,7 @@ struct PyLease {
     void on_bytes() {
         if (!first_byte_s.has_value()) {
             first_token();
-        } else if (const double now_s = leases->time(); now_s - renewed_s >= leases->renew_s) {
+        } else if (const double now_s = leases->time(); now_s - renewed_s >= leases->renew_s && ended.empty()) {
             leases->core->renewed(id(), now_s);
             renewed("renewed", now_s);
         }
