@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 16
+INTERFACE: int = 17
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -59,7 +59,6 @@ class Verdict:
     ttft_s: Final[float | None]
     itl_s: Final[float | None]
     def column(self, name: str) -> bytes: ...
-    def factors(self, name: str) -> bytes | None: ...
     has_costs: Final[bool]
     is_timed: Final[bool]
     def cost_list(self) -> list[float]: ...
@@ -184,6 +183,7 @@ class Journal(Batches):
         owner: object,
         kv_seq: Callable[[], int],
         encode: Callable[[Any], bytes],
+        record_bytes_max: int,
         batch_bytes_max: int,
         bytes_max: int,
         /,

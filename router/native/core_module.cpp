@@ -125,7 +125,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  std::vector<double> prefill(rows.size()), decode(rows.size());
                  Rates::Columns columns{prefill.data(), decode.data()};
                  core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, columns);
-                 return packed(prefill, rows.size());
+                 return packed(prefill);
              },
              "verdict"_a)
         .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
@@ -214,12 +214,7 @@ void ended(PyCore& core, double now_s, const std::string& decision_id, const std
 void bind_core_events(nb::class_<PyCore>& of) {
     of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
         .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
-        .def("turned",
-             [](PyCore& core, const std::string& model) {
-                 const u64* const turn = core.turns.find(model);
-                 core.turns.put(model, turn == nullptr ? 1 : *turn + 1);
-             },
-             "model"_a)
+        .def("turned", &PyCore::turned, "model"_a)
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
         .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg())
