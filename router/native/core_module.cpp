@@ -90,18 +90,6 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  const Sessions& sessions = core.sessions;
                  return std::make_tuple(sessions.size(), sessions.in_flight(), sessions.evicted_total, sessions.moved_total);
              })
-        .def("bound",
-             [](const PyCore& core, const std::string& session_id, double now_s) {
-                 const u32 row = core.sessions.bound(session_id, now_s);
-                 return row == kNoRow ? std::nullopt : std::optional<RankTuple>(rank_tuple(core.ranks.key(row)));
-             },
-             "session_id"_a, "now_s"_a)
-        .def("turn",
-             [](const PyCore& core, const std::string& model) {
-                 const u64* const turn = core.turns.find(model);
-                 return turn == nullptr ? u64{0} : *turn;
-             },
-             "model"_a)
         .def("rate_factors",
              [](const PyCore& core) {
                  OfRanks<std::tuple<double, double, i64, i64>> made;
