@@ -1,10 +1,11 @@
 """A router's decisions with everything told that happens to its leases, in order: for simulations that look at each."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
-from kv_protocol.journal import JournalRecord, LedgerApplied, OutcomeName
-from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
+from kv_protocol.journal import JournalRecord, LedgerApplied
+from kv_protocol.ledger import FirstToken, Renewed
 from router.decision.routing import Lease, Routing
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
@@ -24,32 +25,24 @@ class Watcher(Protocol):
 class _WatchedLease:
     """A lease, and who is told of it."""
 
-    def __init__(self, lease: Lease, tell: Callable[[Told], None], now: Callable[[], float]) -> None:
-        self._lease, self._tell, self._now = lease, tell, now
+    def __init__(self, lease: Lease, tell: Callable[[Told], None]) -> None:
+        self._lease, self._tell = lease, tell
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the lease has
-        return getattr(self._lease, name)
+        found = getattr(self._lease, name)
+        return partial(self._act, found) if callable(found) else found
 
-    def _happened(self, act: Callable[[], None]) -> None:
-        """Tell of the first token, or a renewal, that the act brings."""
+    def _act(self, act: Callable[..., None], *given: Any, **named: Any) -> None:  # noqa: ANN401 - as the lease has it
+        """Tell of the first token, the renewal or the end that the act brings."""
         lease = self._lease
-        has_begun, renewed_s = lease.first_byte_s is not None, lease.renewed_s
-        act()
-        event: LedgerEvent = (Renewed if has_begun else FirstToken)(lease_id=lease.verdict.decision_id)
-        if lease.renewed_s != renewed_s or (lease.first_byte_s is not None and not has_begun):
-            self._tell(LedgerApplied(now_s=self._now(), event=event))
-
-    def first_token(self) -> None:
-        self._happened(self._lease.first_token)
-
-    def on_bytes(self) -> None:
-        self._happened(self._lease.on_bytes)
-
-    def end(self, outcome: OutcomeName, *counts: int | None, **arrived: Any) -> None:  # noqa: ANN401 - as the lease has it
-        is_open = self._lease.outcome is None
-        self._lease.end(outcome, *counts, **arrived)
-        if is_open and (known := self._lease.outcome) is not None:
-            self._tell(known)
+        has_begun, renewed_s, before = lease.first_byte_s is not None, lease.renewed_s, lease.outcome
+        act(*given, **named)
+        if (known := lease.outcome) is not None:
+            if before is None:
+                self._tell(known)
+        elif lease.first_byte_s is not None and (not has_begun or lease.renewed_s != renewed_s):
+            event = (Renewed if has_begun else FirstToken)(lease_id=lease.verdict.decision_id)
+            self._tell(LedgerApplied(now_s=lease.renewed_s, event=event))
 
 
 class WatchedRouting(Routing):
@@ -67,7 +60,7 @@ class WatchedRouting(Routing):
         """Carry out `verdict`, and tell of it."""
         lease = super().take(verdict)
         self._tell(verdict)
-        return cast("Lease", _WatchedLease(lease, self._tell, self.clock.now))
+        return cast("Lease", _WatchedLease(lease, self._tell))
 
 
 def tell(encoder: JournalEncoder, what: Told | JournalCheckpoint) -> None:

@@ -76,7 +76,6 @@ public:
     void prefetch(const u64* hashes, std::size_t count) const;
     u32 rank_numbers() const { return ranks_.numbers(); }
     const Digest* digest(u32 rank, u32 tier) const;
-    bool has_rank(u32 rank) const { return ranks_.has(rank); }
     std::set<u32> overfull() const;
     std::vector<Columns> dump(u32 rank, std::size_t chunk_blocks) const;
     std::vector<u64> children(const u64* hash) const;  // nullptr: of the root

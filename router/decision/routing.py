@@ -76,7 +76,7 @@ class Lease(built.Lease):
 
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
     on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` times a lease's duration
-    end           the request ended at this rank: its promise is withdrawn. Only the first call has an effect.
+    end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
                   `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered
                   tokens; `came_whole`: the answer's first byte came with its last. The others are as `latency_of` has
                   them (`router/native/latency.hpp`); `later_tokens` None: all of `output_tokens` but the first

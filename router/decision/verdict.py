@@ -161,8 +161,8 @@ class Verdict(built.Verdict):
             active_requests=self.ints("active_requests"),
             active_blocks=self.ints("active_blocks"),
             shared_blocks=self.ints("shared_blocks"),
-            history_blocks=np.frombuffer(self.factors("history_blocks") or b""),
-            newcomer=tuple(map(bool, self.column("newcomer"))),
+            history_blocks=np.frombuffer(self.column("history_blocks")),
+            newcomer=tuple(map(bool, self.column("newcomer") or zeros)),
             bound=None if bound is None else WorkerRank(*bound),
             trust_factor=self._floats("trust_factor"),
             forecast=None if ttft_s is None or itl_s is None else Forecast(ttft_s, itl_s),
@@ -176,8 +176,8 @@ class Verdict(built.Verdict):
         )
 
     def _floats(self, name: str) -> Floats | None:
-        column = self.factors(name)
-        return None if column is None else np.frombuffer(column)
+        column = self.column(name)
+        return np.frombuffer(column) if column else None
 
     def decision(self) -> Decision:
         """Return the decision with every candidate and every term by name, for people; not cheap."""

@@ -89,7 +89,7 @@ class JournalEncoder:
         """
         self._life, self._on_full, self._on_broken = life, on_full, on_broken
         message_bytes_max = min(RECORD_BYTES_MAX, bytes_max // _MESSAGES_MIN)
-        self.batches = built.Journal(self, kv_seq, encode_record, message_bytes_max, bytes_max)
+        self.batches = built.Journal(self, kv_seq, encode_record, RECORD_BYTES_MAX, message_bytes_max, bytes_max)
         self._first = built.Batches(RECORD_BYTES_MAX, sys.maxsize)
         """Of a checkpoint, or of what gave way: they go before `batches`."""
         self._statuses = dict[WorkerRank, tuple[int, str]]()

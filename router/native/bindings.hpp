@@ -31,14 +31,6 @@ struct Words {
     std::size_t count;
 };
 
-inline nanobind::bytes new_bytes(std::size_t bytes) {
-    PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
-    if (made == nullptr) {
-        throw nanobind::python_error();
-    }
-    return nanobind::steal<nanobind::bytes>(made);
-}
-
 struct Buffer : Py_buffer {
     Buffer() : Py_buffer{} {}
     Buffer(const Buffer&) = delete;

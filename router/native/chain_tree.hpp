@@ -53,7 +53,6 @@ public:
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
     // Sets out[i] to how many leading blocks of the chain those of keys[i] have; 0 for keys without chains.
     void depths(const u64* chain, std::size_t count, const i64* keys, std::size_t keys_count, i64* out);
-    std::size_t node_count() const { return edges_.size(); }
     bool is_empty() const { return edges_.empty() && nodes_[kRoot].ends == 0; }
 
 private:

@@ -148,8 +148,7 @@ void Core::take(const Verdict& verdict) {
     if (promised.uncached_tokens > kCountMax || promised.extra_blocks > kCountMax) {
         throw std::invalid_argument("uncached_tokens and extra_blocks: found more, allowed 0..2^40-1");
     }
-    u64* const turn = turns.find(request.model);
-    turn == nullptr ? void(turns.put(request.model, 1)) : void(++*turn);
+    turned(request.model);
     if (verdict.policy->reads_overlap && newcomers.is_any() && verdict.expected_blocks == 0 && request.reusable_blocks() != 0) {
         bool is_cold = true;
         for (std::size_t at = 0; at < view.numbers.count; ++at) {
@@ -175,6 +174,11 @@ void Core::take(const Verdict& verdict) {
     if (attribution != nullptr) {
         attribution->decided(verdict);
     }
+}
+
+void Core::turned(const std::string& model) {
+    u64* const turn = turns.find(model);
+    turn == nullptr ? void(turns.put(model, 1)) : void(++*turn);
 }
 
 void DecisionSums::add(const Verdict& verdict) {

@@ -174,6 +174,8 @@ public:
 
     // ------------------------------------------------------------------------------------------------ what happens
     void take(const Verdict& verdict);
+    // One decision more for the model.
+    void turned(const std::string& model);
     // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
     void check(const View& view) const;
     // Learns from a decision's outcome, of whichever core the decision is; nothing is promised.

@@ -49,15 +49,8 @@ constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] =
                                                                                   {"itl_s", &RankNumbers::itl_s}};
 
 template <typename Numbers>
-nanobind::bytes packed(const Numbers& numbers, std::size_t count) {
-    const std::size_t size = count * sizeof(typename Numbers::value_type);
-    nanobind::bytes made = new_bytes(size);
-    if (numbers.size() < count) {
-        std::memset(PyBytes_AS_STRING(made.ptr()), 0, size);
-    } else if (count != 0) {
-        std::memcpy(PyBytes_AS_STRING(made.ptr()), numbers.data(), size);
-    }
-    return made;
+nanobind::bytes packed(const Numbers& numbers) {
+    return nanobind::bytes(numbers.data(), numbers.size() * sizeof(typename Numbers::value_type));
 }
 
 void bind_verdict(nanobind::module_& module);

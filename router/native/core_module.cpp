@@ -90,18 +90,6 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  const Sessions& sessions = core.sessions;
                  return std::make_tuple(sessions.size(), sessions.in_flight(), sessions.evicted_total, sessions.moved_total);
              })
-        .def("bound",
-             [](const PyCore& core, const std::string& session_id, double now_s) {
-                 const u32 row = core.sessions.bound(session_id, now_s);
-                 return row == kNoRow ? std::nullopt : std::optional<RankTuple>(rank_tuple(core.ranks.key(row)));
-             },
-             "session_id"_a, "now_s"_a)
-        .def("turn",
-             [](const PyCore& core, const std::string& model) {
-                 const u64* const turn = core.turns.find(model);
-                 return turn == nullptr ? u64{0} : *turn;
-             },
-             "model"_a)
         .def("rate_factors",
              [](const PyCore& core) {
                  OfRanks<std::tuple<double, double, i64, i64>> made;
@@ -125,7 +113,7 @@ void bind_core_queries(nb::class_<PyCore>& of) {
                  std::vector<double> prefill(rows.size()), decode(rows.size());
                  Rates::Columns columns{prefill.data(), decode.data()};
                  core.rates.column(verdict.request->model, rows.data(), rows.size(), verdict.view->now_s, columns);
-                 return packed(prefill, rows.size());
+                 return packed(prefill);
              },
              "verdict"_a)
         .def_prop_ro("rates_refused_total", [](const PyCore& core) { return core.rates.refused_total; })
@@ -214,12 +202,7 @@ void ended(PyCore& core, double now_s, const std::string& decision_id, const std
 void bind_core_events(nb::class_<PyCore>& of) {
     of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
         .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
-        .def("turned",
-             [](PyCore& core, const std::string& model) {
-                 const u64* const turn = core.turns.find(model);
-                 core.turns.put(model, turn == nullptr ? 1 : *turn + 1);
-             },
-             "model"_a)
+        .def("turned", &PyCore::turned, "model"_a)
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
         .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg())

@@ -299,40 +299,35 @@ nb::object decide_instead(PyCore& core, const nb::handle& live, const nb::handle
                    slots.trusts.of(live), slots.epochs.of(live), slots.seqs.of(live), nb::none());
 }
 
-// Decides by the columns of a `router.decision.view.View` of these ranks, in place of the core's state.
-nb::object decide_by(PyCore& core, const nb::handle& given, std::shared_ptr<const Standing> standing, const nb::handle& rule,
+// Decides by a `router.decision.view.View` of these ranks, in place of the core's state: for tests. `columns`: its numbers by name.
+nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& columns, std::shared_ptr<const Standing> standing, const nb::handle& rule,
                      const nb::handle& request, u64 seed) {
     const auto policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
     Constraints constraints = constraints_of(given, request, rule);
     auto view = std::make_shared<View>(std::move(standing), nb::cast<double>(given.attr("now_s")), nb::cast<u64>(given.attr("turn")));
     RankNumbers& numbers = view->numbers;
-    const std::size_t n = numbers.count;
-    const nb::object rates = given.attr("rates"), forecast = given.attr("forecast"), bound = given.attr("bound");
-    numbers.tiers = tiers_of(given.attr("overlap"), n);
-    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
-    for (const auto& [name, column] : kCounts) {
-        const auto found = numbers_in<i64>(given.attr(name), name, 1, n);
-        (numbers.*column).assign(found.begin(), found.end());
-    }
-    for (const auto& [name, column] : kFloats) {
-        for (const nb::handle& of : {given, nb::handle(rates), nb::handle(forecast)}) {
-            if (const nb::object told = nb::getattr(of, name, nb::none()); !told.is_none()) {
-                const auto found = numbers_in<double>(told, name, 1, n);
+    const auto take = [&numbers, &columns](const auto& all) {
+        for (const auto& [name, column] : all) {
+            using Number = typename std::decay_t<decltype(numbers.*column)>::value_type;
+            if (columns.contains(name)) {
+                const auto found = numbers_in<Number>(columns[name], name, 1, numbers.count);
                 (numbers.*column).assign(found.begin(), found.end());
             }
         }
+    };
+    take(kCounts);
+    take(kFloats);
+    numbers.tiers = tiers_of(given.attr("overlap"), numbers.count);
+    numbers.capacity.assign(view->standing->capacity.begin(), view->standing->capacity.end());
+    if (const auto bound = nb::cast<std::optional<RankTuple>>(given.attr("bound"))) {
+        view->bound = Held(core.ranks, RankKey{bound->first, bound->second});
     }
-    if (!rates.is_none()) {
-        view->output_tokens = nb::cast<double>(rates.attr("output_tokens"));
-        view->is_learnt = nb::cast<bool>(rates.attr("is_learnt"));
-    }
-    if (!bound.is_none()) {
-        view->bound = Held(core.ranks, RankKey{nb::cast<std::string>(bound[0]), nb::cast<i64>(bound[1])});
-    }
+    view->output_tokens = nb::cast<double>(columns["output_tokens"]);
+    view->is_learnt = nb::cast<bool>(columns["is_learnt"]);
     view->spent = flags_of(given.attr("newcomer"));
     view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
     view->is_blank = nb::cast<bool>(given.attr("is_blank"));
-    if ((policy->is_timed && numbers.prefill.size() != n) || (policy->reads_forecast && numbers.ttft_s.size() != n)) {
+    if ((policy->is_timed && numbers.prefill.empty()) || (policy->reads_forecast && numbers.ttft_s.empty())) {
         throw nb::value_error("the view was made for another mode");
     }
     return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
@@ -351,7 +346,7 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
         .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a);
     core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
-        .def("decide_by", &decide_by, "view"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
+        .def("decide_by", &decide_by, "view"_a, "columns"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
 }
 
 }  // namespace kv

@@ -13,8 +13,6 @@ namespace kv {
 
 namespace {
 
-constexpr std::size_t kRecordBytesMax = 512 * 1024 - 64;  // `kv_protocol.journal.RECORD_BYTES_MAX`
-
 // A field by its name, which is made once.
 nb::object field(const nb::handle& of, PyObject* name) {
     PyObject* const found = PyObject_GetAttr(of.ptr(), name);
@@ -26,11 +24,12 @@ nb::object field(const nb::handle& of, PyObject* name) {
 
 // The batches of one journal. `owner` is its `router.journal.encoder.JournalEncoder`, which writes what is rare.
 struct PyJournal : Batches {
-    PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t batch_bytes_max, std::size_t bytes_max)
-        : Batches(batch_bytes_max, bytes_max), owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)) {}
+    PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t record_bytes_max, std::size_t batch_bytes_max, std::size_t bytes_max)
+        : Batches(batch_bytes_max, bytes_max), owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)),
+          record_bytes_max_(record_bytes_max) {}
 
     void add(const std::string& record, double now_s) {
-        if (record.size() <= kRecordBytesMax) {
+        if (record.size() <= record_bytes_max_) {
             put(record);
         } else {
             owner.attr("write")(bytes_of(record), now_s);
@@ -69,6 +68,9 @@ struct PyJournal : Batches {
 
     nb::object owner, kv_seq, encoded;
     std::array<nb::object, 3> seen;  // what the last decision looked at: while it stays the same, no standing changes
+
+private:
+    const std::size_t record_bytes_max_;  // a longer one goes in parts
 };
 
 struct PyLease;
@@ -132,7 +134,7 @@ struct PyLease {
     }
 
     void first_token() {
-        if (!first_byte_s.has_value()) {
+        if (!first_byte_s.has_value() && ended.empty()) {
             const double now_s = leases->time();
             first_byte_s = now_s - verdict->view->now_s;
             follow("FirstToken", now_s);
@@ -143,7 +145,7 @@ struct PyLease {
     void on_bytes() {
         if (!first_byte_s.has_value()) {
             first_token();
-        } else if (const double now_s = leases->time(); now_s - renewed_s >= leases->renew_s) {
+        } else if (const double now_s = leases->time(); now_s - renewed_s >= leases->renew_s && ended.empty()) {
             leases->core->renewed(id(), now_s);
             renewed("renewed", now_s);
         }
@@ -266,7 +268,7 @@ void bind_leases(nb::module_& module) {
         .def_ro("waiting_bytes", &Batches::bytes)
         .def_rw("pushed_out", &Batches::pushed_out);
     nb::class_<PyJournal, Batches>(module, "Journal", nb::type_slots(journal_slots))
-        .def(nb::init<nb::object, nb::object, nb::object, std::size_t, std::size_t>())
+        .def(nb::init<nb::object, nb::object, nb::object, std::size_t, std::size_t, std::size_t>())
         .def("decided", &PyJournal::decided, "verdict"_a)
         .def("forget_seen", &PyJournal::forget_seen);
     nb::class_<PyLeases>(module, "Leases")

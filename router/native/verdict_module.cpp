@@ -65,26 +65,20 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     return made;
 }
 
+// Empty: the column was not read.
 nb::bytes column(const Verdict& verdict, std::string_view name) {
     const RankNumbers& ranks = verdict.view->numbers;
     for (const auto& [each, counts] : kCounts) {
         if (each == name) {
-            return packed(ranks.*counts, ranks.count);
+            return packed(ranks.*counts);
         }
     }
-    return name == "overlap"    ? packed(ranks.tiers, kTiers * ranks.count)
-           : name == "newcomer" ? packed(verdict.view->spent, ranks.count)
-                                : throw nb::key_error(std::string(name).c_str());
-}
-
-std::optional<nb::bytes> factors(const Verdict& verdict, std::string_view name) {
-    const RankNumbers& ranks = verdict.view->numbers;
     for (const auto& [each, floats] : kFloats) {
-        if (each == name && !(ranks.*floats).empty()) {
-            return packed(ranks.*floats, ranks.count);
+        if (each == name) {
+            return packed(ranks.*floats);
         }
     }
-    return std::nullopt;
+    return name == "overlap" ? packed(ranks.tiers) : name == "newcomer" ? packed(verdict.view->spent) : throw nb::key_error(std::string(name).c_str());
 }
 
 Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
@@ -147,7 +141,6 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("ttft_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.ttft_s, verdict.place()); })
         .def_prop_ro("itl_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.itl_s, verdict.place()); })
         .def("column", &column, "name"_a)
-        .def("factors", &factors, "name"_a)
         .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.costs.empty(); })
         .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
         .def("cost_list",

@@ -101,7 +101,7 @@ def _lacking(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
 
 
 def _ttft_s(state: RouterState, verdict: Verdict, places: tuple[int, int]) -> Pair:
-    factors = np.frombuffer(verdict.factors("prefill") or state.core.prefill_factors(verdict))
+    factors = np.frombuffer(verdict.column("prefill") or state.core.prefill_factors(verdict))
     live, shadow = (state.core.expected_s(verdict, place)[0] * float(factors[place]) for place in places)
     return live, shadow
 

@@ -76,7 +76,7 @@ def test_a_router_that_starts_anew_knows_the_index_and_no_request() -> None:
     fleet, after = played(trace, SHAPE._replace(restart_s=0.5))
     assert [each.predicted_tokens for each in after] == [each.predicted_tokens for each in before]
     assert sum(each.predicted_tokens for each in after) > 0
-    assert fleet.state.core.turn(MODEL) == 1
+    assert fleet.state.core.attempts_total == 1
 
 
 def test_where_requests_do_not_meet_and_events_are_instant_the_router_counts_on_what_is_reused() -> None:

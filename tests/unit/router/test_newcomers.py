@@ -49,7 +49,7 @@ def promised(folded: RouterState, worker_id: str, blocks: int) -> None:
 def missed(folded: RouterState, winner: WorkerRank = W0, times: int = 1) -> None:
     """Requests of which no rank has a block go to `winner`."""
     for _ in range(times):
-        number = folded.core.turn("m")
+        number = folded.core.attempts_total
         asked = route(
             decision_id=f"d{number}",
             sequence_hashes=chain(2 * number, 2 * number + 1),

@@ -229,6 +229,23 @@ def test_a_decision_longer_than_a_message_goes_in_parts_and_of_one_that_cannot_b
     assert (long.request.decision_id, type(lost), journal.lost) == ("long", Lost, {"not_encodable": 1})
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_nothing_happens_to_a_lease_after_its_end(has_begun: bool) -> None:
+    journal = JournalEncoder(1)
+    bench = Bench(journal=journal)
+    lease = bench.take(route())
+    if has_begun:
+        lease.first_token()
+    lease.end("cancelled")
+    records, first_byte_s = len(journal), lease.first_byte_s
+    await bench.clock.advance(LEASE_S)
+    lease.first_token()
+    lease.on_bytes()
+    lease.end("ok", 3, 4)
+    assert (len(journal), lease.first_byte_s) == (records, first_byte_s)
+    assert bench.routing.leases.news() == ([], [])
+
+
 async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:
     bench = Bench()
     lease = bench.take(route())
