@@ -52,26 +52,9 @@ def test_a_requests_name_stays_while_a_decision_of_it_does() -> None:
     assert found(kept, "r") is None
 
 
-def test_one_is_enough() -> None:
-    kept = log(1, ("d1", "r"), ("d2", "r"))
-    assert [found(kept, any_id) for any_id in ("d1", "d2", "r")] == [None, "d2", "d2"]
-
-
 def test_a_request_that_calls_itself_as_a_decision_hides_nothing() -> None:
     kept = log(9, ("d1", "r1"), ("d2", "d1"))
     assert [found(kept, any_id) for any_id in ("d1", "d2")] == ["d1", "d2"]
-
-
-def test_memory_is_bounded_whatever_requests_call_themselves() -> None:
-    kept = log(10, *[(f"d{number}", f"r{number % 3 or number}") for number in range(1000)])
-    assert len(kept.newest(1000)) == 10
-
-
-def test_an_outcome_is_added_to_the_record_that_is_kept() -> None:
-    kept = DecisionLog(2)
-    record = made("d", "r")
-    kept.add(record)
-    assert (record.outcome, kept.find("d")) == (None, record)
 
 
 def test_a_requests_decisions_are_the_newest_of_it_eldest_first() -> None:

@@ -127,13 +127,6 @@ async def test_a_life_begins_with_what_its_state_is_made_of_and_goes_on_in_order
     assert writer.bytes_total == sum(len(data) for _, data, _ in bench.log.published)
 
 
-async def test_what_waits_at_the_end_is_published() -> None:
-    bench = Bench()
-    bench.record(1)
-    await bench.end()
-    assert moments(bench.log.records) == [1]
-
-
 async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_are_counted() -> None:
     bench = Bench(buffer_bytes_max=64 * RECORD_BYTES)
     await bench.log.has(1)

@@ -15,7 +15,6 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     JournalRecord,
     RankStanding,
-    TimePassed,
     decode_journal,
     encode_record,
     pack_journal,
@@ -151,6 +150,9 @@ def test_a_ranks_standing_is_recorded_when_it_changed_and_not_again() -> None:
     assert [(each.worker_id, each.doubt) for each in changed if isinstance(each, RankStanding)] == [
         ("worker-1", "behind")
     ]
+    epochs = (5, 6, 0)
+    moved = recorded(verdict(4, ranks=ranks, unfit=("",) * 3, epochs=epochs, trust=doubted), encoder)
+    assert [(each.worker_id, each.epoch) for each in moved if isinstance(each, RankStanding)] == [("worker-1", 6)]
 
 
 def test_a_mode_that_reads_no_overlap_leaves_no_columns_and_no_standings() -> None:
@@ -167,7 +169,3 @@ def test_what_was_promised_is_found_again_in_the_bytes_of_its_decision(seed: int
     found = only_decided([*decode_journal(pack_journal(1, 1, len(encoded), *encoded)).records])
     assert found.promise == told.promise
     assert found.promise.lease_id == told.decision_id
-
-
-def test_other_records_are_recorded_as_they_are() -> None:
-    assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]

@@ -186,10 +186,39 @@ def test_a_refusal_is_recorded_without_its_hashes() -> None:
     assert told[-1] == Refused(now_s=100.0, request=without, exclusions=())
 
 
+async def test_the_first_byte_of_an_answer_that_came_whole_is_its_last() -> None:
+    bench = Bench()
+    lease = bench.take(route())
+    await bench.clock.advance(0.5)
+    lease.end("ok", came_whole=True)
+    assert (lease.first_byte_s, lease.ttft_s) == (0.5, 0.5)
+
+
+async def test_replicas_are_told_of_leases_that_are_open_when_they_ask_and_then_of_what_happens_to_them() -> None:
+    bench = Bench()
+    leases = bench.routing.leases
+    expired = bench.take(route(decision_id="expired"))
+    await bench.clock.advance(LEASE_S)
+    for record in bench.state.tick(bench.clock.now()):
+        bench.state.apply(record)
+    begun, waits, ended = [bench.take(route(decision_id=name)) for name in ("begun", "waits", "ended")]
+    Lease(leases, bench.routing.decide(route(decision_id="dropped")))
+    begun.on_bytes()
+    ended.end("ok")
+    assert leases.news() == ([], [(begun.verdict, True), (waits.verdict, False)])
+    waits.on_bytes()
+    begun.end("ok")
+    waits.end("cancelled")
+    assert leases.news() == ([("first_token", "waits"), ("finished", "begun"), ("cancelled", "waits")], [])
+    assert leases.news() == ([], [])
+    assert expired.first_byte_s is None
+
+
 @pytest.mark.parametrize("outcome", ["ok", "refused", "failed", "cancelled"])
 def test_however_it_ends_nothing_is_promised_and_the_outcome_is_kept(outcome: str) -> None:
     bench = Bench()
     lease = bench.take(route(decision_id="d"))
+    assert lease.outcome is None
     lease.end(outcome, cached_tokens=16)  # type: ignore[arg-type]
     lease.end("failed", cached_tokens=99)
     record = bench.routing.decisions.find("d")
