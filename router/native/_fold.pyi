@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 17
+INTERFACE: int = 18
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -193,6 +193,7 @@ class Leases:
     def __init__(
         self, core: Core, now: Callable[[], float], renew_s: float, breakers: object, journal: Journal | None, /
     ) -> None: ...
+    on_news: Callable[[], object] | None
     def news(self) -> tuple[list[tuple[str, str]], list[tuple[Any, bool]]]: ...
 
 class Lease:

@@ -89,6 +89,16 @@ struct PyLeases {
         }
     }
 
+    void tell(const char* tag, const std::string& lease_id) {
+        news.emplace_back(tag, lease_id);
+        wake();
+    }
+    void wake() {
+        if (!on_news.is_none()) {
+            std::exchange(on_news, nb::none())();
+        }
+    }
+
     nb::object core_object, now, breakers, journal_object;
     PyCore* core;
     PyJournal* journal;  // nullptr: none
@@ -98,6 +108,7 @@ struct PyLeases {
     PyLease* eldest_untold = nullptr;
     PyLease* newest_untold = nullptr;
     std::vector<std::pair<std::string, std::string>> news;  // of leases that were told: the events' tags and leases
+    nb::object on_news = nb::none();                        // called, once, when there is something to tell
 };
 
 // One decision that is carried out, and what came of it.
@@ -118,6 +129,7 @@ struct PyLease {
         older = leases->newest_untold;
         (older == nullptr ? leases->eldest_untold : older->newer) = this;
         leases->newest_untold = this;
+        leases->wake();
     }
     PyLease(const PyLease&) = delete;
     PyLease& operator=(const PyLease&) = delete;
@@ -170,7 +182,7 @@ struct PyLease {
         ended = std::move(record.out);
         leases->core->ended(id(), {now_s, how == "ok", ttft_s, itl_s, tokens, cached_tokens});
         leases->record(ended, now_s);
-        is_told ? void(leases->news.emplace_back(is_cancelled ? "cancelled" : "finished", id())) : told();
+        is_told ? leases->tell(is_cancelled ? "cancelled" : "finished", id()) : told();
     }
 
     nb::object leases_object, verdict_object;
@@ -211,7 +223,7 @@ private:
         record.put("");
         leases->record(record.out, now_s);
         if (is_told) {
-            leases->news.emplace_back(tag, id());
+            leases->tell(tag, id());
         }
     }
 };
@@ -273,7 +285,8 @@ void bind_leases(nb::module_& module) {
         .def("forget_seen", &PyJournal::forget_seen);
     nb::class_<PyLeases>(module, "Leases")
         .def(nb::init<nb::object, nb::object, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
-        .def("news", &news_of);
+        .def("news", &news_of)
+        .def_rw("on_news", &PyLeases::on_news, nb::arg().none());
     nb::class_<PyLease>(module, "Lease")
         .def(nb::init<nb::object, nb::object>())
         .def("first_token", &PyLease::first_token)

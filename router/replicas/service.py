@@ -4,10 +4,10 @@
     record(applied)    the end of a lease by the ledger: an own one's goes to all others, another router's is noted
     theirs         events of another router's leases are applied here
 
-One `Replication` per model decides (`replication.py`); this module is its network. There is a turn every `FLUSH_S`
-while there are peers, and otherwise one per beat; a lease that ends before the next is never looked at. Answers do not
-wait. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the others
-what they missed.
+One `Replication` per model decides (`replication.py`); this module is its network. While there are peers, news wait
+`FLUSH_S` for further ones. Without peers there is one turn per beat, and a lease that ends before the next is never
+looked at. While the log is away nothing is sent, and silence is ignored; once it is back, the next beat shows the
+others what they missed.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from router.decision.routing import Routing
 from router.replicas.peer import Skew
 from router.replicas.replication import Apply, Effect, Event, Replication
 
-FLUSH_S = 0.01
+TICK_S = 0.1
+FLUSH_S = 0.005
 MODELS_MAX = 256
 OUTGOING_MAX = 1024
 """Messages; beyond them the oldest are dropped, which the other routers detect."""
@@ -61,7 +62,7 @@ class Replicas:
         self._of_lease: dict[str, Replication] = {}
         self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
-        self._answers = asyncio.Event()
+        self._news = asyncio.Event()
         self.unsent_total = self.refused_total = 0
         """Messages that could not be sent, or read."""
 
@@ -123,16 +124,18 @@ class Replicas:
     async def run(self, stop: asyncio.Event) -> None:
         """Send and apply the passing of time until `stop` is set; pending events are then sent, if possible."""
         while not stop.is_set():
-            self._answers.clear()
+            self._news.clear()
             await self._turn()
             await until(stop, self._pause())
         await self._turn()
 
     async def _pause(self) -> None:
-        """Wait until the next turn is due, or there are answers."""
+        """Wait for news, and a moment for more of them; or until the next turn is due."""
+        self._routing.leases.on_news = self._news.set if self._has_peers else None
         with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S if self._has_peers else BEAT_S):
-                await self._answers.wait()
+            async with asyncio.timeout(TICK_S if self._has_peers else BEAT_S):
+                await self._news.wait()
+            await self._clock.sleep(FLUSH_S)
 
     async def _turn(self) -> None:
         now_s = self._clock.now()
@@ -177,7 +180,7 @@ class Replicas:
         self._take(slug, replication.on_message(received, self._clock.now()))
         self._has_peers = self._has_peers or not replication.has_no_peers
         if self._outgoing:
-            self._answers.set()
+            self._news.set()
 
     def _refuse(self, message: LogMessage, reason: str) -> None:
         self.refused_total += 1

@@ -214,6 +214,25 @@ async def test_replicas_are_told_of_leases_that_are_open_when_they_ask_and_then_
     assert expired.first_byte_s is None
 
 
+def test_who_waits_for_news_of_leases_is_called_once() -> None:
+    bench, called = Bench(), list[str]()
+    leases = bench.routing.leases
+
+    def waits_for(what: str) -> None:
+        leases.on_news = lambda: called.append(what)
+
+    waits_for("a lease")
+    lease = bench.take(route(decision_id="a"))
+    bench.take(route(decision_id="b"))
+    leases.news()
+    waits_for("a first token")
+    lease.on_bytes()
+    waits_for("an end")
+    lease.end("ok")
+    assert called == ["a lease", "a first token", "an end"]
+    assert leases.on_news is None
+
+
 @pytest.mark.parametrize("outcome", ["ok", "refused", "failed", "cancelled"])
 def test_however_it_ends_nothing_is_promised_and_the_outcome_is_kept(outcome: str) -> None:
     bench = Bench()
