@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from kv_protocol.body_limits import Body, Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.inbound import COMPLETIONS
 from kv_protocol.openai.passed import PassedInbound
 from kv_protocol.openai.requests import Inbound, is_given
@@ -70,7 +71,6 @@ _CONTINUING = frozenset({"trtllm", "simulated", "none"})
 CONTINUABLE_HEADER = HEADER.encode()
 """A client that sends it gets a stream's token comments."""
 _JSON = b"application/json"
-_JSON_LINE = b"content-type: application/json\r\n"
 _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
 
@@ -85,7 +85,8 @@ class Calls:
         self._buffered = self._streamed._replace(first_byte_s=limits.whole_s)
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         token = settings.data.worker_token.get_secret_value()
-        self._head = b"%bx-request-id: " % (f"authorization: Bearer {token}\r\n".encode() if token else b"")
+        authorization = f"authorization: Bearer {token}\r\n".encode() if token else b""
+        self._head = b"%bcontent-type: %b\r\nx-request-id: " % (authorization, _JSON)
 
     def call(
         self, request: Request[Any], verdict: Verdict, client: Headers, replay_buffer: StreamReplayBuffer | None
@@ -100,8 +101,6 @@ class Calls:
         inbound, body, prompt, progress = request.inbound, request.body, request.prompt, request.progress
         registration, route, text = verdict.registration, verdict.request, body.text
         phase, headers = route.phase, b"%b%b\r\n" % (self._head, route.request_id.encode())
-        is_passed = isinstance(inbound, PassedInbound)
-        headers += b"content-type: %b\r\n" % client.get(b"content-type", _JSON) if is_passed else _JSON_LINE
         if not _PASSED_ON.isdisjoint(client):
             headers += _passed_on(client)
         if phase != "whole" and not is_given(inbound.disaggregated_params):
@@ -115,7 +114,7 @@ class Calls:
             text = _continuing(text, registration, inbound, progress)
         if replay_buffer is not None or CONTINUABLE_HEADER in client:
             headers += _CONTINUABLE
-        sent: Bytes | tuple[Bytes | memoryview, ...] = text
+        sent: bytes | tuple[Bytes | memoryview, ...] = text if isinstance(text, bytes) else (text,)
         if registration.accepts_token_ids:
             headers += b"x-dp-rank: %d\r\n" % verdict.winner.dp_rank
             ids = b"" if prompt is None else prompt.ids
@@ -124,18 +123,10 @@ class Calls:
         if body.images:
             parts = sent if isinstance(sent, tuple) else (sent,)
             sent = *parts[:-1], *body.with_images(parts[-1])
-        return OutboundCall(
-            registration.base_url,
-            inbound.path,
-            headers,
-            sent if isinstance(sent, (bytes, tuple)) else (sent,),
-            self._streamed if inbound.stream and phase != "prefill" else self._buffered,
-            replay_buffer,
-            phase == "decode",
-            _EMBEDDINGS_BYTES_MAX if route.endpoint == "embeddings" else BUFFERED_BYTES_MAX,
-            _DELTA if route.endpoint == "responses" else b"",
-            method=request.exchange.method,
-        )
+        limits = self._streamed if inbound.stream and phase != "prefill" else self._buffered
+        is_once = phase == "decode"
+        call = OutboundCall(registration.base_url, inbound.path, headers, sent, limits, replay_buffer, is_once)
+        return call if route.endpoint in DEFAULT_ENDPOINTS else _of_endpoint(call, request)
 
     def _with_ids(
         self,
@@ -192,6 +183,20 @@ class Calls:
         sent = resumed_body(body.text, inbound, before, max_seq_len=registration.max_seq_len)
         replay_buffer.rewriter, replay_buffer.before = EventRewriter(inbound, before, point.held), before
         return sent
+
+
+def _of_endpoint(call: OutboundCall, request: Request[Any]) -> OutboundCall:
+    """Return the call with what differs from a chat's and a completion's."""
+    inbound, endpoint, headers = request.inbound, request.inbound.endpoint, call.headers
+    if isinstance(inbound, PassedInbound):
+        headers = headers.replace(_JSON, request.exchange.headers.get(b"content-type", _JSON), 1)
+    return replace(
+        call,
+        headers=headers,
+        buffered_bytes_max=_EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX,
+        token_mark=_DELTA if endpoint == "responses" else b"",
+        method=request.exchange.method,
+    )
 
 
 def _tells_ids(
