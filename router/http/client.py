@@ -125,7 +125,7 @@ class ClientConnection:
             self._plane.loop.call_later(3 * waited_s, self._check_reset, 4 * waited_s)
 
     def _leave(self) -> None:
-        state, self._state = self._state, _CLOSED
+        state, self._state, self.due_s = self._state, _CLOSED, 0.0
         self.buffer = b""
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
@@ -208,7 +208,7 @@ class ClientConnection:
     def _go_on(self) -> None:
         """Serve the requests that came while there was another one, or while the client read too slowly."""
         if self._state == _QUEUED:
-            self._state = _IDLE
+            self._state, self.due_s = _IDLE, 0.0
         if self._state <= _HEAD and not self.writing_paused:
             if self.buffer:
                 self._begin_head()
