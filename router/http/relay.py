@@ -101,7 +101,7 @@ class AnswerRelay(ABC):
     @property
     def later_events(self) -> int:
         """Events of a stream behind its first bytes."""
-        return 0 if self.body is None else self.body.later
+        return self.body.later if self.body is not None and self.form == _EVENTS else 0
 
     # ------------------------------------------------------------ what the worker sends
 
@@ -266,7 +266,7 @@ class AnswerRelay(ABC):
 
     def _over(self, exchange: Exchange, body: AnswerBody, *, reusable: bool) -> None:
         """All of the answer was passed on."""
-        watcher, tail, later_events = self.watcher, body.tail, body.later
+        watcher, tail, later_events = self.watcher, body.tail, self.later_events
         if later_events and not self.call.token_mark:
             later_events -= tail.rstrip().endswith(DONE)
         exchange.relay = None
@@ -316,7 +316,7 @@ class AnswerRelay(ABC):
 
     def ended(self, exchange: Exchange, *, is_whole: bool) -> None:
         """The worker's connection ended; `is_whole`: and so the body does."""
-        if is_whole and self.body is not None:
+        if is_whole and self.body is not None and not self.is_deserted:
             self._end(exchange, self.body, extra=True)
         else:
             self.fail("first_byte" if self.silent else "body", _CUT_SHORT)

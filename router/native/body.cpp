@@ -172,11 +172,11 @@ public:
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
     // Reads the payload in `data`. While the answer `flows`: the complete events as they are sent to the client, empty
-    // where there are none. None: it does not flow, it ends, or what waits is for its reader to judge.
+    // where there are none. None: it does not flow, nothing was taken, it ends, or what waits is for its reader to judge.
     nb::object feed(const nb::bytes& data) {
         end = reader_.feed(view_of(data), pending);
         has_begun = has_begun || !pending.empty();
-        const bool passes = is_stream_ && flows && end < 0;
+        const bool passes = is_stream_ && flows && !tail_.empty() && end < 0;
         const std::size_t events = passes ? events_end(pending, seen_) : 0;
         if (!passes || (events == 0 && pending.size() > pending_max_) || is_judged()) {
             return nb::none();
