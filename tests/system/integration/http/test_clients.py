@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -286,6 +287,29 @@ async def test_a_connection_is_idle_although_its_timeouts_were_checked_between_t
         served[0].answer(200, b"")
         said = await asyncio.wait_for(reader.read(), WAIT_S)
     assert said.count(b"HTTP/1.1 200") == 2
+
+
+async def test_a_reset_between_two_requests_leaves_nothing() -> None:
+    async with running() as http:
+        served: list[ClientExchange] = []
+
+        def serve(exchange: ClientExchange) -> None:
+            served.append(exchange)
+            if len(served) == 2:
+                client = http.client()
+                exchange.answer(200, b"")
+                sock.close()
+                client.check_timeouts(http.plane.loop.time())
+
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        http.plane.service = serve
+        sock.connect(("127.0.0.1", http.plane.port))
+        sock.sendall(get() + get() + get())
+        sock.shutdown(socket.SHUT_WR)
+        await until(lambda: bool(served) and http.client().half_closed)
+        served[0].answer(200, b"")
+        await until(lambda: not http.plane.connections)
 
 
 async def test_a_client_that_sends_no_more_and_reads_nothing_is_cut_off_too() -> None:
