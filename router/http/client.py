@@ -374,13 +374,10 @@ class ClientConnection:
 
     def expire(self) -> None:
         """End the request with an error to the client, then end the connection."""
-        exchange = self._exchange
-        if exchange is None:
+        if self._exchange is None:
             self.abort()
-        elif exchange.relay is not None:
-            exchange.relay.expire()
         else:
-            exchange.expire()
+            self._exchange.expire()
 
     def abort(self) -> None:
         """Close the connection at once."""

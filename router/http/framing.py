@@ -47,8 +47,5 @@ KeptEvents = built.KeptEvents
 
     add(events), events
 """
-
-
-def chunk(payload: bytes) -> bytes:
-    """Return the chunk that carries `payload`, which is not empty."""
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
+chunk = built.chunk
+"""Returns the chunk that carries a payload, which is not empty."""

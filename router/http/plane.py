@@ -168,11 +168,6 @@ class HttpPlane:
         self.connections.discard(connection)
         self._note_closed()
 
-    def count_body_bytes(self, more: int) -> bool:
-        """Account for `more` bytes of request bodies in memory; return whether they fit."""
-        self.bodies_bytes += more
-        return more <= 0 or self.bodies_bytes <= self.limits.bodies_bytes_max
-
     def account(self, head: RequestHead) -> Account | None:
         """Return the account of the request's key; None: it needs no key.
 
@@ -231,12 +226,10 @@ class HttpPlane:
         self.requests.checks_all = True
         for connection in self.connections:
             connection.end_with_answer()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.drain_s):
                 await self.acceptor.stop(self.limits.drain_s)
                 await self._until_all_closed()
-        except TimeoutError:
-            pass
 
     async def _until_all_closed(self) -> None:
         """Wait for the last connection to end."""
@@ -261,8 +254,6 @@ class HttpPlane:
 
     async def _until_lingered(self) -> None:
         """Wait for the last connection to end, at most `linger_s`."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.linger_s):
                 await self._until_all_closed()
-        except TimeoutError:
-            pass

@@ -146,6 +146,13 @@ std::size_t count_of(Text data, Text what) {
     return count;
 }
 
+nb::bytes chunk(Text payload) {
+    std::array<char, 24> line{};
+    const int size = std::snprintf(line.data(), line.size(), "%zx\r\n", payload.size());
+    const std::string framed = std::string(line.data(), static_cast<std::size_t>(size)).append(payload).append("\r\n");
+    return nb::bytes(framed.data(), framed.size());
+}
+
 // Complete events, at most `bytes_max`; of a longer stream nothing is kept.
 class KeptEvents {
 public:
@@ -234,13 +241,6 @@ public:
     bool has_begun = false, flows = false;
 
 private:
-    static nb::bytes chunk(const std::string& payload) {
-        std::array<char, 24> line{};
-        const int size = std::snprintf(line.data(), line.size(), "%zx\r\n", payload.size());
-        const std::string framed = std::string(line.data(), static_cast<std::size_t>(size)).append(payload).append("\r\n");
-        return nb::bytes(framed.data(), framed.size());
-    }
-
     bool is_judged() const {
         return std::any_of(alarms_.begin(), alarms_.end(), [this](const std::string& each) { return pending.find(each) != std::string::npos; });
     }
@@ -283,6 +283,7 @@ private:
 
 void bind_bodies(nb::module_& module) {
     module.attr("TAIL_BYTES") = kTailBytes;
+    module.def("chunk", [](const nb::bytes& payload) { return chunk(view_of(payload)); }, nb::arg());
     nb::class_<BodyReader>(module, "BodyReader")
         .def(nb::init<std::int64_t>(), nb::arg())
         .def("feed", [](BodyReader& reader, const nb::bytes& data, const nb::bytearray& payload) { return reader.feed(view_of(data), payload); },
