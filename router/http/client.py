@@ -43,13 +43,9 @@ _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _KINDS = {401: "authentication_error", 503: "server_error"}
 _MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
 _CODES = {
-    401: "invalid_api_key",
-    403: "foreign_origin",
-    408: "timeout",
-    413: "body_too_large",
-    421: "unknown_host",
+    401: "invalid_api_key", 403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host",
     431: "head_too_large",
-}
+}  # fmt: skip
 
 _log = structlog.get_logger("http")
 

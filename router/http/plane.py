@@ -24,12 +24,11 @@ from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
-from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import RequestHead, RequestReader
-from router.http.limits import HttpLimits
+from router.http.limits import Capacity, HttpLimits, capacity
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.upstreams import DIALS_MAX, OURS, Upstreams

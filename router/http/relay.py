@@ -18,13 +18,14 @@ decides what of the others is passed on.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, BodyReader, chunk
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, chunk
 from router.http.heads import CHUNKED, AnswerHead, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 
@@ -380,9 +381,7 @@ class AnswerRelay(ABC):
 
 def _is_whole(head: AnswerHead) -> bool:
     """Return whether all of the answer came with its head, and no more."""
-    if head.body_bytes != CHUNKED:
-        return head.body_bytes == len(head.rest)
-    try:
-        return BodyReader(CHUNKED).feed(head.rest, bytearray()) == len(head.rest)
-    except Malformed:
-        return False
+    body = AnswerBody(head.body_bytes, b"")
+    with suppress(Malformed):
+        body.feed(head.rest)
+    return body.end == len(head.rest)

@@ -2,6 +2,7 @@
 #include "http.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <vector>
 
@@ -16,17 +17,11 @@ constexpr std::size_t kSpareBytes = 8 << 10;  // unused memory that a stream may
 
 // The digits of a chunk's size at the beginning of `line`; `size` is what they say.
 std::size_t size_digits(Text line, std::int64_t& size) {
-    std::size_t at = 0;
     std::uint64_t found = 0;
-    for (; at < line.size() && at <= kSizeDigitsMax; ++at) {
-        const char digit = lower(line[at]);
-        if (!((digit >= '0' && digit <= '9') || (digit >= 'a' && digit <= 'f'))) {
-            break;
-        }
-        found = 16 * found + static_cast<std::uint64_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-    }
+    const char* const end = line.data() + std::min(line.size(), kSizeDigitsMax + 1);
+    const auto digits = static_cast<std::size_t>(std::from_chars(line.data(), end, found, 16).ptr - line.data());
     size = static_cast<std::int64_t>(found);
-    return at;
+    return digits;
 }
 
 void append(const nb::bytearray& payload, Text piece) {
