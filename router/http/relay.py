@@ -106,7 +106,7 @@ class AnswerRelay(ABC):
     @property
     def later_events(self) -> int:
         """Events of a stream behind its first bytes."""
-        return self.body.later if self.body is not None and self.form == _EVENTS else 0
+        return 0 if self.body is None else self.body.later
 
     # ------------------------------------------------------------ what the worker sends
 
@@ -143,8 +143,7 @@ class AnswerRelay(ABC):
             exchange.is_stream = True
             self._frame(exchange, b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
             kept, alarms = (None, ()) if call.replay_buffer is None else call.replay_buffer.passing
-            if alarms is not None:
-                body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
+            body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
         elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
@@ -271,7 +270,7 @@ class AnswerRelay(ABC):
 
     def _over(self, exchange: Exchange, body: AnswerBody, *, reusable: bool) -> None:
         """All of the answer was passed on."""
-        watcher, tail, later_events = self.watcher, body.tail, self.later_events
+        watcher, tail, later_events = self.watcher, body.tail, body.later
         if later_events and not self.call.token_mark:
             later_events -= tail.rstrip().endswith(DONE)
         exchange.relay = None

@@ -252,7 +252,7 @@ private:
         if (marks == 0 && mark_.empty()) {
             marks = count_of(taken, "\n\r\n");
         }
-        later += counts_ ? marks : 0;
+        later += is_stream_ && counts_ ? marks : 0;
         counts_ = counts_ || (mark_.empty() ? !taken.empty() : marks > 0);
         tail_.append(Text(taken).substr(taken.size() - std::min(taken.size(), kTailBytes)));
         if (tail_.size() > 4 * kTailBytes) {
