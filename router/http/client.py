@@ -236,11 +236,10 @@ class ClientConnection:
     def _checked(self, head: RequestHead | None, data: bytes) -> Exchange | None:
         """Check a head with which `data` begins (None: it is not complete); return its request if it can be served."""
         if head is None:
-            if self.half_closed:
-                self._send_away(request_consumed=True)
-                return None
             self.buffer = data
             self._begin_head()
+            if self.half_closed:
+                self._send_away(request_consumed=True)
             return None
         plane, headers = self._plane, head.headers
         lines, account = plane.sites.checked(headers), plane.account(head)

@@ -59,12 +59,10 @@ class AnswerRelay(ABC):
         "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.exchange: Exchange | None = None
+    def __init__(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float) -> None:
+        self.exchange: Exchange | None = exchange
         """None: there is no call."""
-        self.call: OutboundCall = NONE
-        self.watcher: ResponseHandler = NONE
-        self.since_s = 0.0
+        self.call, self.watcher, self.since_s = call, watcher, since_s
         """Since when it is forwarded, by the loop's clock; known from the first check of timeouts on."""
         self.form = _GATHER
         """Of the body."""

@@ -38,15 +38,15 @@ class WorkerConnection(AnswerRelay):
         since_s: float,
     ) -> None:
         """It is to be opened for this call, which is forwarded since then."""
-        super().__init__()
+        super().__init__(exchange, call, watcher, since_s)
+        exchange.relay = self
         self._upstreams, self._answer, self.origin = upstreams, upstreams.answer, origin
         self.dial: asyncio.Task[None] | None = None
         """The task that opens it."""
         self._slot: set[Watched] | None = None
         """None: it is not open yet."""
-        self.exchange, self.call, self.watcher, exchange.relay = exchange, call, watcher, self
-        self.since_s = self.due_s = since_s
-        """`due_s`: no check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
+        self.due_s = since_s
+        """No check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
         self._is_fresh = self.is_odd = True
         """Whether no call has ended over it."""
         self.paused = exchange.client is not None and exchange.client.writing_paused
