@@ -27,7 +27,7 @@ from router.cli.router_parts import Place, RouterParts
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
-from router.http.capacity import TooFewFiles
+from router.http.limits import TooFewFiles
 from router.pools.process import OpenedRouter
 from router.web.page import ROOT
 from router.workers.service import stated_directory

@@ -39,18 +39,13 @@ _TURN_BYTES = 64 << 10
 _RESET_CHECK_S, _RESET_CHECK_S_MAX = 0.00025, 0.25
 """Seconds from a probe to the first check for a reset; each check is four times as late. Later, the sweep checks."""
 _CLOSE = b"connection: close\r\n"
-_IDLE, _HEAD, _BODY, _QUEUED, _SERVING, _LINGERING, _CLOSED = range(7)
-"""`_QUEUED`: the next request has come, and is read in the loop's next turn."""
+_IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _KINDS = {401: "authentication_error", 503: "server_error"}
 _MORE = {401: ((b"www-authenticate", b"Bearer"),), 503: ((b"retry-after", b"1"),)}
 _CODES = {
-    401: "invalid_api_key",
-    403: "foreign_origin",
-    408: "timeout",
-    413: "body_too_large",
-    421: "unknown_host",
+    401: "invalid_api_key", 403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host",
     431: "head_too_large",
-}
+}  # fmt: skip
 
 _log = structlog.get_logger("http")
 
@@ -103,14 +98,16 @@ class ClientConnection:
     def eof_received(self) -> bool:
         """The client sends no more. Return whether it may still get answers."""
         state = self._state
-        is_waiting = _QUEUED <= state <= _SERVING or (state <= _HEAD and self.writing_paused)
+        is_waiting = state == _SERVING or (state <= _HEAD and (self.buffer or self.writing_paused))
         if not (is_waiting and self._transport.can_write_eof()):
             self._leave()
             return False
         self.half_closed, self.due_s = True, 0.0
         if not self.buffer:
             self.end_with_answer()
-        if self._exchange is not None and (probe := self._exchange.probe):
+        if self._exchange is None:
+            self._go_on()
+        elif probe := self._exchange.probe:
             self._transport.write(probe)
             self._plane.loop.call_later(_RESET_CHECK_S, self._check_reset, _RESET_CHECK_S)
         return True
@@ -125,7 +122,7 @@ class ClientConnection:
             self._plane.loop.call_later(3 * waited_s, self._check_reset, 4 * waited_s)
 
     def _leave(self) -> None:
-        state, self._state = self._state, _CLOSED
+        state, self._state, self.due_s = self._state, _CLOSED, 0.0
         self.buffer = b""
         exchange, self._exchange = self._exchange, None
         if state == _SERVING and exchange is not None:
@@ -188,16 +185,13 @@ class ClientConnection:
             return self._feed_body(self._gathered, data)
         if state > _SERVING:
             return None
-        self.buffer += data
-        if state >= _QUEUED or self.writing_paused:
-            self._has_more = True
-            if len(self.buffer) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
-                self.reading_paused = True
-                self._transport.pause_reading()
+        data = self.buffer + data
+        if state == _SERVING or self.writing_paused:
+            self._keep(data)
             return None
         if not self._began_s:
             self._began_s, self.due_s = perf_counter(), 0.0
-        data, self.buffer = self.buffer, b""
+        self.buffer = b""
         exchange = self._read(data, self, self._began_s)
         if not isinstance(exchange, Exchange):
             return self._checked(exchange, data)
@@ -205,10 +199,15 @@ class ClientConnection:
             self._end_after(exchange)
         return exchange
 
+    def _keep(self, data: bytes) -> None:
+        """Keep what came of the next requests; beyond the bound nothing is read until they are served."""
+        self.buffer, self._has_more = data, True
+        if len(data) > self._plane.limits.pipelined_bytes_max and not self.reading_paused:
+            self.reading_paused = True
+            self._transport.pause_reading()
+
     def _go_on(self) -> None:
         """Serve the requests that came while there was another one, or while the client read too slowly."""
-        if self._state == _QUEUED:
-            self._state = _IDLE
         if self._state <= _HEAD and not self.writing_paused:
             if self.buffer:
                 self._begin_head()
@@ -217,8 +216,7 @@ class ClientConnection:
                 self._send_away(request_consumed=True)
         if self.reading_paused and len(self.buffer) <= self._plane.limits.pipelined_bytes_max:
             self.reading_paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+            self._read_on()
 
     def _begin_head(self) -> None:
         """The next request begins, unless it has begun."""
@@ -229,20 +227,19 @@ class ClientConnection:
         """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
-            self._plane.loop.call_soon(self._begin_turn)
+            self._plane.loop.call_soon(self._read_on)
 
-    def _begin_turn(self) -> None:
+    def _read_on(self) -> None:
         if not self.reading_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _checked(self, head: RequestHead | None, data: bytes) -> Exchange | None:
         """Check a head with which `data` begins (None: it is not complete); return its request if it can be served."""
         if head is None:
-            if self.half_closed:
-                self._send_away(request_consumed=True)
-                return None
             self.buffer = data
             self._begin_head()
+            if self.half_closed:
+                self._send_away(request_consumed=True)
             return None
         plane, headers = self._plane, head.headers
         lines, account = plane.sites.checked(headers), plane.account(head)
@@ -271,7 +268,8 @@ class ClientConnection:
     def _complete(self, exchange: Exchange, head: RequestHead, rest: bytes) -> Exchange | None:
         """Return a request that was checked and is complete, and that `rest` follows; None: it is answered here."""
         plane = self._plane
-        self.buffer, self.http_1_1, self._has_more = rest, head.http_1_1, True
+        self.http_1_1 = head.http_1_1
+        self._keep(rest)
         if not head.keep_alive or plane.draining or (self.half_closed and not rest):
             self._end_after(exchange)
         allowed = plane.sites.preflight(head.method, head.headers)
@@ -334,7 +332,8 @@ class ClientConnection:
             if not self._keep_alive:
                 self._send_away(request_consumed=not self.buffer)
             elif self.buffer or self.reading_paused:
-                self._state = _QUEUED
+                if self.buffer:
+                    self._begin_head()
                 self._plane.loop.call_soon(self._go_on)
 
     def cut(self) -> None:
@@ -362,7 +361,7 @@ class ClientConnection:
         self.buffer = b""
         if self.reading_paused:
             self.reading_paused = False
-            self._transport.resume_reading()
+            self._read_on()
         if self._transport.can_write_eof() and not self._transport.is_closing():  # TLS has no half-closed connections
             self._transport.write_eof()
 
@@ -370,13 +369,10 @@ class ClientConnection:
 
     def expire(self) -> None:
         """End the request with an error to the client, then end the connection."""
-        exchange = self._exchange
-        if exchange is None:
+        if self._exchange is None:
             self.abort()
-        elif exchange.relay is not None:
-            exchange.relay.expire()
         else:
-            exchange.expire()
+            self._exchange.expire()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -390,7 +386,7 @@ class ClientConnection:
         self.due_s = now_s
         if self.writing_paused or state == _CLOSED:
             self._check_unsent(now_s)
-        elif _QUEUED <= state <= _SERVING:
+        elif state == _SERVING:
             if not self.half_closed:
                 self.due_s = math.inf
             elif self._is_reset():

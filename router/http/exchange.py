@@ -246,14 +246,14 @@ class Exchange(msgspec.Struct, eq=False):
             client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
             client.finish()
 
-    def end_with_error(self, message: str, code: str, *, passed_on: bytes | None = None) -> None:
+    def end_with_error(self, message: str, code: str, call: OutboundCall, passed_on: bytes) -> None:
         """End the answer that has begun: an event stream by an error event, else cut the client off.
 
-        `passed_on`: of a response's stream, the end of what the client has of it.
+        `passed_on`: the end of what the client has of the call's answer.
         """
         if not self.is_stream:
             self.cut()
-        elif passed_on is not None:
+        elif call.token_mark:
             self.end_stream(response_error_event(message, code, passed_on, mid_event=self.is_mid_event))
         else:
             self.end_stream(error_events(error_body(message, "server_error", code=code), mid_event=self.is_mid_event))
@@ -299,7 +299,10 @@ class Exchange(msgspec.Struct, eq=False):
         self.client = self.when_gone = self.relay = None
 
     def expire(self) -> None:
-        """The plane stops while nothing is forwarded: answer the client, and call the `on_gone` callback."""
+        """The plane stops: end the answer, and call the watcher as if the client left, or the `on_gone` callback."""
+        if self.relay is not None:
+            self.relay.expire()
+            return
         callback = self.when_gone
         body = error_body("the router stops; try again", "server_error", code="shutting_down")
         self.answer(503, body, headers=((b"retry-after", b"1"),))

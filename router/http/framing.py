@@ -25,7 +25,7 @@ AnswerBody = built.AnswerBody
 
     feed(data)        reads the payload in `data`, raises as `BodyReader.feed`. While a stream `flows` it takes the
                       complete events, and returns them as the client gets them, empty where there are none. None: the
-                      stream does not flow, the body ends, or what waits is to be judged
+                      stream does not flow, nothing was taken before, the body ends, or what waits is to be judged
     end               where in the last `data` the body ends, -1 if it does not
     until_close       whether it ends with the connection
     pass_on(...)      says how a stream flows: `chunks` or not; what waits is judged if it has more bytes than
@@ -38,7 +38,7 @@ AnswerBody = built.AnswerBody
     take(size)        takes this many bytes, or all that wait
     drop()            drops what waits
     marks             how many marks are in what was taken last; if `mark` is empty, how many events
-    later             marks behind the first piece that was taken with one; from the beginning if it `is_later`
+    later             of a stream, marks behind the first piece that was taken with one; if it `is_later`, all
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES
@@ -47,8 +47,5 @@ KeptEvents = built.KeptEvents
 
     add(events), events
 """
-
-
-def chunk(payload: bytes) -> bytes:
-    """Return the chunk that carries `payload`, which is not empty."""
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
+chunk = built.chunk
+"""Returns the chunk that carries a payload, which is not empty."""

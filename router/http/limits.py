@@ -1,11 +1,23 @@
-"""Limits of the data plane: what it accepts from clients, and how long it waits for them."""
+"""Limits of the data plane: what it accepts from clients, how long it waits for them, how many connections it has.
+
+    limit of open files = used at the start + RESERVED + clients' connections + connections to workers
+
+A request takes one descriptor of each side, so a side gets half of what is free, 16,384 at most.
+"""
+
+from typing import NamedTuple
 
 import msgspec
+
+from kv_runtime.open_files import RESERVED, OpenFiles
 
 CONNECT_S = 2.0
 """How long a connection to a worker may take: one lost SYN is sent again after a second."""
 
 CONNECTIONS_MAX = 16_384
+CLIENTS_MIN = 16
+"""The data plane does not start with room for fewer clients."""
+_REMEDY = "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of containers)"
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,4 +54,29 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_idle_s: float = 1.0
     """How long after a stop an idle connection may still bring a request, which is served."""
     sweep_s: float = 0.5
-    """Largest delay with which a timeout is noticed."""
+    """How often timeouts are checked. A time is counted from a check on, so its end is noticed up to twice as late."""
+
+
+class TooFewFiles(Exception):
+    """The limit of open files leaves no room for clients."""
+
+
+class Capacity(NamedTuple):
+    """Connections that may be open at once."""
+
+    clients: int
+    workers: int
+
+
+def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
+    """Return how many connections are served.
+
+    Raises:
+        TooFewFiles: there is no room for `CLIENTS_MIN` requests.
+    """
+    free = files.allowed - files.used - RESERVED
+    if free < 2 * CLIENTS_MIN:
+        least = files.used + RESERVED + 2 * CLIENTS_MIN
+        raise TooFewFiles(f"open files: found a limit of {files.allowed}, allowed {least} and more: {_REMEDY}")
+    clients = min(limits.connections_max, max(free // 2, free - limits.worker_connections_max))
+    return Capacity(clients, min(limits.worker_connections_max, free - clients))

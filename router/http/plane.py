@@ -24,12 +24,11 @@ from kv_runtime.http.hosts import HostNames, is_loopback
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
 from router.http.accounts import Account
-from router.http.capacity import Capacity, capacity
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import Exchange, own_answer
 from router.http.heads import RequestHead, RequestReader
-from router.http.limits import HttpLimits
+from router.http.limits import Capacity, HttpLimits, capacity
 from router.http.sites import Sites
 from router.http.timeout_sweeper import TimeoutSweeper, Watched
 from router.http.upstreams import DIALS_MAX, OURS, Upstreams
@@ -168,11 +167,6 @@ class HttpPlane:
         self.connections.discard(connection)
         self._note_closed()
 
-    def count_body_bytes(self, more: int) -> bool:
-        """Account for `more` bytes of request bodies in memory; return whether they fit."""
-        self.bodies_bytes += more
-        return more <= 0 or self.bodies_bytes <= self.limits.bodies_bytes_max
-
     def account(self, head: RequestHead) -> Account | None:
         """Return the account of the request's key; None: it needs no key.
 
@@ -231,12 +225,10 @@ class HttpPlane:
         self.requests.checks_all = True
         for connection in self.connections:
             connection.end_with_answer()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.drain_s):
                 await self.acceptor.stop(self.limits.drain_s)
                 await self._until_all_closed()
-        except TimeoutError:
-            pass
 
     async def _until_all_closed(self) -> None:
         """Wait for the last connection to end."""
@@ -261,8 +253,6 @@ class HttpPlane:
 
     async def _until_lingered(self) -> None:
         """Wait for the last connection to end, at most `linger_s`."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.linger_s):
                 await self._until_all_closed()
-        except TimeoutError:
-            pass

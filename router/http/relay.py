@@ -18,18 +18,18 @@ decides what of the others is passed on.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
-from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, BodyReader
+from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, chunk
 from router.http.heads import CHUNKED, AnswerHead, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 
 DONE = b"[DONE]"
-_CUT_SHORT = "the connection closed before the answer's end"
 _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
 NONE: Any = None
 """The call, and its watcher, of a relay that is over."""
@@ -59,12 +59,10 @@ class AnswerRelay(ABC):
         "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.exchange: Exchange | None = None
+    def __init__(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float) -> None:
+        self.exchange: Exchange | None = exchange
         """None: there is no call."""
-        self.call: OutboundCall = NONE
-        self.watcher: ResponseHandler = NONE
-        self.since_s = 0.0
+        self.call, self.watcher, self.since_s = call, watcher, since_s
         """Since when it is forwarded, by the loop's clock; known from the first check of timeouts on."""
         self.form = _GATHER
         """Of the body."""
@@ -97,6 +95,11 @@ class AnswerRelay(ABC):
     @abstractmethod
     def give_up(self) -> None:
         """The call is over: close the worker's connection."""
+
+    @property
+    def stage(self) -> UpstreamStage:
+        """The step at which the call is, once its request is sent."""
+        return "first_byte" if self.silent else "body"
 
     @property
     def later_events(self) -> int:
@@ -138,8 +141,7 @@ class AnswerRelay(ABC):
             exchange.is_stream = True
             self._frame(exchange, b"" if b"cache-control" in head.headers else b"cache-control: no-cache\r\n", CHUNKED)
             kept, alarms = (None, ()) if call.replay_buffer is None else call.replay_buffer.passing
-            if alarms is not None:
-                body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
+            body.pass_on(self.is_chunked, call.buffered_bytes_max, kept, alarms)
         elif exchange.has_begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
@@ -172,7 +174,7 @@ class AnswerRelay(ABC):
         if self.exchange is not exchange:  # it was too long for who gets it, and given up
             return
         if end >= 0:
-            self._end(exchange, body, extra=end < size)
+            self.end(exchange, body, extra=end < size)
         else:
             body.flows = exchange.has_begun and self.is_told and not exchange.is_mid_event
 
@@ -188,7 +190,7 @@ class AnswerRelay(ABC):
             self._tell_first(exchange)
             self._write_payload(exchange, body, body.take(at))
         body.drop()
-        self.fail("first_byte" if self.silent else "body", reason)
+        self.fail(self.stage, reason)
         return True
 
     def _ripe(self, exchange: Exchange, body: AnswerBody) -> bytes:
@@ -216,7 +218,7 @@ class AnswerRelay(ABC):
                 payload = call.replay_buffer.add(payload)
         if self.is_chunked:
             if payload:
-                payload = b"%x\r\n%b\r\n" % (len(payload), payload)
+                payload = chunk(payload)
             if is_last:
                 payload += LAST_CHUNK
         client = exchange.client
@@ -236,7 +238,7 @@ class AnswerRelay(ABC):
 
     # ------------------------------------------------------------ how it ends
 
-    def _end(self, exchange: Exchange, body: AnswerBody, *, extra: bool) -> None:
+    def end(self, exchange: Exchange, body: AnswerBody, *, extra: bool) -> None:
         """The body is complete. `extra`: bytes followed that belong to no answer."""
         if self.form == _EVENTS and self.silent:
             self.fail("first_byte", "no bytes")
@@ -310,16 +312,9 @@ class AnswerRelay(ABC):
                 return
             watcher.on_failed(phase, reason, begun=True)
             message = f"the worker failed in its answer: {phase}: {reason}"
-            _cut_short(exchange, call, body, message, "upstream_failed")
+            exchange.end_with_error(message, "upstream_failed", call, b"" if body is None else body.tail)
         else:
             watcher.on_failed(phase, reason, begun=False)
-
-    def ended(self, exchange: Exchange, *, is_whole: bool) -> None:
-        """The worker's connection ended; `is_whole`: and so the body does."""
-        if is_whole and self.body is not None:
-            self._end(exchange, self.body, extra=True)
-        else:
-            self.fail("first_byte" if self.silent else "body", _CUT_SHORT)
 
     def _is_complete(self, exchange: Exchange, body: AnswerBody) -> bool:
         """Return whether the client has all of the stream but its framing."""
@@ -356,7 +351,7 @@ class AnswerRelay(ABC):
         watcher.on_gone(later_events)
         message = "the router stops; the answer was not complete in time"
         if exchange.has_begun:
-            _cut_short(exchange, call, body, message, "shutting_down")
+            exchange.end_with_error(message, "shutting_down", call, b"" if body is None else body.tail)
         else:
             error = error_body(message, "server_error", code="shutting_down")
             exchange.answer(503, error, headers=((b"retry-after", b"1"),))
@@ -378,20 +373,12 @@ class AnswerRelay(ABC):
         elif not (self.paused or exchange.is_mid_event or self.is_deserted):
             reason = self.watcher.lost(quiet_s, begun=exchange.has_begun)
         if reason:
-            self.fail("first_byte" if self.silent else "body", reason)
+            self.fail(self.stage, reason)
 
 
 def _is_whole(head: AnswerHead) -> bool:
     """Return whether all of the answer came with its head, and no more."""
-    if head.body_bytes != CHUNKED:
-        return head.body_bytes == len(head.rest)
-    try:
-        return BodyReader(CHUNKED).feed(head.rest, bytearray()) == len(head.rest)
-    except Malformed:
-        return False
-
-
-def _cut_short(exchange: Exchange, call: OutboundCall, body: AnswerBody | None, message: str, code: str) -> None:
-    """End the client's part of an answer that is not complete."""
-    passed_on = body.tail if call.token_mark and body is not None else b""
-    exchange.end_with_error(message, code, passed_on=passed_on if call.token_mark else None)
+    body = AnswerBody(head.body_bytes, b"")
+    with suppress(Malformed):
+        body.feed(head.rest)
+    return body.end == len(head.rest)

@@ -33,18 +33,15 @@ class GatheredBody:
         Raises:
             Malformed: it is too long, is no chunked body, or there is no room for it now.
         """
-        reader, body, allowed = self._reader, self._body, self._plane.limits.body_bytes_max
+        reader, body, limits = self._reader, self._body, self._plane.limits
         end = reader.feed(data, body)
-        if (found := len(body) + reader.left) > allowed:
-            raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
-        self._count(len(body))
-        return end
-
-    def _count(self, body_bytes: int) -> None:
-        more, self._counted = body_bytes - self._counted, body_bytes
-        if not self._plane.count_body_bytes(more):
-            allowed = self._plane.limits.bodies_bytes_max
+        if (found := len(body) + reader.left) > limits.body_bytes_max:
+            raise Malformed(413, f"body: found {found} bytes and more, allowed {limits.body_bytes_max}")
+        more, self._counted = len(body) - self._counted, len(body)
+        self._plane.bodies_bytes += more
+        if more and self._plane.bodies_bytes > (allowed := limits.bodies_bytes_max):
             raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
+        return end
 
     def take(self) -> Bytes:
         """Return all of it, and keep only its count; a long one is not copied."""
@@ -53,8 +50,8 @@ class GatheredBody:
 
     def release(self) -> None:
         """Count its bytes no more."""
-        if self._counted:
-            self._count(0)
+        self._plane.bodies_bytes -= self._counted
+        self._counted = 0
 
     def too_slow(self, now_s: float) -> str:
         """Return which limit the client exceeds by being too slow; empty if none."""

@@ -111,10 +111,10 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
         self.kept = KeptEvents(self.bytes_max)
 
     @property
-    def passing(self) -> tuple[KeptEvents, tuple[bytes, ...] | None]:
-        """What keeps the events that the client gets as they are, and what only others have; None: all are others."""
+    def passing(self) -> tuple[KeptEvents, tuple[bytes, ...]]:
+        """What keeps the events that the client gets as they are, and texts of all others; an empty one is in any."""
         if self.hides_ids or self.rewriter is not None:
-            return self.kept, None
+            return self.kept, (b"",)
         return self.kept, (COMMENT, FAILURE) if self.is_engines else (COMMENT,)
 
     def add(self, events: bytes) -> bytes:

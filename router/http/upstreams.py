@@ -143,9 +143,9 @@ class Upstreams:
     async def _open(self, connection: WorkerConnection) -> None:
         phase: UpstreamStage = "connect"
         origin, connect_s = connection.origin, connection.call.limits.connect_s
-        if origin.tls and self._tls is None:
-            self._tls = ssl.create_default_context()
         try:
+            if origin.tls and self._tls is None:
+                self._tls = ssl.create_default_context()
             async with asyncio.timeout(connect_s):
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", connection),

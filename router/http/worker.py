@@ -9,6 +9,7 @@ came: the request is sent again, over a new one, unless it `is_once`.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
@@ -37,15 +38,15 @@ class WorkerConnection(AnswerRelay):
         since_s: float,
     ) -> None:
         """It is to be opened for this call, which is forwarded since then."""
-        super().__init__()
+        super().__init__(exchange, call, watcher, since_s)
+        exchange.relay = self
         self._upstreams, self._answer, self.origin = upstreams, upstreams.answer, origin
         self.dial: asyncio.Task[None] | None = None
         """The task that opens it."""
         self._slot: set[Watched] | None = None
         """None: it is not open yet."""
-        self.exchange, self.call, self.watcher, exchange.relay = exchange, call, watcher, self
-        self.since_s = self.due_s = since_s
-        """`due_s`: no check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
+        self.due_s = since_s
+        """No check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
         self._is_fresh = self.is_odd = True
         """Whether no call has ended over it."""
         self.paused = exchange.client is not None and exchange.client.writing_paused
@@ -71,7 +72,7 @@ class WorkerConnection(AnswerRelay):
         """The connection could not be opened."""
         exchange, self.dial = self.exchange, None
         if exchange is not None and self._slot is None:
-            self._fail(exchange, phase, reason)
+            self._step(exchange, self.fail, phase, reason)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""
@@ -109,13 +110,14 @@ class WorkerConnection(AnswerRelay):
             exchange.client = exchange.when_gone = None
             client.finish()
         except Malformed as error:
-            self._fail(exchange, "first_byte" if self.body is None else "body", str(error))
+            self._step(exchange, self.fail, "first_byte" if self.body is None else "body", str(error))
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
             self.abandon(exchange)
 
-    def _fail(self, exchange: Exchange, phase: UpstreamStage, reason: str) -> None:
+    def _step(self, exchange: Exchange, step: Callable[..., None], *arguments: object, **options: object) -> None:
+        """Take a step of the call."""
         try:
-            self.fail(phase, reason)
+            step(*arguments, **options)
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
             self.abandon(exchange)
 
@@ -141,16 +143,15 @@ class WorkerConnection(AnswerRelay):
         exchange, body = self.exchange, self.body
         if exchange is None:
             return
-        try:
-            if body is None and not (self._is_fresh or self.has_part or self.call.is_once):
-                call, watcher = self.call, self.watcher
-                self.exchange, self.call, self.watcher = None, NONE, NONE
-                since_s = self.since_s if self.due_s else 0.0
-                self._upstreams.dial(self.origin, exchange, call, watcher, since_s)
-            else:
-                self.ended(exchange, is_whole=clean and body is not None and body.until_close)
-        except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
-            self.abandon(exchange)
+        if body is None and not (self._is_fresh or self.has_part or self.call.is_once):
+            call, watcher = self.call, self.watcher
+            self.exchange, self.call, self.watcher = None, NONE, NONE
+            since_s = self.since_s if self.due_s else 0.0
+            self._step(exchange, self._upstreams.dial, self.origin, exchange, call, watcher, since_s)
+        elif clean and body is not None and body.until_close and not self.is_deserted:
+            self._step(exchange, self.end, exchange, body, extra=True)
+        else:
+            self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")
 
     def release(self, *, reusable: bool) -> None:
         """The answer is complete: keep the connection as idle, or close it."""
@@ -193,12 +194,9 @@ class WorkerConnection(AnswerRelay):
         if not self.due_s:
             self.since_s = now_s
         exchange, self.due_s = self.exchange, now_s
-        if exchange is None:
-            self.due_s = self.since_s + self._upstreams.limits.worker_idle_s
-            if now_s > self.due_s:
-                self.transport.abort()
+        if exchange is not None:
+            self._step(exchange, self.check_call, exchange, now_s)
             return
-        try:
-            self.check_call(exchange, now_s)
-        except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
-            self.abandon(exchange)
+        self.due_s = self.since_s + self._upstreams.limits.worker_idle_s
+        if now_s > self.due_s:
+            self.transport.abort()

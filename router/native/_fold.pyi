@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 18
+INTERFACE: int = 20
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -221,6 +221,7 @@ class Lease:
 
 TAIL_BYTES: int
 
+def chunk(payload: bytes, /) -> bytes: ...
 def name_usage(usage: type, /) -> None: ...
 def usage_in(tail: bytes, /) -> Any: ...  # noqa: ANN401 - the type that `name_usage` got
 def name_heads(request_head: type, answer_head: type, malformed: type) -> None: ...

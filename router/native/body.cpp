@@ -2,6 +2,7 @@
 #include "http.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <vector>
 
@@ -16,17 +17,11 @@ constexpr std::size_t kSpareBytes = 8 << 10;  // unused memory that a stream may
 
 // The digits of a chunk's size at the beginning of `line`; `size` is what they say.
 std::size_t size_digits(Text line, std::int64_t& size) {
-    std::size_t at = 0;
     std::uint64_t found = 0;
-    for (; at < line.size() && at <= kSizeDigitsMax; ++at) {
-        const char digit = lower(line[at]);
-        if (!((digit >= '0' && digit <= '9') || (digit >= 'a' && digit <= 'f'))) {
-            break;
-        }
-        found = 16 * found + static_cast<std::uint64_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-    }
+    const char* const end = line.data() + std::min(line.size(), kSizeDigitsMax + 1);
+    const auto digits = static_cast<std::size_t>(std::from_chars(line.data(), end, found, 16).ptr - line.data());
     size = static_cast<std::int64_t>(found);
-    return at;
+    return digits;
 }
 
 void append(const nb::bytearray& payload, Text piece) {
@@ -146,6 +141,13 @@ std::size_t count_of(Text data, Text what) {
     return count;
 }
 
+nb::bytes chunk(Text payload) {
+    std::array<char, 24> line{};
+    const int size = std::snprintf(line.data(), line.size(), "%zx\r\n", payload.size());
+    const std::string framed = std::string(line.data(), static_cast<std::size_t>(size)).append(payload).append("\r\n");
+    return nb::bytes(framed.data(), framed.size());
+}
+
 // Complete events, at most `bytes_max`; of a longer stream nothing is kept.
 class KeptEvents {
 public:
@@ -172,11 +174,11 @@ public:
         : reader_(body_bytes), mark_(view_of(mark)), counts_(is_later && mark_.empty()) {}
 
     // Reads the payload in `data`. While the answer `flows`: the complete events as they are sent to the client, empty
-    // where there are none. None: it does not flow, it ends, or what waits is for its reader to judge.
+    // where there are none. None: it does not flow, nothing was taken, it ends, or what waits is for its reader to judge.
     nb::object feed(const nb::bytes& data) {
         end = reader_.feed(view_of(data), pending);
         has_begun = has_begun || !pending.empty();
-        const bool passes = is_stream_ && flows && end < 0;
+        const bool passes = is_stream_ && flows && !tail_.empty() && end < 0;
         const std::size_t events = passes ? events_end(pending, seen_) : 0;
         if (!passes || (events == 0 && pending.size() > pending_max_) || is_judged()) {
             return nb::none();
@@ -234,13 +236,6 @@ public:
     bool has_begun = false, flows = false;
 
 private:
-    static nb::bytes chunk(const std::string& payload) {
-        std::array<char, 24> line{};
-        const int size = std::snprintf(line.data(), line.size(), "%zx\r\n", payload.size());
-        const std::string framed = std::string(line.data(), static_cast<std::size_t>(size)).append(payload).append("\r\n");
-        return nb::bytes(framed.data(), framed.size());
-    }
-
     bool is_judged() const {
         return std::any_of(alarms_.begin(), alarms_.end(), [this](const std::string& each) { return pending.find(each) != std::string::npos; });
     }
@@ -257,7 +252,7 @@ private:
         if (marks == 0 && mark_.empty()) {
             marks = count_of(taken, "\n\r\n");
         }
-        later += counts_ ? marks : 0;
+        later += is_stream_ && counts_ ? marks : 0;
         counts_ = counts_ || (mark_.empty() ? !taken.empty() : marks > 0);
         tail_.append(Text(taken).substr(taken.size() - std::min(taken.size(), kTailBytes)));
         if (tail_.size() > 4 * kTailBytes) {
@@ -283,6 +278,7 @@ private:
 
 void bind_bodies(nb::module_& module) {
     module.attr("TAIL_BYTES") = kTailBytes;
+    module.def("chunk", [](const nb::bytes& payload) { return chunk(view_of(payload)); }, nb::arg());
     nb::class_<BodyReader>(module, "BodyReader")
         .def(nb::init<std::int64_t>(), nb::arg())
         .def("feed", [](BodyReader& reader, const nb::bytes& data, const nb::bytearray& payload) { return reader.feed(view_of(data), payload); },

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 
 import pytest
 from structlog.testing import capture_logs
@@ -135,6 +136,20 @@ async def test_an_answer_of_any_length_and_framing_comes_whole(framing: str, siz
     assert answer.body == body
     assert http.watcher.tail == body[-4096:]
     assert http.watcher.heard[-1] == "end"
+
+
+async def test_empty_lines_of_an_answer_that_is_no_stream_are_no_events() -> None:
+    parts = [b"\n\n" * BUFFERED_BYTES_MAX, b"\n\n" * 1000]
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.head(content_type="application/octet-stream", transfer_encoding="chunked")
+        for part in parts:
+            await exchange.chunk(part)
+        await exchange.chunk(b"")
+
+    async with with_worker(script) as (http, _):
+        assert (await http.ask(post())).body == b"".join(parts)
+        assert (http.watcher.heard[-1], http.watcher.later_events) == ("end", 0)
 
 
 async def test_headers_of_the_workers_connection_are_not_passed_on() -> None:
@@ -400,6 +415,19 @@ async def test_a_response_handler_that_raises_leaves_no_client_waiting(
             await until(lambda: http.plane.inflight == 0)
             writer.close()
     assert [each["event"] for each in logs] == ["relay_failed"]
+
+
+async def test_a_worker_for_whose_connection_there_is_no_tls_fails_in_connecting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ssl.SSLError("planted")
+
+    monkeypatch.setattr(ssl, "create_default_context", fails)
+    async with running() as http:
+        http.worker = "https://127.0.0.1:1"
+        assert (await http.ask(post())).status == 502
+    assert [each[:15] for each in http.watcher.heard] == ["failed connect:"]
 
 
 async def test_workers_that_are_gone_are_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
+from router.http.exchange import Exchange as ClientExchange
 from router.http.plane import HttpPlane
+from tests.system.integration.broker import WAIT_S
 from tests.system.integration.http.serving import (
     WHOLE,
     Http,
@@ -264,6 +267,66 @@ async def test_an_idle_connection_is_closed_after_its_time(sent: bytes) -> None:
         reader, _ = await http.dial(sent)
         said = await reader.read()
     assert said.startswith(b"HTTP/1.1 200") if sent else said == b""
+
+
+async def test_a_connection_is_idle_although_its_timeouts_were_checked_between_two_requests() -> None:
+    async with running(idle_s=0.05, pipelined_bytes_max=1024) as http:
+        served: list[ClientExchange] = []
+
+        def serve(exchange: ClientExchange) -> None:
+            served.append(exchange)
+            if len(served) == 2:
+                http.plane.loop.call_soon(http.client().check_timeouts, http.plane.loop.time())
+                exchange.answer(200, b"")
+
+        http.plane.service = serve
+        reader, writer = await http.dial(get())
+        await until(lambda: bool(served))
+        writer.write(get("/" + "x" * 2048))
+        await until(lambda: http.client().reading_paused)
+        served[0].answer(200, b"")
+        said = await asyncio.wait_for(reader.read(), WAIT_S)
+    assert said.count(b"HTTP/1.1 200") == 2
+
+
+async def test_a_reset_between_two_requests_leaves_nothing() -> None:
+    async with running() as http:
+        served: list[ClientExchange] = []
+
+        def serve(exchange: ClientExchange) -> None:
+            served.append(exchange)
+            if len(served) == 2:
+                client = http.client()
+                exchange.answer(200, b"")
+                sock.close()
+                client.check_timeouts(http.plane.loop.time())
+
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        http.plane.service = serve
+        sock.connect(("127.0.0.1", http.plane.port))
+        sock.sendall(get() + get() + get())
+        sock.shutdown(socket.SHUT_WR)
+        await until(lambda: bool(served) and http.client().half_closed)
+        served[0].answer(200, b"")
+        await until(lambda: not http.plane.connections)
+
+
+async def test_a_client_that_sends_no_more_and_reads_nothing_is_cut_off_too() -> None:
+    body = b"x" * (16 << 20)
+    async with running(write_bytes_max=64 << 20, write_s=0.1) as http:
+        http.hold = True
+        _, writer = await http.dial(get(), limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: bool(http.exchanges))
+        http.exchanges[0].answer(200, body)
+        client = http.client()
+        assert client.unsent_bytes
+        assert not client.writing_paused
+        await until(lambda: client.due_s > 0)
+        writer.write_eof()
+        await until(lambda: not http.plane.connections)
+        writer.transport.abort()
 
 
 async def test_a_client_that_reads_nothing_costs_little_and_is_cut_off() -> None:

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.open_files import RESERVED, OpenFiles
-from router.http.capacity import CLIENTS_MIN, TooFewFiles
+from router.http.limits import CLIENTS_MIN, TooFewFiles
 from router.http.plane import REFUSED_MAX
 from tests.support.descriptors import no_descriptors_left
 from tests.system.integration.http.serving import Http, answered, get, post, running, until, with_worker

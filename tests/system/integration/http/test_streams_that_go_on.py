@@ -290,3 +290,52 @@ async def test_a_call_that_can_be_had_once_is_left_only_when_its_answer_has_begu
         may_answer.set()
         await was_left.wait()
         assert http.watcher.heard == [*heard, "gone"]
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+async def test_a_left_call_whose_answer_ends_with_its_connection_has_one_end(head_first: bool) -> None:
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    asked_for, may_end, was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(head if head_first else b"")
+        asked_for.set()
+        await may_end.wait()
+        await exchange.send(b"" if head_first else head)
+        await exchange.cut()
+        was_left.set()
+
+    async with with_worker(script) as (http, _):
+        http.is_once = True
+        _, writer = await http.dial(post())
+        await asked_for.wait()
+        await until(lambda: http.watchers[0].heard == ["head 200"] * head_first)
+        writer.close()
+        await until(lambda: http.watcher.heard[-1:] == ["gone"])
+        may_end.set()
+        await was_left.wait()
+        await until(lambda: not http.plane.upstreams.connections)
+        assert http.watcher.heard == [*["head 200"] * head_first, "gone"]
+
+
+@pytest.mark.parametrize("cut_at", [5, len(TWO)])
+async def test_tokens_behind_the_first_events_of_a_worker_that_goes_on_are_counted(cut_at: int) -> None:
+    steps = [asyncio.Event(), asyncio.Event()]
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(TWO[:cut_at]))
+        await steps[0].wait()
+        await exchange.send(chunked(TWO[cut_at:] + event("more")))
+        await steps[1].wait()
+        await exchange.send(b"".join(map(chunked, [token_comment([7, 8]) + THREE, DONE, b""])))
+
+    async with with_worker(in_turn(cut_after(ONE), script)) as (http, _):
+        http.kept_bytes, http.at_cut = KEPT, [b""]
+        reader, _ = await http.dial(post())
+        await until(lambda: len(http.watchers) > 1 and "first byte" in http.watchers[-1].heard)
+        steps[0].set()
+        await reader.readuntil(event("more"))
+        steps[1].set()
+        await reader.readuntil(DONE)
+        await until(lambda: http.watchers[-1].heard[-1] == "end")
+    assert http.kept[-1].later_tokens == 2
