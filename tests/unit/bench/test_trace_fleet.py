@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_worker import MODEL
 from kv_protocol.events import Tier
 from router.decision.policy import Policy
 from tests.support.amount import examples
