@@ -59,7 +59,6 @@ class Replicas:
         self._replications: dict[str, Replication] = {}
         self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
-        self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._answers = asyncio.Event()
         self.unsent_total = self.refused_total = 0
@@ -130,8 +129,9 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait until the next turn is due, or there are answers."""
+        is_alone = all(each.has_no_peers for each in self._replications.values())
         with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S if self._has_peers else BEAT_S):
+            async with asyncio.timeout(BEAT_S if is_alone else FLUSH_S):
                 await self._answers.wait()
 
     async def _turn(self) -> None:
@@ -141,7 +141,6 @@ class Replicas:
             if not self._event_log.is_connected:
                 replication.deaf(now_s)
             self._take(slug, replication.tick(now_s))
-        self._has_peers = not all(each.has_no_peers for each in self._replications.values())
         while self._outgoing:
             subject, data = self._outgoing.popleft()
             try:
@@ -175,7 +174,6 @@ class Replicas:
             return
         self._read_news()
         self._take(slug, replication.on_message(received, self._clock.now()))
-        self._has_peers = self._has_peers or not replication.has_no_peers
         if self._outgoing:
             self._answers.set()
 
