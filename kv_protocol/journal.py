@@ -115,7 +115,7 @@ class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, 
 class LearntRates(msgspec.Struct, frozen=True, array_like=True):
     """Of a model: the mean factors of its ranks, and the expected tokens of an answer, after so many answers.
 
-    The factors are multiples of what the reference engine needs (`router/native/engine.py`).
+    The factors are multiples of what the reference engine needs (`router/native/costs.hpp`).
     """
 
     model: str

@@ -28,7 +28,7 @@ from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
 from router.journal.replay import Redecided
-from router.native.engine import OUTPUT_TOKENS
+from router.native import built
 from router.planner.service import answered_tokens
 from worker_agent.port.types import EngineDescription
 
@@ -197,7 +197,7 @@ class Recorded:
     def _mean_answer(self) -> float:
         found = [answered_tokens(self._outcomes.get(each.request.decision_id)) for each in self._decisions]
         lengths = [tokens for tokens in found if tokens is not None]
-        return sum(lengths) / len(lengths) if lengths else OUTPUT_TOKENS
+        return sum(lengths) / len(lengths) if lengths else built.OUTPUT_TOKENS
 
     def measured(self, first: int = 0) -> RecordedFigures:
         """Return what was measured of the requests from number `first` on."""

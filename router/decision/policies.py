@@ -71,11 +71,10 @@ class Mode(NamedTuple):
     reads_overlap: bool = False
     reads_load: bool = False
     reads_forecast: bool = False
-    reads_rates: bool = False
 
 
 MODES: dict[str, Mode] = {
-    "kv": Mode(reads_overlap=True, reads_load=True, reads_rates=True),
+    "kv": Mode(reads_overlap=True, reads_load=True),
     "kv-blocks": Mode(reads_overlap=True, reads_load=True),
     "predicted-ttft": Mode(reads_overlap=True, reads_load=True, reads_forecast=True),
     "round-robin": Mode(),

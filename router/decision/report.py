@@ -9,7 +9,7 @@ import msgspec
 
 from kv_protocol.decision import Decision
 from kv_protocol.journal import OutcomeKnown
-from router.native.engine import FIRST_S
+from router.native import built
 
 MissKind = Literal["cached", "ttft"]
 
@@ -68,7 +68,7 @@ def predicted_ttft_s(decision: Decision) -> float | None:
         return chosen.predicted_ttft_s
     if decision.cost_unit != "ms" or decision.phase == "decode":
         return None
-    return FIRST_S + (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
+    return built.FIRST_S + (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
 
 
 def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None, begun_s: float | None = None) -> Misses:

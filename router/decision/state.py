@@ -234,6 +234,9 @@ class RouterState:
         """Return what another policy chooses in the place of `live`; errors as `decide`.
 
         Columns that the policy of `live` did not need are read now; the index's answer is that of `live`.
+
+        Raises:
+            ValueError: the index was not asked, and the other mode's costs or forecasts need its answer.
         """
         return self.core.decide_instead(live, self.rules.of(policy, live.request))
 

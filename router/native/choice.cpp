@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "core.hpp"
 
@@ -81,6 +82,9 @@ std::size_t choice_index(u64 seed, std::size_t count, u64 draw) {
 
 void Verdict::decide(const std::vector<char>& excluded, std::vector<double> multiplier) {
     const std::size_t n = view->numbers.count;
+    if ((policy->is_timed && view->numbers.prefill.empty()) || (policy->mode == Mode::kForecast && view->numbers.ttft_s.empty())) {
+        throw std::invalid_argument("the view was made for another mode: the index was not asked");
+    }
     candidates.reserve(n);
     for (u32 place = 0; place < n; ++place) {
         if (excluded.empty() || !excluded[place]) {

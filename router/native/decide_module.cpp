@@ -327,9 +327,6 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& colu
     view->spent = flags_of(given.attr("newcomer"));
     view->epochs = std::make_shared<const std::vector<u64>>(nb::cast<std::vector<u64>>(given.attr("epochs")));
     view->is_blank = nb::cast<bool>(given.attr("is_blank"));
-    if ((policy->is_timed && numbers.prefill.empty()) || (policy->reads_forecast && numbers.ttft_s.empty())) {
-        throw nb::value_error("the view was made for another mode");
-    }
     return decided(Verdict(view, policy, request_of(request), seed), std::move(constraints), request, given, rule,
                    given.attr("trust"), given.attr("epochs"), given.attr("seqs"), given);
 }

@@ -13,15 +13,6 @@ namespace kv {
 
 namespace {
 
-// A field by its name, which is made once.
-nb::object field(const nb::handle& of, PyObject* name) {
-    PyObject* const found = PyObject_GetAttr(of.ptr(), name);
-    if (found == nullptr) {
-        throw nb::python_error();
-    }
-    return nb::steal(found);
-}
-
 // The batches of one journal. `owner` is its `router.journal.encoder.JournalEncoder`, which writes what is rare.
 struct PyJournal : Batches {
     PyJournal(nb::object of, nb::object seq, nb::object encode, std::size_t record_bytes_max, std::size_t batch_bytes_max, std::size_t bytes_max)
@@ -37,12 +28,12 @@ struct PyJournal : Batches {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        static PyObject* const fields[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
-                                          PyUnicode_InternFromString("trusts")};
-        static PyObject* const request_name = PyUnicode_InternFromString("request");
+        static const nb::handle fields[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
+                                            PyUnicode_InternFromString("trusts")};
+        static const nb::handle request_name = PyUnicode_InternFromString("request");
         bool is_seen = true;
         for (std::size_t at = 0; at < seen.size(); ++at) {
-            nb::object found = field(given, fields[at]);
+            nb::object found = nb::getattr(given, fields[at]);
             is_seen = is_seen && found.is(seen[at]);
             seen[at] = std::move(found);
         }
@@ -53,7 +44,7 @@ struct PyJournal : Batches {
         const double now_s = verdict.view->now_s;
         nb::object request;
         try {
-            request = encoded(field(given, request_name));
+            request = encoded(nb::getattr(given, request_name));
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) {
                 throw;
@@ -198,8 +189,8 @@ struct PyLease {
 
 private:
     bool is_followed() const {
-        static PyObject* const is_any = PyUnicode_InternFromString("is_any");
-        return field(leases->breakers, is_any).ptr() != Py_False;
+        static const nb::handle is_any = PyUnicode_InternFromString("is_any");
+        return !nb::getattr(leases->breakers, is_any).is(nb::bool_(false));
     }
     // Lets the breakers follow an event of `kv_protocol.ledger`.
     void follow(const char* event, double now_s) const {

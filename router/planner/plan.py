@@ -1,7 +1,7 @@
 """How many workers of a model and role keep the objectives, and how well one more or fewer keeps them. Pure.
 
 p and d are the mean learnt prefill and decode factors of the group's measured ranks, L is the mean length of the newest
-answers. Names in capitals are constants of the reference engine (`router/native/engine.py`). k = workers * ranks each.
+answers. Names in capitals are constants of the reference engine (`router/native/costs.hpp`). k = workers * ranks each.
 
     prompts      M/G/k (`queueing.py`) with service time p * work of the prompt (`offered.py`)
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)
@@ -23,7 +23,7 @@ with any number of workers. If a needed rate was never measured, it is in `unkno
 import math
 from typing import Literal, NamedTuple
 
-from router.native.engine import FIRST_S, PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
+from router.native import built
 from router.planner.offered import Group, OfferedLoad
 from router.planner.queueing import ServiceTimes, begun_and_served_within, poisson_at_most
 
@@ -131,7 +131,7 @@ class _GroupModel:
         if d is None or tokens is None:
             return None
         context = self._load.context_tokens + tokens / 2
-        fixed_s, each_s = d * STEP_S, d * (STEP_SEQUENCE_S + context * STEP_KV_TOKEN_S)
+        fixed_s, each_s = d * built.STEP_S, d * (built.STEP_SEQUENCE_S + context * built.STEP_KV_TOKEN_S)
         limits = [math.floor((self._objectives.itl_s - fixed_s) / each_s)]
         if self._size.sequences_max:
             limits.append(self._size.sequences_max)
@@ -202,7 +202,7 @@ class _GroupModel:
         if self._prefills and p is not None:
             mean_s = p * self._load.prompts.mean_s
             tokens = self._load.uncached_tokens / self._load.requests if self._load.requests else 0.0
-            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (p * PREFILL_TOKEN_S))
+            prefill = ranks * (tokens / mean_s if mean_s else 1.0 / (p * built.PREFILL_TOKEN_S))
         if sequences is None:
             return Capacity(prefill, None, None)
         return Capacity(prefill, ranks * sequences.tokens_per_s, ranks * sequences.limit)
@@ -212,8 +212,8 @@ class _GroupModel:
         utilisations = list[float]()
         ttft = itl = None
         if (prompts := self._prompts) is not None and prompts.times and self._rates.prefill_factor is not None:
-            rate, left_s = self._load.requests_per_s, self._objectives.ttft_s - self._rates.prefill_factor * FIRST_S
-            ttft = begun_and_served_within(prompts, ranks, rate, left_s)
+            rate, first_s = self._load.requests_per_s, self._rates.prefill_factor * built.FIRST_S
+            ttft = begun_and_served_within(prompts, ranks, rate, self._objectives.ttft_s - first_s)
             utilisations.append(rate * prompts.mean_s / ranks)
         if (sequences := self._sequences) is not None and self._output_tokens_per_s is not None:
             each = self._output_tokens_per_s / ranks

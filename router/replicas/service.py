@@ -60,7 +60,6 @@ class Replicas:
         self._replications: dict[str, Replication] = {}
         self._of_model: dict[str, Replication] = {}
         self._of_lease: dict[str, Replication] = {}
-        self._has_peers = False
         self._outgoing: deque[tuple[str, bytes]] = deque()
         self._news = asyncio.Event()
         self.unsent_total = self.refused_total = 0
@@ -131,9 +130,10 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait for news, and a moment for more of them; or until the next turn is due."""
-        self._routing.leases.on_news = self._news.set if self._has_peers else None
+        is_alone = all(each.has_no_peers for each in self._replications.values())
+        self._routing.leases.on_news = None if is_alone else self._news.set
         with suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S if self._has_peers else BEAT_S):
+            async with asyncio.timeout(BEAT_S if is_alone else TICK_S):
                 await self._news.wait()
             await self._clock.sleep(FLUSH_S)
 
@@ -144,7 +144,6 @@ class Replicas:
             if not self._event_log.is_connected:
                 replication.deaf(now_s)
             self._take(slug, replication.tick(now_s))
-        self._has_peers = not all(each.has_no_peers for each in self._replications.values())
         while self._outgoing:
             subject, data = self._outgoing.popleft()
             try:
@@ -178,7 +177,6 @@ class Replicas:
             return
         self._read_news()
         self._take(slug, replication.on_message(received, self._clock.now()))
-        self._has_peers = self._has_peers or not replication.has_no_peers
         if self._outgoing:
             self._news.set()
 

@@ -20,7 +20,6 @@ from router.attribution.text import report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built
-from router.native.engine import PREFILL_PAIR_S, PREFILL_TOKEN_S
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, route, row, state, view
@@ -87,7 +86,7 @@ class Requests:
 
 
 def seconds(tokens: float) -> float:
-    return tokens * PREFILL_TOKEN_S + tokens * tokens / 2 * PREFILL_PAIR_S
+    return tokens * built.PREFILL_TOKEN_S + tokens * tokens / 2 * built.PREFILL_PAIR_S
 
 
 def test_reported_reuse_is_compared_with_a_candidate_drawn_evenly() -> None:

@@ -16,7 +16,6 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.native import built
-from router.native.engine import PREFILL_TOKEN_S, STEP_KV_TOKEN_S, STEP_S, STEP_SEQUENCE_S
 from router.planner.config import PlannerSection
 from router.planner.offered import SLOT_S, Group, OfferedLoad, covered, offered
 from router.planner.plan import UTILISATION_MAX, GroupPlan, Objectives, Rates, Size, plan
@@ -118,10 +117,10 @@ def test_a_worker_can_compute_what_its_factor_says() -> None:
 
 
 def test_a_worker_decodes_the_sequences_that_keep_the_objective() -> None:
-    each_s = STEP_SEQUENCE_S + 2100 * STEP_KV_TOKEN_S
-    most = int((0.02 - STEP_S) / each_s)
+    each_s = built.STEP_SEQUENCE_S + 2100 * built.STEP_KV_TOKEN_S
+    most = int((0.02 - built.STEP_S) / each_s)
     assert planned().worker_capacity.sequences == most
-    assert planned().worker_capacity.output_tokens_per_s == pytest.approx(most / (STEP_S + most * each_s))
+    assert planned().worker_capacity.output_tokens_per_s == pytest.approx(most / (built.STEP_S + most * each_s))
 
 
 @pytest.mark.parametrize(("size", "most"), [(Size(1, 1, sequences_max=9), 9), (Size(1, 1, kv_tokens_max=21_500), 10)])
@@ -212,7 +211,7 @@ def test_the_work_of_a_prompt_is_counted_to_ten_percent(uncached: int) -> None:
     core = after(joined(registered()), booked(routed(uncached), 1))
     pairs_s = 0.830e-9 * uncached * uncached / 2
     assert offered(core, 60.0, 2.0, 0.0)[AGGREGATED].prompts.mean_s == pytest.approx(
-        uncached * PREFILL_TOKEN_S + pairs_s, rel=0.1
+        uncached * built.PREFILL_TOKEN_S + pairs_s, rel=0.1
     )
 
 

@@ -54,7 +54,7 @@ def test_a_users_function_is_a_mode_by_its_name() -> None:
 def test_a_function_says_by_its_attributes_what_it_reads() -> None:
     name = f"{HERE}:turned"
     modes = load_modes((name,), "kv")
-    assert modes[name][1:] == (False, False, False, False)
+    assert modes[name][1:] == (False, False, False)
     assert decide(view(row("w0/0"), row("w1/0"), turn=1), route(), Policy(mode=name), 1, modes).reason == "turn"
 
 

@@ -11,7 +11,7 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.report import DecisionReport, Misses, Outcome, RequestReport, misses
 from router.decision.report_text import explanation, report_lines, sentence, table
 from router.decision.view import RateColumns
-from router.native.engine import FIRST_S
+from router.native import built
 from tests.support.decide import decide
 from tests.unit.router.samples import Row, candidate, decision, route, row, view
 
@@ -264,7 +264,7 @@ def test_a_target_counts_from_the_first_decision_of_the_request_and_a_prediction
 
 def test_a_cost_in_ms_predicts_the_first_token_by_its_wait_and_prefill_and_what_all_ranks_need() -> None:
     told = decision(candidate(terms=NEAR), cost_unit="ms")
-    assert misses(told, OK).ttft_s == pytest.approx(0.041 - FIRST_S - 0.012)
+    assert misses(told, OK).ttft_s == pytest.approx(0.041 - built.FIRST_S - 0.012)
     assert misses(decision(candidate(terms=NEAR), cost_unit="ms", phase="decode"), OK).ttft_s is None
 
 

@@ -368,6 +368,14 @@ def test_a_sibling_waits_for_its_prefix_rather_than_have_it_computed_at_a_rank_t
     assert bench.routing.decide(second).winner.worker_id == worker_id
 
 
+@pytest.mark.parametrize("mode", ["kv", "predicted-ttft"])
+def test_no_policy_that_needs_the_index_decides_instead_of_one_that_did_not_ask_it(mode: str) -> None:
+    bench = Bench(policy=Policy(mode="round-robin"))
+    verdict = bench.routing.decide(route())
+    with pytest.raises(ValueError, match="the index was not asked"):
+        bench.state.decide_instead(verdict, Policy(mode=mode))
+
+
 @pytest.mark.parametrize("outcome", ["ok", "cancelled", "failed"])
 def test_of_requests_that_come_one_after_the_other_the_index_alone_says_what_is_held(outcome: str) -> None:
     bench = Bench(holds=3)
