@@ -23,7 +23,7 @@ class Watcher(Protocol):
 
 
 class _WatchedLease:
-    """A lease, and who is told of it."""
+    """A lease that reports its first token, renewals and outcome."""
 
     def __init__(self, lease: Lease, tell: Callable[[Told], None]) -> None:
         self._lease, self._tell = lease, tell
@@ -46,7 +46,7 @@ class _WatchedLease:
 
 
 class WatchedRouting(Routing):
-    """The same decisions. What happens to leases is told to `watch`, and all else to `recorders`."""
+    """A `Routing` that reports decisions, and events of their leases, to `watch`; `recorders` get all other records."""
 
     def __init__(self, *given: Any, watch: Sequence[Callable[[Told], None]], **named: Any) -> None:  # noqa: ANN401 - as `Routing`
         super().__init__(*given, **named)

@@ -24,8 +24,8 @@ StreamStatus = tuple[int, int, str]
 class OverlapColumns(NamedTuple):
     """For n ranks in order: depths (4, n) on the tiers 0..t, and the status of each stream.
 
-    `depths` holds until the next question about the same tuple of ranks, whose answer is written to it. The other
-    columns are the same objects as before while they are equal.
+    The next question about the same tuple of ranks overwrites `depths`. The other columns stay the same objects while
+    their values stay the same.
     """
 
     depths: NDArray[np.int32]
@@ -47,7 +47,7 @@ class StatusColumns:
         self._column_of = {rank: column for column, rank in enumerate(ranks)}
         self._statuses: list[StreamStatus] = [(0, 0, "")] * len(ranks)
         self.touched = set(self._column_of.values())
-        """Columns whose status may have changed."""
+        """Columns to be read again before the next answer."""
         self.answer = OverlapColumns(np.frombuffer(self.depths, np.int32).reshape(_TIERS, -1), (), (), ())
 
     def touch(self, rank: WorkerRank) -> None:

@@ -1,5 +1,5 @@
-// Prompts: chats of the byte model (kv_runtime/text/byte_model.py) as strings whose characters are the tokens, and the
-// sequence hashes of full blocks (kv_protocol/hashing.py).
+// Renders chats of the byte model (kv_runtime/text/byte_model.py) as strings in which each character is a token, and
+// hashes full blocks of tokens (kv_protocol/hashing.py).
 #include "hashing.hpp"
 
 #include <algorithm>

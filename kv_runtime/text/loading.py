@@ -24,7 +24,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
 class UnreadText(Text):
-    """A model whose tokenizer is not read: raises `TextError` wherever text and tokens are turned into each other."""
+    """A model whose tokenizer cannot be read: encoding and decoding raise `TextError`."""
 
     tokenizer_digest = template_digest = digest_of(b"unread")
     vocab_size = 0

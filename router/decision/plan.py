@@ -130,7 +130,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     @property
     def may_migrate(self) -> bool:
-        """Whether a request whose answer has begun may resume on another worker."""
+        """Whether another worker may continue the answer if its worker fails now."""
         return self.migrations < self.migration_limit
 
     def migrated(self, rank: WorkerRank) -> "RequestPlan":

@@ -325,7 +325,7 @@ class _Stream:
     def place(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """The router chose a worker: tell the gateway."""
         self._handler = watcher
-        urls = (call.url, *call.alternatives)
+        urls = (call.base_url, *call.alternatives)
         destination = ",".join(endpoint for each in urls if (endpoint := endpoint_of(each)) is not None)
         lines = _lines(call.headers)
         named = {name.decode("latin-1").lower() for name, _ in lines}
@@ -399,7 +399,7 @@ class _Stream:
 
 
 class _Placed(Exchange, eq=False):
-    """A request whose call the gateway sends."""
+    """A request of the endpoint picker: the gateway, not the router, calls the worker."""
 
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Tell the gateway where to send the call; if the stream is closed, call `watcher.on_gone`."""

@@ -28,7 +28,7 @@ from router.http.heads import Headers
 from router.http.stream_replay import StreamReplayBuffer
 
 if TYPE_CHECKING:
-    from router.http.upstreams import UpstreamOrigin, Upstreams
+    from router.http.upstreams import Upstreams
     from router.http.worker import WorkerConnection
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
@@ -59,8 +59,7 @@ class OutboundCall(msgspec.Struct, frozen=True):
     `replay_buffer` gets the events of a stream, and returns what of them is passed on.
     """
 
-    base_url: "str | UpstreamOrigin"
-    """A URL, or what `Upstreams.origin` returns for it, which is found sooner."""
+    base_url: str
     path: str
     headers: bytes
     body: bytes | tuple[Bytes | memoryview, ...]
@@ -77,11 +76,6 @@ class OutboundCall(msgspec.Struct, frozen=True):
     alternatives: tuple[str, ...] = ()
     """Base URLs of workers to which a gateway may send the same call if this one fails, best first."""
     method: str = "POST"
-
-    @property
-    def url(self) -> str:
-        """The base URL."""
-        return self.base_url if isinstance(self.base_url, str) else self.base_url.base_url
 
 
 class ResponseHandler(Protocol):
@@ -271,9 +265,7 @@ class Exchange(msgspec.Struct, eq=False):
         if client is None:
             watcher.on_gone(0)
             return
-        origin = call.base_url
-        if isinstance(origin, str):
-            origin = client.outward.origin(origin)
+        origin = client.outward.origin(call.base_url)
         idle = origin.idle
         while idle:
             connection, _ = idle.popitem()

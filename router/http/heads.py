@@ -92,7 +92,8 @@ answers, the most bytes of a body, and the paths to which a POST may be plain.
     checks_all                    whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter
-"""Writes requests to one worker, whose address it gets: a prefix of paths, and header lines up to a length's value.
+"""Writes requests to one worker. It gets what paths there begin with, and the first header lines, which end with
+`content-length: `.
 
     request(method, path, headers, body)   returns the request's parts; a short body is one part with the head
 """

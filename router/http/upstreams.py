@@ -43,7 +43,7 @@ _log = structlog.get_logger("http")
 
 
 class UpstreamOrigin:
-    """A worker's address, and its idle connections, the last used last. Callers may keep it for their next calls."""
+    """A worker's address, and its idle connections, the last used last."""
 
     __slots__ = ("__weakref__", "base_url", "fault", "host", "idle", "port", "request", "tls")
 

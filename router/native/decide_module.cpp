@@ -45,7 +45,8 @@ struct RequestSlots {
         lora{type, "lora"}, isl_tokens{type, "isl_tokens"}, max_tokens{type, "max_tokens"}, expected_osl{type, "expected_osl"},
         pinned_worker{type, "pinned_worker"}, pinned_dp_rank{type, "pinned_dp_rank"}, allowed_workers{type, "allowed_workers"},
         tried{type, "tried"}, required_taints{type, "required_taints"}, preferred_taints{type, "preferred_taints"},
-        transfer_domain{type, "transfer_domain"}, prefill_worker{type, "prefill_worker"}, ttft_target_s{type, "ttft_target_s"}, itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
+        transfer_domain{type, "transfer_domain"}, prefill_worker{type, "prefill_worker"}, ttft_target_s{type, "ttft_target_s"},
+        itl_target_s{type, "itl_target_s"}, sequence_hashes{type, "sequence_hashes"};
 };
 
 // `router.decision.verdict.Verdict`
