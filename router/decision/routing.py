@@ -158,7 +158,7 @@ class Routing:
         self.decisions = DecisionLog(decisions_max)
         self._index = index
         self._seed = seed
-        self.leases = built.Leases(state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
+        self.leases = built.Leases(Lease, state.core, clock.now, lease_s / _RENEWALS, state.breakers, journal)
         self.records = [each.record for each in recorders]
         """Get all that is applied, but for what happens to leases."""
         self._noted = noted
@@ -199,7 +199,7 @@ class Routing:
     def take(self, verdict: Verdict) -> Lease:
         """Carry out `verdict`: promise the work to the winner, and record it."""
         self._seed = self._seed + 1 & U64_MASK
-        lease = Lease(self.leases, verdict)
+        lease: Lease = self.leases.take(verdict)
         self.decisions.add(lease)
         return lease
 

@@ -12,6 +12,7 @@ ranks serve a model, and how far they are trusted) is made anew only then (`mode
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,6 +51,14 @@ from router.native import built
 
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
 """Returns how much of a chain of blocks each rank holds: from the index, or from a recorded answer."""
+Decide = Callable[[RouteRequest, AskIndex, float, int], Verdict]
+"""Decides for a request, by the index, the time and a seed. The index is asked only if the mode reads overlap.
+
+Raises:
+    NoEligibleWorker: no rank is eligible.
+    WorkerNotNamed: the mode requires the client to name a worker, and it did not.
+    LimitExceeded: a user's mode chose a rank that does not exist.
+"""
 _STANDINGS_MAX = 256
 _KIND = ("model", "block_size", "hash_scheme", "phase", "endpoint")
 """What requests of one kind have in common."""
@@ -92,6 +101,8 @@ class RouterState:
         """The policy in force: the one applied last."""
         self.rules = Rules(modes)
         core = self.core
+        self.decide: Decide = partial(core.decide, self._bases, self._basis, self.fleet, self.breakers)
+        """Returns what the policy in force chooses for the request; nothing is promised yet."""
         self._folds: dict[type, Callable[[Any], None]] = {
             Decided: self._repeat,
             OutcomeKnown: self._end,
@@ -175,6 +186,7 @@ class RouterState:
 
     def _change_policy(self, record: PolicyChanged) -> None:
         self.policy = msgspec.convert(record.policy, Policy)
+        self._bases.clear()
 
     def _apply_to_fleet(self, record: FleetApplied) -> None:
         event = record.event
@@ -209,26 +221,13 @@ class RouterState:
 
     # ------------------------------------------------------------------------------------------------- decisions
 
-    def decide(self, request: RouteRequest, ask: AskIndex, now_s: float, seed: int) -> Verdict:
-        """Return what the policy in force chooses for the request; nothing is promised yet.
-
-        `ask` returns the overlap of the ranks that it is given; it is called only if the mode reads overlap.
-
-        Raises:
-            NoEligibleWorker: no rank is eligible.
-            WorkerNotNamed: the mode requires the client to name a worker, and it did not.
-            LimitExceeded: a user's mode chose a rank that does not exist.
-        """
-        changes = self.fleet.changes + self.breakers.changes
-        return self.core.decide(self._bases, self._basis, self.policy, request, ask, now_s, seed, changes)
-
     def _basis(self, request: RouteRequest, now_s: float) -> built.Basis:
         """Return what decisions on requests like this one are made of."""
         ranks = self.model_view(request.model, request.block_size, request.hash_scheme, now_s)
         rule = self.rules.of(self.policy, request)
         of_kind = {name: getattr(request, name) for name in _KIND}
         why = exclusions(ranks, RouteRequest(decision_id="", request_id="", isl_tokens=0, **of_kind))
-        return built.Basis(ranks, rule, self.policy, self._standings_of, why)
+        return built.Basis(ranks, rule, self._standings_of, why)
 
     def decide_instead(self, live: Verdict, policy: Policy) -> Verdict:
         """Return what another policy chooses in the place of `live`; errors as `decide`.

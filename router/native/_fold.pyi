@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 21
+INTERFACE: int = 22
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -20,7 +20,7 @@ class Trusts:
     def __init__(self, arg0: Sequence[float], arg1: Sequence[int], /) -> None: ...
 
 class Basis:
-    def __init__(self, model_view: object, rule: object, policy: object, changes: int, why: object) -> None: ...
+    def __init__(self, model_view: object, rule: object, changes: int, why: object) -> None: ...
 
 class Verdict:
     def take_choice(
@@ -104,12 +104,12 @@ class Core:
         self,
         bases: dict[tuple[str, int, str, str, str], Basis],
         make: Callable[[RouteRequest, float], Basis],
-        policy: object,
+        fleet: object,
+        breakers: object,
         request: RouteRequest,
         ask: Callable[[bytes, tuple[WorkerRank, ...]], object],
         now_s: float,
         seed: int,
-        changes: int,
     ) -> _Decision: ...
     def decide_instead(self, live: Verdict, rule: object) -> _Decision: ...
     def decide_by(
@@ -191,14 +191,21 @@ class Journal(Batches):
 
 class Leases:
     def __init__(
-        self, core: Core, now: Callable[[], float], renew_s: float, breakers: object, journal: Journal | None, /
+        self,
+        kind: type,
+        core: Core,
+        now: Callable[[], float],
+        renew_s: float,
+        breakers: object,
+        journal: Journal | None,
+        /,
     ) -> None: ...
+    def take(self, verdict: Verdict) -> Any: ...  # noqa: ANN401 - of the kind
     on_news: Callable[[], object] | None
     def news(self) -> tuple[list[tuple[str, str]], list[tuple[Any, bool]]]: ...
 
 class Lease:
     verdict: Any
-    def __init__(self, leases: Leases, verdict: Verdict, /) -> None: ...
     def first_token(self) -> None: ...
     def on_bytes(self) -> None: ...
     def end(

@@ -16,7 +16,7 @@ void FrozenBlocks::pack() {
         packed.bytes({reinterpret_cast<const char*>(row.blocks->data()), row.blocks->size() * sizeof(u64)});
         packed.put(row.age.expires_at_s);
         packed.put(row.age.request);
-        rows.push_back(std::move(packed.out));
+        rows.emplace_back(packed.view());
     }
     tree = nullptr;
 }

@@ -126,8 +126,8 @@ public:
     // Of the prompt, that the winner is to compute.
     i64 uncached_tokens() const;
     Promise promise() const;
-    // The journal's record: `kv_protocol.decided.Decided`. `packed_request`: the request as msgpack.
-    std::string record(std::string_view packed_request, u64 kv_seq) const;
+    // Adds the journal's record: `kv_protocol.decided.Decided`. `packed_request`: the request as msgpack.
+    void record(Pack& to, std::string_view packed_request, u64 kv_seq) const;
 
 private:
     RankNumbers some() const { return RankNumbers(view->numbers, candidates); }

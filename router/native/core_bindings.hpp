@@ -1,6 +1,8 @@
 // What the bindings of the core and of its verdicts share.
 #pragma once
 
+#include <array>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -17,7 +19,7 @@ namespace kv {
 using Seconds = std::optional<double>;
 using RankTuple = std::pair<std::string, i64>;
 
-inline nanobind::bytes bytes_of(const std::string& packed) { return nanobind::bytes(packed.data(), packed.size()); }
+inline nanobind::bytes bytes_of(std::string_view packed) { return nanobind::bytes(packed.data(), packed.size()); }
 
 inline RankTuple rank_tuple(const RankKey& key) { return {key.worker_id, key.dp_rank}; }
 
@@ -34,6 +36,13 @@ struct PyCore : Core {
     double match_s = 0, choose_s = 0;
     StageSums stages;  // of decisions that were carried out
 };
+
+// What the journal reads of a `router.decision.verdict.Verdict`.
+struct VerdictParts {
+    nanobind::handle request;
+    std::array<nanobind::handle, 3> looked_at;  // its ranks, the epochs of their streams, their trusts
+};
+VerdictParts parts_of(const nanobind::handle& verdict);
 
 // Columns of a view by their names in `router.decision.view.View`.
 constexpr std::pair<const char*, RankNumbers::Counts RankNumbers::*> kCounts[] = {{"predicted", &RankNumbers::predicted},

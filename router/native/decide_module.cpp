@@ -169,10 +169,10 @@ Constraints constraints_of(const nb::handle& view, const nb::handle& request, co
 // change, or time alone changes them.
 struct Basis {
     // `why`: of each rank, why it takes no request of this kind, empty if it does.
-    Basis(nb::object view, nb::tuple of, nb::object by, u64 at, nb::object why)
-        : model_view(std::move(view)), rule(std::move(of)), given_policy(std::move(by)), changes(at), constraints(std::move(why)) {}
+    Basis(nb::object view, nb::tuple of, u64 at, nb::object why)
+        : model_view(std::move(view)), rule(std::move(of)), changes(at), constraints(std::move(why)) {}
 
-    bool holds(double now_s, u64 at, const nb::handle& by) const { return now_s < valid_until_s && changes == at && given_policy.is(by); }
+    bool holds(double now_s, u64 at) const { return now_s < valid_until_s && changes == at; }
     void doubt(nb::object of) {
         if (!doubts.is(of)) {
             const nb::object trusted = model_view.attr("trusted")(of);
@@ -194,7 +194,6 @@ struct Basis {
 
     nb::object model_view;
     nb::tuple rule;
-    nb::object given_policy;
     u64 changes;
     Constraints constraints;  // of requests that have none of their own
     std::shared_ptr<const Policy> policy = nb::cast<std::shared_ptr<const Policy>>(rule[2]);
@@ -250,15 +249,17 @@ nb::object decided(Verdict verdict, Constraints of, const nb::handle& request, c
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make, const nb::handle& policy, const nb::handle& given,
-                  const nb::callable& ask, double now_s, u64 seed, u64 changes) {
+nb::object decide(PyCore& core, const nb::dict& bases, const nb::callable& make, const nb::handle& fleet, const nb::handle& breakers,
+                  const nb::handle& given, const nb::callable& ask, double now_s, u64 seed) {
+    static const nb::handle changes_name = PyUnicode_InternFromString("changes");
     const double began_s = seconds_now();
+    const u64 changes = nb::cast<u64>(nb::getattr(fleet, changes_name)) + nb::cast<u64>(nb::getattr(breakers, changes_name));
     core.match_s = 0;
     const RequestSlots& slots = slots_of(given);
     const nb::object kind = nb::steal(PyTuple_Pack(5, slots.model.of(given).ptr(), slots.block_size.of(given).ptr(), slots.hash_scheme.of(given).ptr(),
                                                    slots.phase.of(given).ptr(), slots.endpoint.of(given).ptr()));
     nb::object kept = nb::borrow(PyDict_GetItem(bases.ptr(), kind.ptr()));
-    if (!kept.is_valid() || !nb::inst_ptr<Basis>(kept)->holds(now_s, changes, policy)) {
+    if (!kept.is_valid() || !nb::inst_ptr<Basis>(kept)->holds(now_s, changes)) {
         kept = make(given, now_s);
         bases[kind] = kept;
     }
@@ -334,6 +335,11 @@ nb::object decide_by(PyCore& core, const nb::handle& given, const nb::dict& colu
 
 }  // namespace
 
+VerdictParts parts_of(const nb::handle& verdict) {
+    const VerdictSlots& slots = names->verdict;
+    return {slots.request.of(verdict), {slots.model_view.of(verdict), slots.epochs.of(verdict), slots.trusts.of(verdict)}};
+}
+
 void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
     module.def("name_types",
                [](nb::object request, nb::object verdict, nb::object constraints, std::string estimated_scheme) {
@@ -341,8 +347,8 @@ void bind_decisions(nb::module_& module, nb::class_<PyCore>& core) {
                },
                "request"_a, "verdict"_a, "constraints"_a, "estimated_scheme"_a);
     nb::class_<Basis>(module, "Basis")
-        .def(nb::init<nb::object, nb::tuple, nb::object, u64, nb::object>(), "model_view"_a, "rule"_a, "policy"_a, "changes"_a, "why"_a);
-    core.def("decide", &decide, "bases"_a, "make"_a, "policy"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a, "changes"_a)
+        .def(nb::init<nb::object, nb::tuple, u64, nb::object>(), "model_view"_a, "rule"_a, "changes"_a, "why"_a);
+    core.def("decide", &decide, "bases"_a, "make"_a, "fleet"_a, "breakers"_a, "request"_a, "ask"_a, "now_s"_a, "seed"_a)
         .def("decide_instead", &decide_instead, "live"_a, "rule"_a)
         .def("decide_by", &decide_by, "view"_a, "columns"_a, "standing"_a, "rule"_a, "request"_a, "seed"_a);
 }

@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kBestMax = 8;
 constexpr unsigned kMaskBits = 7, kMore = 0x80, kWide = 0x80, kNarrowMax = 0xFFFF;
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the formats are IEEE 754");
+static_assert(Costs::kFields <= 2 * kMaskBits, "a mask has two bytes at most");
 
 template <typename Number>
 void put(std::string& out, Number number) {  // machines that we build for are little-endian, as the formats are
@@ -42,20 +43,21 @@ std::vector<std::size_t> best_candidates(const double* costs, std::size_t count,
     return order;
 }
 
-std::string packed_terms(const Costs& costs, const std::vector<std::size_t>& best) {
-    unsigned mask = 0;
-    for (std::size_t field = 0; field < Costs::kFields; ++field) {
+void pack_terms(Pack& to, const Costs& costs, const std::vector<std::size_t>& best) {
+    unsigned mask = 0, fields = 0;
+    for (std::size_t field = 0; field < Costs::kFields && !best.empty(); ++field) {
         const double otherwise = Costs::otherwise(field);
-        for (const std::size_t at : best) {  // bits: -0.0 is not 0.0
-            if (costs.has(field) && std::memcmp(costs.column(field) + at, &otherwise, sizeof(double)) != 0) {
-                mask |= 1U << field;
-            }
+        const auto differs = [&](std::size_t at) {  // bits: -0.0 is not 0.0
+            return std::memcmp(costs.column(field) + at, &otherwise, sizeof(double)) != 0;
+        };
+        if (costs.has(field) && std::any_of(best.begin(), best.end(), differs)) {
+            mask |= 1U << field;
+            ++fields;
         }
     }
-    std::string packed;
-    packed.reserve(sizeof mask + 1 + Costs::kFields * best.size() * sizeof(double));
+    to.bytes((mask < kMore ? 1 : 2) + fields * best.size() * sizeof(double));
     for (unsigned left = mask;; left >>= kMaskBits) {
-        packed.push_back(static_cast<char>(left < kMore ? left : (left & (kMore - 1)) | kMore));
+        put_number(to, static_cast<std::uint8_t>(left < kMore ? left : (left & (kMore - 1)) | kMore));
         if (left < kMore) {
             break;
         }
@@ -63,21 +65,19 @@ std::string packed_terms(const Costs& costs, const std::vector<std::size_t>& bes
     for (std::size_t field = 0; field < Costs::kFields; ++field) {
         if ((mask >> field & 1) != 0) {
             for (const std::size_t at : best) {
-                put(packed, costs.column(field)[at]);
+                put_number(to, costs.column(field)[at]);
             }
         }
     }
-    return packed;
 }
 
-std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best) {
-    std::string packed;
+void pack_rest(Pack& to, const double* costs, std::size_t count, const std::vector<std::size_t>& best) {
+    to.bytes((count - best.size()) * sizeof(float));
     for (std::size_t at = 0; at < count && best.size() < count; ++at) {
         if (std::find(best.begin(), best.end(), at) == best.end()) {
-            put(packed, static_cast<float>(costs[at]));
+            put_number(to, static_cast<float>(costs[at]));
         }
     }
-    return packed;
 }
 
 std::string packed_overlap(const std::int32_t* tiers, std::size_t count) {

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "costs.hpp"
+#include "rows.hpp"
 
 namespace kv {
 
@@ -16,11 +18,17 @@ namespace kv {
 // Empty: a cost is not a number, so there is no order.
 std::vector<std::size_t> best_candidates(const double* costs, std::size_t count, std::size_t winner);
 
-// Returns the mask of the terms that are not their default everywhere, and their numbers for `best`.
-std::string packed_terms(const Costs& costs, const std::vector<std::size_t>& best);
+// Adds the mask of the terms that are not their default everywhere, and their numbers for `best`.
+void pack_terms(Pack& to, const Costs& costs, const std::vector<std::size_t>& best);
 
-// Returns the costs of all candidates but `best`, as f32.
-std::string packed_rest(const double* costs, std::size_t count, const std::vector<std::size_t>& best);
+// Adds the costs of all candidates but `best`, as f32.
+void pack_rest(Pack& to, const double* costs, std::size_t count, const std::vector<std::size_t>& best);
+
+// Adds a number as it lies in memory: machines that we build for are little-endian, as the formats are.
+template <typename Number>
+void put_number(Pack& to, Number number) {
+    std::memcpy(to.more(sizeof number), &number, sizeof number);
+}
 
 // Returns the overlap on tiers 0..t of every column, tier by tier; empty if there is none.
 std::string packed_overlap(const std::int32_t* tiers, std::size_t count);

@@ -178,7 +178,7 @@ void Forecasts::rows(Parts& parts) const {
         packed.array(2);
         packed.put(decision_id);
         packed.row(each.rank, each.uncached_tokens, each.queued_tokens, each.running_requests, each.active_blocks);
-        parts.packed(packed.out);
+        parts.packed(packed.view());
     }
 }
 

@@ -1,7 +1,5 @@
 // In C++: the journal of a router's decisions, and the leases of those that are carried out: all that follows a decision, in one call
 // each. All calls keep the GIL.
-#include <array>
-
 #include "core_bindings.hpp"
 #include "journal.hpp"
 #include "latency.hpp"
@@ -19,7 +17,7 @@ struct PyJournal : Batches {
         : Batches(batch_bytes_max, bytes_max), owner(std::move(of)), kv_seq(std::move(seq)), encoded(std::move(encode)),
           record_bytes_max_(record_bytes_max) {}
 
-    void add(const std::string& record, double now_s) {
+    void add(std::string_view record, double now_s) {
         if (record.size() <= record_bytes_max_) {
             put(record);
         } else {
@@ -28,14 +26,11 @@ struct PyJournal : Batches {
     }
     // Adds the decision's record, behind those of the standings that it is the first to see.
     void decided(const nb::handle& given) {
-        static const nb::handle fields[] = {PyUnicode_InternFromString("model_view"), PyUnicode_InternFromString("epochs"),
-                                            PyUnicode_InternFromString("trusts")};
-        static const nb::handle request_name = PyUnicode_InternFromString("request");
+        const VerdictParts parts = parts_of(given);
         bool is_seen = true;
         for (std::size_t at = 0; at < seen.size(); ++at) {
-            nb::object found = nb::getattr(given, fields[at]);
-            is_seen = is_seen && found.is(seen[at]);
-            seen[at] = std::move(found);
+            is_seen = is_seen && parts.looked_at[at].is(seen[at]);
+            seen[at] = nb::borrow(parts.looked_at[at]);
         }
         if (!is_seen) {
             owner.attr("write_standings")(given);
@@ -44,7 +39,7 @@ struct PyJournal : Batches {
         const double now_s = verdict.view->now_s;
         nb::object request;
         try {
-            request = encoded(nb::getattr(given, request_name));
+            request = encoded(parts.request);
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) {
                 throw;
@@ -52,8 +47,10 @@ struct PyJournal : Batches {
             owner.attr("write_loss")(now_s);
             return;
         }
+        record_.clear();
         const nb::bytes packed = nb::borrow<nb::bytes>(request);
-        add(verdict.record({packed.c_str(), packed.size()}, nb::cast<u64>(kv_seq())), now_s);
+        verdict.record(record_, {packed.c_str(), packed.size()}, nb::cast<u64>(kv_seq()));
+        add(record_.view(), now_s);
     }
     void forget_seen() { seen = {}; }
 
@@ -62,19 +59,20 @@ struct PyJournal : Batches {
 
 private:
     const std::size_t record_bytes_max_;  // a longer one goes in parts
+    Pack record_;                         // of the newest decision
 };
 
 struct PyLease;
 
-// The leases of one router: `now` is its clock, `breakers` its `router.fleet.breakers.Breakers`, `journal` none or its `PyJournal`.
+// The leases of one router, of the type `kind`: `now` is its clock, `breakers` its `router.fleet.breakers.Breakers`, `journal` none or its `PyJournal`.
 struct PyLeases {
-    PyLeases(nb::object of, nb::object clock, double period_s, nb::object followers, nb::object kept)
-        : core_object(std::move(of)), now(std::move(clock)), breakers(std::move(followers)), journal_object(std::move(kept)),
+    PyLeases(nb::object type, nb::object of, nb::object clock, double period_s, nb::object followers, nb::object kept)
+        : kind(std::move(type)), core_object(std::move(of)), now(std::move(clock)), breakers(std::move(followers)), journal_object(std::move(kept)),
           core(nb::cast<PyCore*>(core_object)), journal(journal_object.is_none() ? nullptr : nb::cast<PyJournal*>(journal_object)),
           renew_s(period_s) {}
 
     double time() const { return nb::cast<double>(now()); }
-    void record(const std::string& packed, double now_s) {
+    void record(std::string_view packed, double now_s) {
         if (journal != nullptr) {
             journal->add(packed, now_s);
         }
@@ -90,7 +88,7 @@ struct PyLeases {
         }
     }
 
-    nb::object core_object, now, breakers, journal_object;
+    nb::object kind, core_object, now, breakers, journal_object;
     PyCore* core;
     PyJournal* journal;  // nullptr: none
     double renew_s;      // the shortest time between two renewals
@@ -170,7 +168,7 @@ struct PyLease {
         std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, decode_s, is_streamed);
         Pack record;  // a `kv_protocol.journal.OutcomeKnown`
         record.row("outcome", now_s, id(), how, cached_tokens, ttft_s, duration_s, output_tokens, itl_s, came_whole);
-        ended = std::move(record.out);
+        ended = record.view();
         leases->core->ended(id(), {now_s, how == "ok", ttft_s, itl_s, tokens, cached_tokens});
         leases->record(ended, now_s);
         is_told ? leases->tell(is_cancelled ? "cancelled" : "finished", id()) : told();
@@ -212,12 +210,19 @@ private:
         record.put("lease_id");
         record.put(id());
         record.put("");
-        leases->record(record.out, now_s);
+        leases->record(record.view(), now_s);
         if (is_told) {
             leases->tell(tag, id());
         }
     }
 };
+
+nb::object take(const nb::handle& leases, nb::object verdict) {
+    nb::object lease = nb::inst_alloc(nb::cast<PyLeases*>(leases)->kind);
+    new (nb::inst_ptr<PyLease>(lease)) PyLease(nb::borrow(leases), std::move(verdict));
+    nb::inst_mark_ready(lease);
+    return lease;
+}
 
 // The encoder owns the journal, and the journal names it.
 int visit_journal(PyObject* self, visitproc visit, void* arg) {
@@ -275,11 +280,12 @@ void bind_leases(nb::module_& module) {
         .def("decided", &PyJournal::decided, "verdict"_a)
         .def("forget_seen", &PyJournal::forget_seen);
     nb::class_<PyLeases>(module, "Leases")
-        .def(nb::init<nb::object, nb::object, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def(nb::init<nb::object, nb::object, nb::object, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none())
+        .def("take", &take, "verdict"_a)
         .def("news", &news_of)
         .def_rw("on_news", &PyLeases::on_news, nb::arg().none());
     nb::class_<PyLease>(module, "Lease")
-        .def(nb::init<nb::object, nb::object>())
         .def("first_token", &PyLease::first_token)
         .def("on_bytes", &PyLease::on_bytes)
         .def("end", &PyLease::end, "outcome"_a, "cached_tokens"_a = nb::none(), "output_tokens"_a = nb::none(), nb::kw_only(),

@@ -206,7 +206,7 @@ void Ledger::rank_rows(Parts& parts) const {
         packed.put(loads_[row].is_gone);
         packed.row(reported.generation, reported.young, reported.newest, reported.foreign, reported.excess, reported.reported,
                    reported.surpluses, reported.reported_at_s);
-        parts.packed(packed.out);
+        parts.packed(packed.view());
     }
 }
 

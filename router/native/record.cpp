@@ -4,17 +4,15 @@
 
 namespace kv {
 
-std::string Verdict::record(std::string_view packed_request, u64 kv_seq) const {
-    constexpr std::size_t kFields = 23, kMoreBytes = 1024;
+void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) const {
+    constexpr std::size_t kFields = 23;
     const RankKey& rank = view->standing->held[place()].key();
     const RankNumbers& ranks = view->numbers;
     const auto at_place = [this](std::size_t candidate) { return static_cast<u64>(candidates[candidate]); };
-    Pack record;
-    record.out.reserve(packed_request.size() + kMoreBytes);
     record.array(kFields);
     record.put("decided");
     record.put(view->now_s);
-    record.out.append(packed_request);
+    record.append(packed_request);
     record.put(policy->name);
     record.put(seed);
     record.put(kv_seq);
@@ -31,27 +29,20 @@ std::string Verdict::record(std::string_view packed_request, u64 kv_seq) const {
     record.put(meets_targets ? std::string("admit") : policy->unmet);
     record.put(ranks.ttft_s.empty() ? std::nullopt : std::optional<double>(ranks.ttft_s[place()]));
     record.put(ranks.itl_s.empty() ? std::nullopt : std::optional<double>(ranks.itl_s[place()]));
-    std::string best, terms, rest;
-    if (!costs.empty()) {
-        const double* const cost = costs.cost();
-        const std::vector<std::size_t> places = best_candidates(cost, costs.count, winner_at);
-        for (const std::size_t each : places) {
-            const u32 column = candidates[each];
-            best.push_back(static_cast<char>(column & 0xFF));
-            best.push_back(static_cast<char>(column >> 8 & 0xFF));
+    if (costs.empty()) {
+        for (int none = 0; none < 3; ++none) {
+            record.bytes(std::string_view{});
         }
-        terms = packed_terms(costs, places);
-        rest = packed_rest(cost, costs.count, places);
+    } else {
+        const std::vector<std::size_t> best = best_candidates(costs.cost(), costs.count, winner_at);
+        record.bytes(sizeof(std::uint16_t) * best.size());
+        for (const std::size_t each : best) {
+            put_number(record, static_cast<std::uint16_t>(candidates[each]));
+        }
+        pack_terms(record, costs, best);
+        pack_rest(record, costs.cost(), costs.count, best);
     }
-    record.bytes(best);
-    record.bytes(terms);
-    record.bytes(rest);
-    std::string overlap;
-    if (!view->is_blank) {
-        overlap = packed_overlap(ranks.tiers.data(), ranks.count);
-    }
-    record.bytes(overlap);
-    return std::move(record.out);
+    record.bytes(view->is_blank ? std::string() : packed_overlap(ranks.tiers.data(), ranks.count));
 }
 
 }  // namespace kv

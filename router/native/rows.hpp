@@ -1,6 +1,7 @@
 // Rows of a checkpoint and records of the journal in msgpack, written as msgspec writes them: the shortest form of each number.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -21,8 +22,23 @@ using Chain = std::shared_ptr<const std::vector<u64>>;
 
 class Pack {
 public:
-    std::string out;
-
+    std::string_view view() const { return {bytes_.data(), size_}; }
+    std::size_t size() const { return size_; }
+    void clear() { size_ = 0; }
+    // Room for this many more bytes, which the caller writes.
+    char* more(std::size_t size) {
+        if (bytes_.size() - size_ < size) {
+            bytes_.resize(std::max(2 * bytes_.size(), size_ + std::max(size, kRoom)));
+        }
+        size_ += size;
+        return bytes_.data() + size_ - size;
+    }
+    // Bytes that are packed already.
+    void append(std::string_view packed) {
+        if (!packed.empty()) {
+            std::memcpy(more(packed.size()), packed.data(), packed.size());
+        }
+    }
     void nil() { byte(0xc0); }
     void array(std::size_t count) { sized(count, 0x90, 16, 0xdc); }
     void map(std::size_t count) { sized(count, 0x80, 16, 0xde); }
@@ -30,16 +46,14 @@ public:
     void put(double value) {
         u64 bits = 0;
         std::memcpy(&bits, &value, sizeof bits);
-        byte(0xcb);
-        big(bits, 8);
+        number(0xcb, bits, 3);
     }
     void put(u64 value) {
         if (value < 0x80) {
             byte(static_cast<unsigned>(value));
         } else {
             const unsigned log = value <= 0xFF ? 0 : value <= 0xFFFF ? 1 : value <= 0xFFFF'FFFF ? 2 : 3;
-            byte(0xcc + log);
-            big(value, 1U << log);
+            number(0xcc + log, value, log);
         }
     }
     void put(u32 value) { put(static_cast<u64>(value)); }
@@ -50,18 +64,16 @@ public:
             byte(static_cast<unsigned>(value) & 0xFF);
         } else {
             const unsigned log = value >= -0x80 ? 0 : value >= -0x8000 ? 1 : value >= -0x8000'0000LL ? 2 : 3;
-            byte(0xd0 + log);
-            big(static_cast<u64>(value), 1U << log);
+            number(0xd0 + log, static_cast<u64>(value), log);
         }
     }
     void put(std::string_view text) {
         if (text.size() >= 32 && text.size() <= 0xFF) {
-            byte(0xd9);
-            byte(static_cast<unsigned>(text.size()));
+            number(0xd9, text.size(), 0);
         } else {
             sized(text.size(), 0xa0, 32, 0xda);
         }
-        out.append(text);
+        append(text);
     }
     void put(const std::string& text) { put(std::string_view(text)); }
     void put(const char* text) { put(std::string_view(text)); }
@@ -83,10 +95,13 @@ public:
         }
     }
     void bytes(std::string_view data) {
-        const unsigned log = data.size() <= 0xFF ? 0 : data.size() <= 0xFFFF ? 1 : 2;
-        byte(0xc4 + log);
-        big(data.size(), 1U << log);
-        out.append(data);
+        bytes(data.size());
+        append(data);
+    }
+    // Of bytes that follow.
+    void bytes(std::size_t size) {
+        const unsigned log = size <= 0xFF ? 0 : size <= 0xFFFF ? 1 : 2;
+        number(0xc4 + log, size, log);
     }
     template <typename... Fields>
     void row(const Fields&... fields) {
@@ -95,20 +110,29 @@ public:
     }
 
 private:
-    void byte(unsigned value) { out.push_back(static_cast<char>(value)); }
-    void big(u64 value, unsigned size) {
-        const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));  // machines that we build for are little-endian
-        out.append(reinterpret_cast<const char*>(&swapped), size);
+    static constexpr std::size_t kRoom = 512;
+
+    void byte(unsigned value) { *more(1) = static_cast<char>(value); }
+    // A number of 2**`log` bytes behind its kind. Machines that we build for are little-endian.
+    void number(unsigned kind, u64 value, unsigned log) {
+        const std::size_t size = std::size_t{1} << log;
+        const u64 swapped = __builtin_bswap64(value << (64 - 8 * size));
+        char* const to = more(1 + sizeof swapped);
+        *to = static_cast<char>(kind);
+        std::memcpy(to + 1, &swapped, sizeof swapped);
+        size_ -= sizeof swapped - size;
     }
     void sized(std::size_t count, unsigned fixed, std::size_t fixed_max, unsigned wide) {
         if (count < fixed_max) {
             byte(fixed | static_cast<unsigned>(count));
         } else {
             const bool is_long = count > 0xFFFF;
-            byte(wide + is_long);
-            big(count, is_long ? 4 : 2);
+            number(wide + is_long, count, is_long ? 2 : 1);
         }
     }
+
+    std::string bytes_;  // of them `size_` are written
+    std::size_t size_ = 0;
 };
 
 // Throws `std::invalid_argument` if the next value has another type than was asked for.
@@ -232,7 +256,7 @@ public:
     }
     // A row that is packed already.
     void packed(std::string_view row) {
-        rows_.out.append(row);
+        rows_.append(row);
         ended();
     }
     // No row follows.
@@ -243,7 +267,7 @@ public:
 private:
     void ended() {
         ++count_;
-        if (rows_.out.size() >= kPartBytes || count_ == kPartRows) {
+        if (rows_.size() >= kPartBytes || count_ == kPartRows) {
             cut();
         }
     }
@@ -252,8 +276,8 @@ private:
         for (unsigned at = 0; at < 4; ++at) {
             part[1 + at] = static_cast<char>(count_ >> (24 - 8 * at) & 0xFF);
         }
-        parts.push_back(part + rows_.out);
-        rows_.out.clear();
+        parts.push_back(part.append(rows_.view()));
+        rows_.clear();
         count_ = 0;
     }
 

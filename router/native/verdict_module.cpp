@@ -164,7 +164,9 @@ void bind_verdict(nb::module_& module) {
              "at"_a)
         .def("record",
              [](const Verdict& verdict, const nb::bytes& request, u64 kv_seq) {
-                 return bytes_of(verdict.record({request.c_str(), request.size()}, kv_seq));
+                 Pack record;
+                 verdict.record(record, {request.c_str(), request.size()}, kv_seq);
+                 return bytes_of(record.view());
              },
              "request"_a, "kv_seq"_a);
 }

@@ -1,6 +1,7 @@
 """The simulation itself is tested: each of these bugs must make it fail, and soon."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import cast
 
 import msgspec
 import pytest
@@ -9,7 +10,6 @@ from indexer.follow.follower import StreamFollower, StreamState
 from indexer.follow.inputs import Effect
 from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.events import Batch
-from kv_protocol.journal import OutcomeName
 from kv_protocol.recovery import DumpChunk
 from router.decision.routing import Lease, Routing
 from router.decision.verdict import Verdict
@@ -56,10 +56,16 @@ class JumpsHoles(SourceCursor):
         return super().on_live(sequence, payload, now_s)
 
 
-class NeverEnds(Lease):
+class NeverEnds:
     """The lease of a request that ended is kept."""
 
-    def end(self, outcome: OutcomeName, *_: object, **__: object) -> None:
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._lease, name)
+
+    def end(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
 
@@ -67,7 +73,7 @@ class LeaksEnded(Routing):
     """Keeps the leases of requests that ended."""
 
     def take(self, verdict: Verdict) -> Lease:
-        return NeverEnds(self.leases, verdict)
+        return cast("Lease", NeverEnds(super().take(verdict)))
 
 
 def purges_one_too_many(

@@ -130,7 +130,8 @@ def shown(state: RouterState, model: str, now_s: float, doubt: str) -> Any:
         sequence_hashes=chain(*(2**63 + at for at in range(12))),
         session_id="s1",
     )
-    state.policy = Policy(mode="kv-blocks", affinity="soft")
+    policy = Policy(mode="kv-blocks", affinity="soft")
+    state.apply(PolicyChanged(now_s=now_s, policy=msgspec.to_builtins(policy)))
     try:
         verdict = state.decide(request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1)
     except NoEligibleWorker as error:

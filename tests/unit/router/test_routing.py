@@ -202,7 +202,7 @@ async def test_replicas_are_told_of_leases_that_are_open_when_they_ask_and_then_
     for record in bench.state.tick(bench.clock.now()):
         bench.state.apply(record)
     begun, waits, ended = [bench.take(route(decision_id=name)) for name in ("begun", "waits", "ended")]
-    Lease(leases, bench.routing.decide(route(decision_id="dropped")))
+    leases.take(bench.routing.decide(route(decision_id="dropped")))
     begun.on_bytes()
     ended.end("ok")
     assert leases.news() == ([], [(begun.verdict, True), (waits.verdict, False)])
