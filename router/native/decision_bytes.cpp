@@ -73,8 +73,15 @@ void pack_terms(Pack& to, const Costs& costs, const std::vector<std::size_t>& be
 
 void pack_rest(Pack& to, const double* costs, std::size_t count, const std::vector<std::size_t>& best) {
     to.bytes((count - best.size()) * sizeof(float));
-    for (std::size_t at = 0; at < count && best.size() < count; ++at) {
-        if (std::find(best.begin(), best.end(), at) == best.end()) {
+    if (best.size() == count) {
+        return;
+    }
+    std::vector<char> is_best(count);
+    for (const std::size_t at : best) {
+        is_best[at] = 1;
+    }
+    for (std::size_t at = 0; at < count; ++at) {
+        if (is_best[at] == 0) {
             put_number(to, static_cast<float>(costs[at]));
         }
     }

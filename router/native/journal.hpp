@@ -31,7 +31,15 @@ public:
     void complete() {
         if (newest_.count != 0) {
             complete_.push_back(std::move(newest_));
-            newest_ = {};
+            newest_ = {std::move(spare_)};
+            spare_.clear();
+        }
+    }
+    // Lets the next batch have the memory of one that was read: a string that grows copies what it has.
+    void reuse(std::string read) {
+        read.clear();
+        if (read.capacity() <= kSpareBytesMax) {
+            spare_ = std::move(read);
         }
     }
     // Takes the oldest batch, or an empty one.
@@ -58,6 +66,7 @@ public:
 
 private:
     static constexpr u64 kNumbersMax = 4096;
+    static constexpr std::size_t kSpareBytesMax = std::size_t{4} << 20;
 
     void make_room() {
         while (bytes > bytes_max_ && !complete_.empty()) {
@@ -67,6 +76,7 @@ private:
 
     std::deque<Batch> complete_;
     Batch newest_;
+    std::string spare_;
     const std::size_t batch_bytes_max_, bytes_max_;
 };
 

@@ -267,8 +267,10 @@ void bind_leases(nb::module_& module) {
         .def("complete", &Batches::complete)
         .def("pop",
              [](Batches& from) {
-                 const Batches::Batch batch = from.pop();
-                 return std::make_tuple(bytes_of(batch.records), batch.count, batch.numbers);
+                 Batches::Batch batch = from.pop();
+                 nb::bytes records = bytes_of(batch.records);
+                 from.reuse(std::move(batch.records));
+                 return std::make_tuple(std::move(records), batch.count, batch.numbers);
              })
         .def_prop_ro("complete_count", &Batches::complete_count)
         .def_ro("first", &Batches::first)
