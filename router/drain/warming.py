@@ -119,15 +119,13 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
         verdict, self._verdict = self._verdict or self._decide(request.route), None
         if verdict is None:
             raise RequestRejected(unavailable("no rank is eligible", "no_eligible_worker"))
-        return RankAttempt(verdict, self._serving.routing.take(verdict))
+        attempt = RankAttempt(verdict)
+        attempt.lease = self._serving.routing.take(verdict)
+        return attempt
 
     def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall:
         """Return the call to the worker."""
         return self._serving.call(request, attempt)
-
-    def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:  # noqa: ARG002
-        """Return nothing: the answer is dropped."""
-        return b""
 
     def began(self, request: FleetRequest, attempt: RankAttempt) -> None:  # noqa: ARG002
         """The worker computed the prompt."""

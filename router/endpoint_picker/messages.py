@@ -17,6 +17,9 @@ Side = Literal["request", "answer"]
 Lines = tuple[tuple[bytes, bytes], ...]
 
 
+_STREAM = b"text/event-stream"
+
+
 class Modes(msgspec.Struct, frozen=True):
     """How the gateway sends bodies in this stream."""
 
@@ -60,6 +63,11 @@ class AnswerCame(msgspec.Struct, frozen=True):
     """The endpoint that answered; empty: the gateway does not say so."""
     failure: str = ""
     """Why the gateway itself answered, in its words; empty: a worker answered, or the gateway does not say so."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its body has events."""
+        return self.headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
 
 
 class AnswerBody(msgspec.Struct, frozen=True):

@@ -330,7 +330,7 @@ class _Stream:
         lines = _lines(call.headers)
         named = {name.decode("latin-1").lower() for name, _ in lines}
         removed = tuple(name for name in _NOT_OURS if name not in named)
-        body = call.body if isinstance(call.body, bytes) else b"".join(call.body)
+        body = b"".join(call.body) if isinstance(call.body, tuple) else bytes(call.body)
         self._said("placed")
         self._perform(self._core.receive(Placed(destination, lines, removed, body, call.token_mark)))
         self._spoke.set()
@@ -380,7 +380,7 @@ class _Stream:
         if head.failure:
             handler.on_failed("connect", head.failure, False)  # noqa: FBT003 - a callback's fact
             return
-        lines = handler.on_head(head.status, head.headers)
+        lines = handler.on_head(head.status, head.headers, head.is_stream)
         if lines is None:
             handler.on_dropped()
         else:

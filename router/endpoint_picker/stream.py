@@ -49,7 +49,6 @@ TAIL_BYTES = 4096
 _JSON = (b"content-type", b"application/json")
 _DONE = b"data: [DONE]"
 _EVENT_END = re.compile(rb"\n\r?\n")
-_STREAM = b"text/event-stream"
 _READ: tuple[BodyMode, ...] = ("buffered", "full_duplex")
 _NAMES: dict[BodyMode, str] = {
     "none": "NONE", "streamed": "STREAMED", "buffered": "BUFFERED", "buffered_partial": "BUFFERED_PARTIAL",
@@ -248,8 +247,7 @@ class GatewayStream:
         if self._state != "sent":
             return (HeadersReply("answer"),)
         self._state = "judging"
-        is_stream = event.headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
-        self._tally.is_stream = is_stream
+        self._tally.is_stream = event.is_stream
         self._tally.ends_with_head = event.is_last or self._answer_mode in (None, "none")
         return (JudgeHead(event),)
 

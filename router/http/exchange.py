@@ -62,7 +62,7 @@ class OutboundCall(msgspec.Struct, frozen=True):
     base_url: str
     path: str
     headers: bytes
-    body: bytes | tuple[Bytes | memoryview, ...]
+    body: Bytes | tuple[Bytes | memoryview, ...]
     limits: CallLimits
     replay_buffer: StreamReplayBuffer | None = None
     is_once: bool = False
@@ -84,7 +84,7 @@ class ResponseHandler(Protocol):
     `on_failed` and `on_gone` may come before `forward` returns.
     """
 
-    def on_head(self, status: int, headers: Headers) -> bytes | None:
+    def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
         """Return header lines to add to the answer (each ended by CRLF); None: the answer is not passed on."""
 
     def on_dropped(self) -> None:
@@ -265,7 +265,7 @@ class Exchange(msgspec.Struct, eq=False):
         if client is None:
             watcher.on_gone(0)
             return
-        origin = client.outward.origin(call.base_url)
+        origin = client.outward.origins[call.base_url]
         idle = origin.idle
         while idle:
             connection, _ = idle.popitem()

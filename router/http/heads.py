@@ -97,6 +97,12 @@ RequestWriter = built.RequestWriter
 
     request(method, path, headers, body)   returns the request's parts; a short body is one part with the head
 """
+CallLines = built.CallLines
+"""Writes header lines. It gets those with which every call to a worker begins.
+
+    lines(verdict, client)   returns the lines of the call that carries out the verdict, with the client's
+                             `traceparent`, `tracestate`, `x-session-id`; and the lines that its answer gets
+"""
 AnswerReader = built.AnswerReader
 """Reads answers to a GET or a POST. It gets the names of headers that stay here.
 
@@ -105,6 +111,6 @@ AnswerReader = built.AnswerReader
 | the answer | returned |
 |---|---|
 | came whole, and the client has none yet | status; headers; the head's lines for the client; length and body for the |
-| (`has_begun`) | client; the body's end; whether the connection may be kept |
+| (`has_begun`) | client; the body's end; whether the connection may be kept; whether the body has events |
 | any other | 0; in place of the headers its `AnswerHead`, None: its head is not complete |
 """

@@ -17,7 +17,7 @@ resumed, too; so may one in which an attached engine reports its failure, and th
 decides what of the others is passed on.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,9 +28,11 @@ from router.http.exchange import Exchange, OutboundCall, ResponseHandler, Upstre
 from router.http.framing import LAST_CHUNK, TAIL_BYTES, AnswerBody, chunk
 from router.http.heads import CHUNKED, AnswerHead, Malformed
 from router.http.stream_replay import FAILURE, failure_in
+from router.native import built
 
 DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
+AnswerFunction = Callable[[bytes, bytes, bool], tuple[int, Any, bytes, bytes, bytes, bool, bool]]
 NONE: Any = None
 """The call, and its watcher, of a relay that is over."""
 
@@ -48,18 +50,24 @@ def has_end_mark(end: bytes) -> bool:
     return at >= 0
 
 
-class AnswerRelay(ABC):
+class AnswerRelay(built.AnswerReceiver):
     """Relays the answer of one call after the other: takes the worker's bytes, writes to the client, calls watchers.
 
-    It is the `relay` of its call's exchange until the call is over.
+    It is the `relay` of its call's exchange until the call is over. Its base (`router/native/relay.cpp`) does what most
+    answers need: `receive(data)` passes on answers that come whole, and streams that flow, and calls `begin`, `take`
+    and `drop` for the others; `release(reusable)` keeps the connection of a complete answer as idle, or closes it.
     """
 
     __slots__ = (
-        "body", "call", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_odd", "is_told", "lines",
-        "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
+        "body", "call", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh", "is_odd", "is_told",
+        "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float) -> None:
+    def __init__(
+        self, answer: AnswerFunction, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float
+    ) -> None:
+        """`answer` is the method of an `AnswerReader`."""
+        super().__init__(answer)
         self.exchange: Exchange | None = exchange
         """None: there is no call."""
         self.call, self.watcher, self.since_s = call, watcher, since_s
@@ -70,10 +78,15 @@ class AnswerRelay(ABC):
         """Head of the client's answer, without the connection's lines."""
         self.reusable = self.is_chunked = False
         """Whether the worker's connection is kept when the answer is complete; whether the client gets chunks."""
+        self.paused = False
         self.reset()
 
     def reset(self) -> None:
         """Forget the former answer."""
+        if self.paused:
+            self.resume()
+        self.is_fresh = False
+        """Whether no call has ended over the connection."""
         self.is_odd = False
         """Whether there is more to forget than a complete answer leaves that came in one read."""
         self.part, self.has_part = b"", False
@@ -88,13 +101,13 @@ class AnswerRelay(ABC):
         self.silent = True
         """Whether no byte of the body came."""
 
-    @abstractmethod
-    def release(self, *, reusable: bool) -> None:
-        """The answer is complete: keep the worker's connection, or close it."""
-
-    @abstractmethod
     def give_up(self) -> None:
         """The call is over: close the worker's connection."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """The client has read the pending bytes: read from the worker again."""
+        raise NotImplementedError
 
     @property
     def stage(self) -> UpstreamStage:
@@ -119,16 +132,16 @@ class AnswerRelay(ABC):
         elif self.is_deserted:
             self.form, self.body = _DESERTED, AnswerBody(head.body_bytes, b"")
             if head.rest or head.body_bytes == 0:
-                self.release(reusable=head.reusable and _is_whole(head))
-        elif (added := self.watcher.on_head(head.status, head.headers)) is None:
-            self.drop(exchange, reusable=head.reusable and _is_whole(head))
+                self.release(head.reusable and _is_whole(head))
+        elif (added := self.watcher.on_head(head.status, head.headers, head.is_stream)) is None:
+            self.drop(exchange, head.reusable and _is_whole(head))
         else:
             self._begin_body(exchange, head, added)
 
-    def drop(self, exchange: Exchange, *, reusable: bool) -> None:
+    def drop(self, exchange: Exchange, reusable: bool) -> None:  # noqa: FBT001 - as the base calls it
         """Drop an unwanted answer; its connection is `reusable` if the answer is complete."""
         watcher, exchange.relay = self.watcher, None
-        self.release(reusable=reusable)
+        self.release(reusable)
         watcher.on_dropped()
 
     def _begin_body(self, exchange: Exchange, head: AnswerHead, added: bytes) -> None:
@@ -272,7 +285,7 @@ class AnswerRelay(ABC):
         if later_events and not self.call.token_mark:
             later_events -= tail.rstrip().endswith(DONE)
         exchange.relay = None
-        self.release(reusable=reusable)
+        self.release(reusable)
         watcher.on_end(tail, later_events)
         client = exchange.client
         exchange.close()

@@ -1,6 +1,6 @@
 """Workers' addresses and their idle connections, and the opening of new ones (`worker.py` has a connection's life).
 
-The connection used last is lent first. An address is known for as long as a connection, or a caller, refers to it.
+The connection used last is lent first. An address is known for as long as a connection to it is open, or being opened.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import ssl
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -45,7 +44,7 @@ _log = structlog.get_logger("http")
 class UpstreamOrigin:
     """A worker's address, and its idle connections, the last used last."""
 
-    __slots__ = ("__weakref__", "base_url", "fault", "host", "idle", "port", "request", "tls")
+    __slots__ = ("base_url", "connections", "fault", "host", "idle", "port", "request", "tls")
 
     def __init__(self, base_url: str) -> None:
         self.base_url, self.fault = base_url, ""
@@ -63,6 +62,22 @@ class UpstreamOrigin:
         except ValueError as error:
             self.fault = str(error)
         self.idle: dict[WorkerConnection, None] = {}
+        self.connections = 0
+        """Those that are open, or being opened."""
+
+
+class UpstreamOrigins(dict[str, UpstreamOrigin]):
+    """Workers' addresses by URL."""
+
+    def __missing__(self, base_url: str) -> UpstreamOrigin:
+        origin = self[base_url] = UpstreamOrigin(base_url)
+        return origin
+
+    def closed(self, origin: UpstreamOrigin) -> None:
+        """A connection was closed, or could not be opened: forget the address with the last one."""
+        origin.connections -= 1
+        if not origin.connections:
+            del self[origin.base_url]
 
 
 class Upstreams:
@@ -75,8 +90,7 @@ class Upstreams:
         self.limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """Lowered to what the limit of open files allows, once that is known."""
-        self.origins: WeakValueDictionary[str, UpstreamOrigin] = WeakValueDictionary()
-        """By URL."""
+        self.origins = UpstreamOrigins()
         self._tls: ssl.SSLContext | None = None
         self.answer = AnswerReader(not_passed_on).answer
         self.dials: TaskSet | None = None
@@ -84,13 +98,6 @@ class Upstreams:
         self.opened = 0
         """Connections that were opened since the start."""
         self._log = RateLimitedLog(_log, SystemClock())
-
-    def origin(self, base_url: str) -> UpstreamOrigin:
-        """Return the address of this URL."""
-        origin = self.origins.get(base_url)
-        if origin is None:
-            origin = self.origins[base_url] = UpstreamOrigin(base_url)
-        return origin
 
     @property
     def idle(self) -> int:
@@ -113,6 +120,7 @@ class Upstreams:
         """Send a call, which is forwarded since then or now, over a new connection."""
         since_s = since_s or get_running_loop().time()
         connection = WorkerConnection(self, origin, exchange, call, watcher, since_s)
+        origin.connections += 1
         phase: UpstreamStage = "local"
         if origin.fault:
             phase, reason = "connect", origin.fault
@@ -126,8 +134,10 @@ class Upstreams:
             except TaskSetFull as error:
                 reason = str(error)
             else:
+                connection.dial.add_done_callback(connection.dialed)
                 return
         connection.fail(phase, reason)
+        self.origins.closed(origin)
 
     def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class WorkerConnection(AnswerRelay):
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_answer", "_is_fresh", "_slot", "_upstreams", "dial", "due_s", "origin", "transport")
+    __slots__ = ("_slot", "_upstreams", "dial", "due_s", "origin", "transport")
 
     transport: asyncio.Transport
 
@@ -38,17 +38,16 @@ class WorkerConnection(AnswerRelay):
         since_s: float,
     ) -> None:
         """It is to be opened for this call, which is forwarded since then."""
-        super().__init__(exchange, call, watcher, since_s)
+        super().__init__(upstreams.answer, exchange, call, watcher, since_s)
         exchange.relay = self
-        self._upstreams, self._answer, self.origin = upstreams, upstreams.answer, origin
+        self._upstreams, self.origin = upstreams, origin
         self.dial: asyncio.Task[None] | None = None
         """The task that opens it."""
         self._slot: set[Watched] | None = None
         """None: it is not open yet."""
         self.due_s = since_s
         """No check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
-        self._is_fresh = self.is_odd = True
-        """Whether no call has ended over it."""
+        self.is_fresh = self.is_odd = True
         self.paused = exchange.client is not None and exchange.client.writing_paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,6 +67,11 @@ class WorkerConnection(AnswerRelay):
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
             self.abandon(exchange)
 
+    def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
+        """The task is over that was to open the connection."""
+        if self._slot is None:
+            self._upstreams.origins.closed(self.origin)
+
     def not_opened(self, phase: UpstreamStage, reason: str) -> None:
         """The connection could not be opened."""
         exchange, self.dial = self.exchange, None
@@ -76,42 +80,14 @@ class WorkerConnection(AnswerRelay):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""
-        exchange, body = self.exchange, self.body
-        if exchange is None:
-            self.transport.abort()
-            return
-        client = exchange.client
+        exchange = self.exchange
         try:
-            if body is not None:
-                self.received = True
-                events = body.feed(data)
-                if events is None or client is None:
-                    self.take(exchange, body, len(data))
-                elif events:
-                    client.write(events)
-                return
-            status, headers, lines, framed, tail, reusable = self._answer(data, self.part, exchange.has_begun)
-            if not status:
-                self.begin(exchange, headers, data)
-                return
-            if client is None:
-                self.release(reusable=reusable)
-                return
-            watcher = self.watcher
-            added = watcher.on_head(status, headers)
-            if added is None:
-                self.drop(exchange, reusable=reusable)
-                return
-            exchange.has_begun = True
-            client.write(b"%b%b%b%b" % (lines, added, exchange.connection_line, framed))
-            exchange.relay = None
-            self.release(reusable=reusable)
-            watcher.on_end(tail, 0)
-            exchange.client = exchange.when_gone = None
-            client.finish()
+            self.receive(data)
         except Malformed as error:
+            assert exchange is not None, "an answer is read"
             self._step(exchange, self.fail, "first_byte" if self.body is None else "body", str(error))
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
+            assert exchange is not None, "an answer is read"
             self.abandon(exchange)
 
     def _step(self, exchange: Exchange, step: Callable[..., None], *arguments: object, **options: object) -> None:
@@ -138,12 +114,14 @@ class WorkerConnection(AnswerRelay):
             self._slot.discard(self)
             self._upstreams.connections.discard(self)
         self._ended(clean=False)
+        if self._slot is not None:
+            self._upstreams.origins.closed(self.origin)
 
     def _ended(self, *, clean: bool) -> None:
         exchange, body = self.exchange, self.body
         if exchange is None:
             return
-        if body is None and not (self._is_fresh or self.has_part or self.call.is_once):
+        if body is None and not (self.is_fresh or self.has_part or self.call.is_once):
             call, watcher = self.call, self.watcher
             self.exchange, self.call, self.watcher = None, NONE, NONE
             since_s = self.since_s if self.due_s else 0.0
@@ -152,21 +130,6 @@ class WorkerConnection(AnswerRelay):
             self._step(exchange, self.end, exchange, body, extra=True)
         else:
             self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")
-
-    def release(self, *, reusable: bool) -> None:
-        """The answer is complete: keep the connection as idle, or close it."""
-        transport = self.transport
-        if not reusable or transport.get_write_buffer_size():
-            self.give_up()
-            return
-        if self.is_odd:
-            if self.paused:
-                self.resume()
-            self._is_fresh = False
-            self.reset()
-        self.exchange = self.call = self.watcher = NONE
-        self.due_s = 0.0
-        self.origin.idle[self] = None
 
     def give_up(self) -> None:
         """The call is over: close the connection, also one that is being opened."""

@@ -27,14 +27,6 @@ constexpr std::array<Text, kKnownCount> kNames{"host",   "content-length", "tran
                                                "expect", "connection",     "origin",            "content-type"};
 constexpr Text kStream = "text/event-stream";
 
-nb::object checked(PyObject* made) {
-    if (made == nullptr) {
-        throw nb::python_error();
-    }
-    return nb::steal(made);
-}
-
-nb::object bytes(Text of) { return checked(PyBytes_FromStringAndSize(of.data(), static_cast<Py_ssize_t>(of.size()))); }
 nb::object ascii(Text of) { return checked(PyUnicode_DecodeLatin1(of.data(), static_cast<Py_ssize_t>(of.size()), nullptr)); }
 
 // A named tuple of these fields.
@@ -285,13 +277,13 @@ class RequestWriter {
 public:
     RequestWriter(const nb::bytes& prefix, const nb::bytes& host_line) : prefix_(view_of(prefix)), host_line_(view_of(host_line)) {}
 
-    // The parts of a request. `body` is bytes or a tuple of parts; only short bytes are copied into one part with the head.
+    // The parts of a request. `body` is one part or a tuple of them; only short bytes are copied into one part with the head.
     nb::object request(Text method, Text path, const nb::bytes& headers, const nb::object& body) const {
         if (!all(method, kToken) || !all(path, kVisible)) {
             throw nb::value_error("request: found a method or path that is not visible ASCII");
         }
         const bool is_whole = PyBytes_Check(body.ptr());
-        const nb::tuple parts = is_whole ? nb::make_tuple(body) : nb::cast<nb::tuple>(body);
+        const nb::tuple parts = PyTuple_Check(body.ptr()) ? nb::borrow<nb::tuple>(body) : nb::make_tuple(body);
         std::size_t size = 0;
         for (const nb::handle part : parts) {
             size += nb::len(part);
@@ -329,7 +321,7 @@ public:
                 std::string framed = is_bodyless(status) ? "" : "content-length: " + std::to_string(behind.size()) + "\r\n";
                 framed.append("\r\n").append(behind);
                 const Text tail = behind.substr(behind.size() - std::min(behind.size(), kTailBytes));
-                return nb::make_tuple(status, head.headers, bytes(head.passed_on), bytes(framed), bytes(tail), head.reusable);
+                return nb::make_tuple(status, head.headers, bytes(head.passed_on), bytes(framed), bytes(tail), head.reusable, head.is_stream);
             }
             found = named(answer_head, {nb::cast(status), head.headers, nb::cast(head.body_bytes), nb::cast(head.reusable),
                                         nb::cast(head.is_stream), bytes(head.passed_on), bytes(behind)});
@@ -339,7 +331,7 @@ public:
             data = behind;
         }
         const nb::bytes nothing("", 0);
-        return nb::make_tuple(0, found, nothing, nothing, nothing, false);
+        return nb::make_tuple(0, found, nothing, nothing, nothing, false, false);
     }
 
 private:

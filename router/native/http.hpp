@@ -1,4 +1,4 @@
-// What the readers of heads, bodies and usage share (`heads.cpp`, `body.cpp`, `usage.cpp`).
+// What the files of HTTP share (`heads.cpp`, `calls.cpp`, `relay.cpp`, `body.cpp`, `usage.cpp`).
 #pragma once
 
 #include <array>
@@ -59,6 +59,23 @@ inline bool same(Text found, Text to) {
 
 inline Text view_of(const nanobind::bytes& data) { return {data.c_str(), data.size()}; }
 
+inline nanobind::object checked(PyObject* made) {
+    if (made == nullptr) {
+        throw nanobind::python_error();
+    }
+    return nanobind::steal(made);
+}
+
+inline nanobind::object bytes(Text of) { return checked(PyBytes_FromStringAndSize(of.data(), static_cast<Py_ssize_t>(of.size()))); }
+
+// The name of an attribute, as long as the process.
+struct Name {
+    explicit Name(const char* of) : object(PyUnicode_InternFromString(of)) {}
+    PyObject* object;
+};
+
+inline nanobind::object get(nanobind::handle of, const Name& name) { return checked(PyObject_GetAttr(of.ptr(), name.object)); }
+
 // The beginning of what was found, as an error shows it.
 std::string shown(Text found);
 
@@ -66,6 +83,8 @@ std::string shown(Text found);
 [[noreturn]] void malformed(int status, const std::string& message);
 
 void bind_heads(nanobind::module_& module);
+void bind_calls(nanobind::module_& module);
+void bind_relay(nanobind::module_& module);
 void bind_bodies(nanobind::module_& module);
 void bind_usage(nanobind::module_& module);
 

@@ -7,6 +7,8 @@ NB_MODULE(_fold, module) {
     nanobind::set_leak_warnings(false);  // a process may end while verdicts are still referenced
     kv::bind_core(module);
     kv::http::bind_heads(module);
+    kv::http::bind_calls(module);
+    kv::http::bind_relay(module);
     kv::http::bind_bodies(module);
     kv::http::bind_usage(module);
 }

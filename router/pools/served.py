@@ -66,8 +66,11 @@ class PoolAttempt(Attempt):
             return "ok"
         return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
 
-    def _may_pass(self, status: int) -> bool:
+    def may_pass(self, status: int) -> bool:
+        """Judge a status of 300 or more; a prefill router's answer says when it is free."""
         self.is_success = False
+        if self.pool_phase == "prefill" and (retry_after := self.headers.get(b"retry-after")):
+            self.lines += b"retry-after: %b\r\n" % retry_after
         if status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
         return not self.reason
@@ -153,20 +156,19 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
         sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
         headers = sent_on(request.exchange.headers, self._question.request_id, to_prefill=to_prefill)
         limits = self._service.call_limits(streamed=bool(request.inbound.stream) and not to_prefill)
+        attempt.lines = self._lines(request, attempt)
         return OutboundCall(attempt.url, request.inbound.path, headers, sent, limits)
 
-    # ------------------------------------------------------------------------------------------- the answer
-
-    def answer_lines(self, request: Request[PoolAttempt], attempt: PoolAttempt, *, is_aside: bool) -> bytes:
+    def _lines(self, request: Request[PoolAttempt], attempt: PoolAttempt) -> bytes:
         """Return the header lines that say which pools served the request."""
         lines, pool = b"x-request-id: %b\r\n" % self._question.request_id.encode(), attempt.namespace.encode()
-        if is_aside:
-            retry_after = attempt.headers.get(b"retry-after")
-            retry = b"retry-after: %b\r\n" % retry_after if retry_after else b""
-            return b"%bx-prefill-pool: %b\r\n%b" % (lines, pool, retry)
+        if self._phase == "prefill":
+            return b"%bx-prefill-pool: %b\r\n" % (lines, pool)
         if request.prefilled_by is not None:
             lines = b"x-prefill-pool: %b\r\n%b" % (request.prefilled_by.worker_id.encode(), lines)
         return b"%bx-pool: %b\r\n" % (lines, pool)
+
+    # ------------------------------------------------------------------------------------------- the answer
 
     def lost(self, attempt: PoolAttempt, quiet_s: float, *, begun: bool) -> str:  # noqa: ARG002 - as of `Destination`
         """Return why the router's answer is not awaited before it began: it is silent."""

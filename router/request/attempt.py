@@ -37,6 +37,8 @@ _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _DECODE_HEADER = DECODE_HEADER.encode()
 _NO_HEADERS: Headers = {}
+PREFILLED_BY = b"x-prefill-instance-id: "
+"""The last of an answer's lines, if there is one."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 
@@ -46,6 +48,8 @@ class Attempt(ABC):
     status = 0
     headers = _NO_HEADERS
     """Of the answer."""
+    lines = b""
+    """Header lines that the client's answer gets; each ends by CRLF."""
     stage: UpstreamStage = "first_byte"
     """Where it failed, if it did. `reason` is empty if it did not."""
     reason = ""
@@ -88,18 +92,12 @@ class Attempt(ABC):
         """It failed."""
         self.stage, self.reason = stage, reason
 
-    def on_head(self, status: int, headers: Headers) -> bool:
-        """The answer's head came; return whether it may be passed on."""
-        self.status, self.headers = status, headers
-        self.is_streamed = headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream"
-        return status < REDIRECTS.start or self._may_pass(status)
-
     def on_bytes(self) -> None:  # noqa: B027 - the default
         """Bytes of the answer came."""
 
     @abstractmethod
-    def _may_pass(self, status: int) -> bool:
-        """Judge a status that is not 2xx; return whether the answer may be passed on; if not, `reason` says why."""
+    def may_pass(self, status: int) -> bool:
+        """Judge a status of 300 or more; return whether the answer may be passed on; if not, `reason` says why."""
 
     @abstractmethod
     def refusal(self) -> Refusal:
@@ -109,8 +107,11 @@ class Attempt(ABC):
 class RankAttempt(Attempt):
     """A worker rank's attempt: the decision, and the lease of its work."""
 
-    def __init__(self, verdict: Verdict, lease: Lease) -> None:
-        self.rank, self.verdict, self.lease = verdict.winner, verdict, lease
+    lease: Lease
+    """Set where the work is booked."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.rank, self.verdict = verdict.winner, verdict
 
     @property
     def outcome(self) -> AttemptOutcome:
@@ -145,7 +146,8 @@ class RankAttempt(Attempt):
         decode_ms = self.headers.get(_DECODE_HEADER)
         return decode_seconds(decode_ms) if decode_ms else None
 
-    def _may_pass(self, status: int) -> bool:
+    def may_pass(self, status: int) -> bool:
+        """Judge a status of 300 or more; of a failed answer, the lines say so."""
         self.is_success = status < CLIENT_FAULT
         if status in _BUSY:
             retry_after = self.headers.get(b"retry-after", b"")
@@ -155,6 +157,10 @@ class RankAttempt(Attempt):
             self.reason = f"status {status}: the worker refuses data.worker_token"
         elif status in _BUSY or status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
+        if self.reason:
+            lines, mark, rest = self.lines.partition(PREFILLED_BY)
+            failure = f"x-kv-failure: {self.rank}: {self.reason}; no other worker is left\r\n".encode()
+            self.lines = b"%b%b%b%b" % (lines, failure, mark, rest)
         return not self.reason
 
     def refusal(self) -> Refusal:

@@ -19,12 +19,12 @@ closed.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from msgspec.structs import replace
 
-from kv_protocol.body_limits import Body, Bytes
+from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
+from kv_protocol.decided import RequestPhase
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.openai.inbound import COMPLETIONS
@@ -34,10 +34,12 @@ from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
-from router.http.heads import Headers
+from router.http.heads import CallLines, Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
-from router.prompt.chains import EncodedPrompt, with_prompt_ids
+from router.prompt.chains import with_prompt_ids
+from router.request.attempt import PREFILLED_BY, RankAttempt
+from router.request.destination import Destination
 from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
 from router.request.request import Request
 from router.request.resumption import (
@@ -52,18 +54,16 @@ from router.request.resumption import (
     resumed_body,
     stops_of,
 )
+from router.request.tracer import TracedRequest
 
-_TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
-_PASSED_ON = _TRACE_NAMES | {b"x-session-id"}
-"""Client headers that workers get, too."""
-_TRACE_BYTES_MAX = 1024
-"""Longer trace headers are dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
 _DELTA = b'.delta"'
 """End of the type of each event of a response's stream that has tokens; in their text JSON escapes the quote."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """Parameters for a decode worker that also computes the prompt."""
+_REPLAYED_BYTES_MAX = 1 << 20
+"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
 _EVENT_BYTES_MAX = 16 << 20
 """Of a stream with token ids an event is passed on once it is complete: the first one has those of the prompt."""
 _CONTINUING = frozenset({"trtllm", "simulated", "none"})
@@ -74,8 +74,8 @@ _JSON = b"application/json"
 _CONTINUABLE = b"%b: 1\r\n" % CONTINUABLE_HEADER
 
 
-class Calls:
-    """Builds calls to workers of the fleet."""
+class Calls(Destination[RankAttempt]):
+    """The part of `Serving` that builds calls to workers of the fleet."""
 
     def __init__(self, settings: RouterSettings, detokenizer: Callable[[], Decoder]) -> None:
         """`detokenizer` returns a new one of the models' text."""
@@ -86,35 +86,38 @@ class Calls:
         self._text_bytes_max = settings.data.prompt_bytes_max  # of workers, too: it counts a prompt's text and ids
         token = settings.data.worker_token.get_secret_value()
         authorization = f"authorization: Bearer {token}\r\n".encode() if token else b""
-        self._head = b"%bcontent-type: %b\r\nx-request-id: " % (authorization, _JSON)
+        self._lines = CallLines(b"%bcontent-type: %b\r\n" % (authorization, _JSON)).lines
 
-    def call(
-        self, request: Request[Any], verdict: Verdict, client: Headers, replay_buffer: StreamReplayBuffer | None
-    ) -> OutboundCall:
-        """Return the call to the winner, after the request's handoff and progress.
+    def replay_buffer(self, request: Request[RankAttempt]) -> StreamReplayBuffer:
+        """Return a buffer for a stream that may resume on another worker."""
+        hides_tokens = CONTINUABLE_HEADER not in request.exchange.headers
+        return StreamReplayBuffer(_REPLAYED_BYTES_MAX, hides_tokens=hides_tokens)
 
-        `client` are the headers of the client's request; `replay_buffer` gets the rest of the answer.
+    def call(self, request: Request[RankAttempt], attempt: RankAttempt) -> OutboundCall:
+        """Return the call to the winner, after the request's handoff and progress, and set the lines of its answer.
 
         Raises:
             CannotResume: the winner cannot continue the answer.
         """
-        inbound, body, prompt, progress = request.inbound, request.body, request.prompt, request.progress
-        registration, route, text = verdict.registration, verdict.request, body.text
-        phase, headers = route.phase, b"%b%b\r\n" % (self._head, route.request_id.encode())
-        if not _PASSED_ON.isdisjoint(client):
-            headers += _passed_on(client)
+        verdict, inbound, prompt = attempt.verdict, request.inbound, request.prompt
+        registration, body, phase = verdict.registration, request.body, verdict.request.phase
+        client = request.exchange.headers if request.trace is None else _traced(request, request.trace)
+        headers, attempt.lines = self._lines(verdict, client)
+        if phase != "whole" or inbound.nvext is not None or (prompt is not None and prompt.unrendered):
+            attempt.lines += _rare_lines(request)
+        text, limits, replay_buffer = body.text, self._buffered, None
         if phase != "whole" and not is_given(inbound.disaggregated_params):
             text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
-        is_kept = replay_buffer is not None or progress is not None
-        if is_kept and registration.event_source not in _CONTINUING:
-            if replay_buffer is not None and _tells_ids(registration, verdict, inbound, body, progress):
-                return self._with_ids(registration, verdict, inbound, body, headers, prompt, progress, replay_buffer)
-            replay_buffer = None  # this engine tells no ids: its stream is not recorded
-        if progress is not None:
-            text = _continuing(text, registration, inbound, progress)
+        if inbound.stream:
+            if registration.stream_token_ids and _tells_ids(request, registration, phase):
+                return self._with_ids(request, verdict, headers)
+            limits = self._buffered if phase == "prefill" else self._streamed
+            replay_buffer = request.replay_buffer if registration.event_source in _CONTINUING else None
+            if request.progress is not None:
+                text = _continuing(text, registration, inbound, request.progress)
         if replay_buffer is not None or CONTINUABLE_HEADER in client:
             headers += _CONTINUABLE
-        sent: bytes | tuple[Bytes | memoryview, ...] = text if isinstance(text, bytes) else (text,)
+        sent: Bytes | tuple[Bytes | memoryview, ...] = text
         if registration.accepts_token_ids:
             headers += b"x-dp-rank: %d\r\n" % verdict.winner.dp_rank
             ids = b"" if prompt is None else prompt.ids
@@ -123,28 +126,20 @@ class Calls:
         if body.images:
             parts = sent if isinstance(sent, tuple) else (sent,)
             sent = *parts[:-1], *body.with_images(parts[-1])
-        limits = self._streamed if inbound.stream and phase != "prefill" else self._buffered
-        is_once = phase == "decode"
+        is_once, is_plain = phase == "decode", request.gateway is None and inbound.endpoint in DEFAULT_ENDPOINTS
         call = OutboundCall(registration.base_url, inbound.path, headers, sent, limits, replay_buffer, is_once)
-        return call if route.endpoint in DEFAULT_ENDPOINTS else _of_endpoint(call, request)
+        return call if is_plain else _changed(call, request, verdict)
 
-    def _with_ids(
-        self,
-        registration: WorkerRegistered,
-        verdict: Verdict,
-        inbound: Inbound,
-        body: Body,
-        headers: bytes,
-        prompt: EncodedPrompt | None,
-        progress: Progress | None,
-        replay_buffer: StreamReplayBuffer,
-    ) -> OutboundCall:
+    def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
         """Return the call to an attached engine whose stream tells token ids, or resumes behind `progress`."""
+        inbound, body, registration, progress = request.inbound, request.body, verdict.registration, request.progress
+        replay_buffer = request.replay_buffer
+        assert replay_buffer is not None, "its ids are kept"
         path = inbound.path
         replay_buffer.is_engines = True
         sent: tuple[bytes | memoryview, ...]
         if progress is not None:
-            path, sent = COMPLETIONS, (self._resumed(registration, inbound, body, prompt, progress, replay_buffer),)
+            path, sent = COMPLETIONS, (self._resumed(registration, request, progress, replay_buffer),)
         elif inbound.return_token_ids:
             sent = (memoryview(body.text),)
         else:
@@ -158,13 +153,12 @@ class Calls:
     def _resumed(
         self,
         registration: WorkerRegistered,
-        inbound: Inbound,
-        body: Body,
-        prompt: EncodedPrompt | None,
+        request: Request[RankAttempt],
         progress: Progress,
         replay_buffer: StreamReplayBuffer,
     ) -> bytes:
         """Return the body of the completion that goes on, and have its events rewritten."""
+        inbound, body, prompt = request.inbound, request.body, request.prompt
         if body.images or not may_be_asked(inbound):
             raise CannotResume("the request's answer is more than its text")
         check_text_only(inbound)
@@ -185,27 +179,45 @@ class Calls:
         return sent
 
 
-def _of_endpoint(call: OutboundCall, request: Request[Any]) -> OutboundCall:
-    """Return the call with what differs from a chat's and a completion's."""
-    inbound, endpoint, headers = request.inbound, request.inbound.endpoint, call.headers
+def _traced(request: Request[RankAttempt], trace: TracedRequest) -> Headers:
+    """Return the client's headers with the span of this call; a call for a client that left has none of its own."""
+    headers = request.exchange.headers
+    return trace.beside(headers) if request.is_over else trace.sending(headers)
+
+
+def _rare_lines(request: Request[RankAttempt]) -> bytes:
+    """Return the lines of an answer that most answers lack."""
+    prompt, lines = request.prompt, ""
+    if prompt is not None and prompt.unrendered:
+        lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
+    if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
+        lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
+    if request.prefilled_by is not None:
+        lines += f"{PREFILLED_BY.decode()}{request.prefilled_by.worker_id}\r\n"
+    return lines.encode()
+
+
+def _changed(call: OutboundCall, request: Request[RankAttempt], verdict: Verdict) -> OutboundCall:
+    """Return the call with what differs from a chat's and a completion's, and the alternatives of a gateway."""
+    inbound, endpoint, headers, gateway = request.inbound, request.inbound.endpoint, call.headers, request.gateway
     if isinstance(inbound, PassedInbound):
         headers = headers.replace(_JSON, request.exchange.headers.get(b"content-type", _JSON), 1)
+    is_pinned = request.route.pinned_worker == verdict.winner.worker_id
     return replace(
         call,
         headers=headers,
         buffered_bytes_max=_EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX,
         token_mark=_DELTA if endpoint == "responses" else b"",
         method=request.exchange.method,
+        alternatives=() if gateway is None or is_pinned else gateway.alternatives(verdict),
     )
 
 
-def _tells_ids(
-    registration: WorkerRegistered, verdict: Verdict, inbound: Inbound, body: Body, progress: Progress | None
-) -> bool:
-    """Return whether the attached engine is to tell the stream's token ids."""
-    if not registration.stream_token_ids or verdict.request.phase != "whole":
+def _tells_ids(request: Request[RankAttempt], registration: WorkerRegistered, phase: RequestPhase) -> bool:
+    """Return whether the attached engine is to tell the stream's token ids, which are kept."""
+    if request.replay_buffer is None or phase != "whole" or registration.event_source in _CONTINUING:
         return False
-    return progress is not None or (not body.images and may_be_asked(inbound))
+    return request.progress is not None or (not request.body.images and may_be_asked(request.inbound))
 
 
 def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, progress: Progress) -> bytes:
@@ -223,10 +235,3 @@ def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Byt
     if phase == "decode":
         return decode_body(body, handoff.params, handoff.prompt_ids)
     return decode_body(body, _NO_HANDOFF.params) if role == "decode" else body
-
-
-def _passed_on(headers: Headers) -> bytes:
-    found = [(name, headers[name]) for name in sorted(_PASSED_ON & headers.keys())]
-    return b"".join(
-        [b"%b: %b\r\n" % each for each in found if each[0] not in _TRACE_NAMES or len(each[1]) <= _TRACE_BYTES_MAX]
-    )

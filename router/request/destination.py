@@ -72,7 +72,7 @@ class Destination(ABC, Generic[A]):
 
     @abstractmethod
     def call(self, request: "Request[A]", attempt: A) -> OutboundCall:
-        """Return the call to the chosen worker; raise `CannotResume`."""
+        """Return the call to the chosen worker, and set the attempt's `lines`; raise `CannotResume`."""
 
     def fetching_call(self, request: "Request[A]") -> OutboundCall | None:  # noqa: ARG002 - the default
         """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
@@ -81,13 +81,6 @@ class Destination(ABC, Generic[A]):
     def replay_buffer(self, request: "Request[A]") -> StreamReplayBuffer:
         """Return a buffer for a stream that may resume on another worker."""
         raise AssertionError(f"{request.model}: these streams are not resumed")
-
-    @abstractmethod
-    def answer_lines(self, request: "Request[A]", attempt: A, *, is_aside: bool) -> bytes:
-        """Return the header lines that say how the request was routed, each ended by CRLF.
-
-        `is_aside`: of a prefill worker's answer that the client gets.
-        """
 
     def has_other(self, request: "Request[A]") -> bool:  # noqa: ARG002 - the default
         """Return whether another worker can serve the request."""

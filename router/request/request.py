@@ -38,7 +38,7 @@ from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.http.usage import usage_in
 from router.prompt.chains import EncodedPrompt
-from router.request.attempt import Attempt
+from router.request.attempt import REDIRECTS, Attempt
 from router.request.callback_coroutine import CallbackCoroutine
 from router.request.destination import Destination, Gateway, RequestRecords
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
@@ -127,36 +127,39 @@ class Request(CallbackCoroutine, Generic[A]):
         self.is_read = True
         if not destination.admits(self):
             destination.waited(self, await self.until_resumed())
-        await self._send()
+        self._send()
 
     def on_error(self, error: Exception) -> None:
         """Whatever went wrong, the client gets an answer."""
         self._refuse(refusal_of(error, self))
 
-    async def _send(self) -> None:
+    def _send(self) -> None:
         """Choose a worker and send it the request: the handler's methods follow, perhaps before this returns."""
         destination = self.destination
         while not self.is_over:
             try:
                 attempt = self.attempt = destination.choose(self)
+                if self.inbound.stream:
+                    self.replay_buffer = destination.replay_buffer(self) if self._keeps_events else None
+                call = destination.call(self, attempt)
             except RequestRejected as error:
                 if self.enters_other_phase(error):
                     continue
                 raise
-            plan = self.plan
-            keeps_events = self._is_resumed or (plan.may_migrate and not plan.is_aside)
-            self.replay_buffer = destination.replay_buffer(self) if keeps_events else None
-            try:
-                call = destination.call(self, attempt)
             except CannotResume as error:
-                await self._pass_over(attempt, elsewhere=error.elsewhere)
-                continue
-            if plan.is_aside:
+                self.run(self._pass_over(attempt, elsewhere=error.elsewhere))
+                return
+            if self.plan.is_aside:
                 aside = self._aside = BufferedResponse(self.exchange.outward)
                 aside.ask(call, self)
             else:
                 self.exchange.forward(call, self)
             return
+
+    @property
+    def _keeps_events(self) -> bool:
+        """Whether another worker may continue the stream."""
+        return self._is_resumed or (self.plan.may_migrate and not self.plan.is_aside)
 
     def enters_other_phase(self, error: RequestRejected) -> bool:
         """No worker is eligible: route the request for another phase of its plan; return False if there is none."""
@@ -198,7 +201,7 @@ class Request(CallbackCoroutine, Generic[A]):
         self.handoff, self.prefilled_by = answer, attempt.rank
         self.plan = self.plan.prefilled()
         self.destination.routed(self)
-        await self._send()
+        self._send()
 
     async def _retry(self, attempt: A) -> None:
         """The worker failed before its answer: another is tried, if the plan has one."""
@@ -209,7 +212,7 @@ class Request(CallbackCoroutine, Generic[A]):
             raise RequestRejected(attempt.refusal())
         self.plan, attempt.is_retried = plan, True
         await self._pause(max(1, plan.retries))
-        await self._send()
+        self._send()
 
     async def _migrate(self, attempt: A, progress: Progress) -> None:
         """The worker failed in the midst of its stream: another one continues it."""
@@ -220,18 +223,20 @@ class Request(CallbackCoroutine, Generic[A]):
             plan = plan.computed_at_decode()  # as for requests for one token
         self.plan = plan
         await self._pause(1)
-        await self._send()
+        self._send()
 
     async def _move(self, attempt: A, worker_id: str) -> None:
         """A gateway's answer is of another worker than the chosen one: book the work there."""
         self._settle(attempt, "failed")
         self.destination.routed(self, worker_id)
-        await self._send()
+        self._send()
 
     async def _pass_over(self, attempt: A, *, elsewhere: bool) -> None:
         """The chosen worker cannot continue the stream, by no fault of its own; `elsewhere`: another may."""
         failed = self._failed
         assert failed is not None
+        if self.trace is not None:
+            self.trace.not_sent()
         attempt.stage = "local"
         self._settle(attempt, "cancelled")
         plan = self.plan.failed(attempt.rank, took_handoff=False) if elsewhere else None
@@ -240,6 +245,7 @@ class Request(CallbackCoroutine, Generic[A]):
         else:
             self.plan = plan
             await self._pause(max(1, plan.retries))
+            self._send()
 
     async def _pause(self, retry: int) -> None:
         self.destination.routed(self)
@@ -280,8 +286,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def _reply(self, attempt: A, body: bytes, events: bytes) -> None:
         """Answer the client with a prefill worker's answer; `events`: the same as an event stream, if it wants one."""
-        lines = self.destination.answer_lines(self, attempt, is_aside=True)
-        named = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+        named = [line.partition(b": ") for line in attempt.lines.split(b"\r\n") if line]
         headers = [(name, value) for name, _, value in named]
         if not events:
             self.exchange.answer(attempt.status, body, headers=headers)
@@ -307,21 +312,24 @@ class Request(CallbackCoroutine, Generic[A]):
 
     # ------------------------------------------------------------------------------------------- as a call's handler
 
-    def on_head(self, status: int, headers: Headers) -> bytes | None:
+    def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
         """Return the header lines to add to the answer; None: it is not passed on."""
         attempt = self.attempt
         if attempt is None:
             return None
-        if not attempt.on_head(status, headers):
+        attempt.status, attempt.headers, attempt.is_streamed = status, headers, is_stream
+        return attempt.lines if status < REDIRECTS.start or self._may_pass(attempt, status) else None
+
+    def _may_pass(self, attempt: A, status: int) -> bool:
+        """Return whether an answer with a status of 300 or more may be passed on."""
+        if not attempt.may_pass(status):
             is_tried_again = self.plan.may_fail() and self.destination.has_other(self)
             if is_tried_again or not attempt.may_be_passed_on:
-                return None
+                return False
         if self._is_resumed and not attempt.is_success:
             attempt.reason = f"status {status} to an answer that was to go on"
-            return None
-        if self.plan.is_aside:
-            return b""
-        return self.destination.answer_lines(self, attempt, is_aside=False)
+            return False
+        return True
 
     def on_dropped(self) -> None:
         """The unwanted answer is dropped."""

@@ -21,15 +21,14 @@ from router.fleet.registry import SILENT_S
 from router.http import refusals
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected
-from router.http.stream_replay import StreamReplayBuffer
 from router.metrics.request import RequestMetrics
 from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.prompt.prompts import ModelPrompts
 from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
-from router.request.calls import CONTINUABLE_HEADER, Calls
-from router.request.destination import Destination, Gateway
+from router.request.calls import Calls
+from router.request.destination import Gateway
 from router.request.reading import RequestReader
 from router.request.records import FleetRecords
 from router.request.replies import refuse
@@ -44,15 +43,10 @@ _BACK_OFF_S = 0.02
 _CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
 """Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 
-_REPLAYED_BYTES_MAX = 1 << 20
-"""Of a longer answer nothing is kept, and it does not migrate: each stream in progress takes as much memory."""
-_RANKS_MAX = 4096
-"""Ranks whose header lines are cached."""
-
 FleetRequest = Request[RankAttempt]
 
 
-class Serving(Destination[RankAttempt]):
+class Serving(Calls):
     """The parts that serve requests at workers."""
 
     def __init__(
@@ -74,6 +68,7 @@ class Serving(Destination[RankAttempt]):
 
         `tracer` is None if tracing is off.
         """
+        super().__init__(settings, prompts.detokenizer)
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self.records = FleetRecords(routing, admission, metrics, self.request_log)
@@ -81,8 +76,6 @@ class Serving(Destination[RankAttempt]):
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
-        self._calls = Calls(settings, prompts.detokenizer)
-        self._rank_lines: dict[WorkerRank, str] = {}
 
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
         """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
@@ -177,7 +170,8 @@ class Serving(Destination[RankAttempt]):
                 self._recent.add(RecentPrompt(route.model, route.lora, salt, prompt, verdict.now_s))
         if self._chat_sent is not None and isinstance(request.inbound, ChatInbound):
             self._chat_sent(request.inbound, verdict.winner.worker_id)
-        attempt = RankAttempt(verdict, self.routing.take(verdict))
+        attempt = RankAttempt(verdict)
+        attempt.lease = self.routing.take(verdict)
         if trace is not None:
             trace.decided(verdict)
         return attempt
@@ -233,57 +227,10 @@ class Serving(Destination[RankAttempt]):
 
     # ------------------------------------------------------------------------------------------- forwarding
 
-    def call(self, request: FleetRequest, attempt: RankAttempt) -> OutboundCall:
-        """Return the call to the chosen worker; raise `CannotResume`."""
-        trace, gateway, headers = request.trace, request.gateway, request.exchange.headers
-        if trace is not None:
-            headers = trace.sending(headers)
-        try:
-            call = self._calls.call(request, attempt.verdict, headers, request.replay_buffer)
-        except CannotResume:
-            if trace is not None:
-                trace.not_sent()
-            raise
-        if gateway is None or request.route.pinned_worker == attempt.rank.worker_id:
-            return call
-        return replace(call, alternatives=gateway.alternatives(attempt.verdict))
-
     def fetching_call(self, request: FleetRequest) -> OutboundCall | None:
         """Return a call to a decode worker that fetches the KV of `request.handoff`, whose client left; None: none."""
-        headers = request.exchange.headers
-        if request.trace is not None:
-            headers = request.trace.beside(headers)
+        request.replay_buffer = None
         try:
-            return self._calls.call(request, self.decide(request), headers, None)
+            return self.call(request, RankAttempt(self.decide(request)))
         except (RequestRejected, CannotResume):
             return None
-
-    def replay_buffer(self, request: FleetRequest) -> StreamReplayBuffer:
-        """Return a buffer for a stream that may resume on another worker."""
-        hides_tokens = CONTINUABLE_HEADER not in request.exchange.headers
-        return StreamReplayBuffer(_REPLAYED_BYTES_MAX, hides_tokens=hides_tokens)
-
-    def answer_lines(self, request: FleetRequest, attempt: RankAttempt, *, is_aside: bool) -> bytes:
-        """Return the answer's header lines that say how the request was routed."""
-        verdict, rank, route = attempt.verdict, attempt.rank, attempt.verdict.request
-        lines = (
-            f"x-request-id: {route.request_id}\r\nx-decision-id: {route.decision_id}\r\n"
-            f"{self._rank_lines.get(rank) or self._lines_of(rank)}x-overlap-blocks: {verdict.overlap_blocks}\r\n"
-        )
-        prompt, prefilled_by = request.prompt, request.prefilled_by
-        if prompt is not None and prompt.unrendered:
-            lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
-        if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
-            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
-        if attempt.reason:
-            lines += f"x-kv-failure: {rank}: {attempt.reason}; no other worker is left\r\n"
-        if prefilled_by is not None and not is_aside:
-            lines += f"x-prefill-instance-id: {prefilled_by.worker_id}\r\n"
-        return lines.encode()
-
-    def _lines_of(self, rank: WorkerRank) -> str:
-        if len(self._rank_lines) >= _RANKS_MAX:
-            self._rank_lines.clear()
-        lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n"
-        self._rank_lines[rank] = lines
-        return lines

@@ -18,7 +18,7 @@ from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
-from router.http.upstreams import UpstreamOrigin
+from router.http.upstreams import UpstreamOrigin, UpstreamOrigins
 from router.request.attempt import Attempt
 from router.request.destination import Destination, RequestRecords
 from router.request.request import Request
@@ -41,7 +41,7 @@ class Try(Attempt):
     def may_be_passed_on(self) -> bool:
         return False
 
-    def _may_pass(self, status: int) -> bool:
+    def may_pass(self, status: int) -> bool:
         self.is_success = status < 400
         self.reason = f"status {status}" if status >= 500 else ""
         return not self.reason
@@ -55,6 +55,7 @@ class Life(Destination[Try], RequestRecords[Try]):
 
     http_1_1 = True
     writing_paused = False
+    origins = UpstreamOrigins()
 
     def __init__(self, *chosen: str | RequestRejected, phase: Any = "whole", retries: int = 1, migrations: int = 0,
                  waits: bool = False, fails: str = "", **body: Any) -> None:  # fmt: skip
@@ -102,6 +103,7 @@ class Life(Destination[Try], RequestRecords[Try]):
         state = f" behind {request.progress.token_count}" if request.progress is not None else ""
         state += f" with {request.handoff.params.decode()}" if request.handoff is not None else ""
         self.facts.append(f"{request.plan.phase} at {attempt.rank.worker_id}{state}")
+        attempt.lines = f"by: {attempt.rank} after {request.prefilled_by}\r\n".encode()
         return OutboundCall("http://w", COMPLETIONS, b"", b"", CallLimits(1.0, 1.0, 1.0, 1.0))
 
     def fetching_call(self, request: Request[Try]) -> OutboundCall | None:
@@ -112,11 +114,6 @@ class Life(Destination[Try], RequestRecords[Try]):
     def replay_buffer(self, request: Request[Try]) -> StreamReplayBuffer:
         del request
         return StreamReplayBuffer(1000)
-
-    def answer_lines(self, request: Request[Try], attempt: Try, *, is_aside: bool) -> bytes:
-        del is_aside
-        prefilled_by = request.prefilled_by
-        return f"by: {attempt.rank} after {prefilled_by}\r\n".encode()
 
     def unserved(self, request: Request[Try], exclusions: tuple[Exclusion, ...]) -> None:
         del request
@@ -135,9 +132,6 @@ class Life(Destination[Try], RequestRecords[Try]):
     @property
     def outward(self) -> Any:
         return self
-
-    def origin(self, base_url: str) -> UpstreamOrigin:
-        return UpstreamOrigin(base_url)
 
     def dial(self, origin: UpstreamOrigin, exchange: Exchange, call: OutboundCall, handler: ResponseHandler) -> None:
         del origin, call
@@ -162,7 +156,7 @@ class Life(Destination[Try], RequestRecords[Try]):
 
     def begins(self, status: int = 200, headers: Headers = STREAM) -> bytes | None:
         """Let the present worker's answer begin."""
-        lines = self.request.on_head(status, headers)
+        lines = self.request.on_head(status, headers, headers is STREAM)
         if lines is None:
             self.request.on_dropped()
         else:

@@ -43,7 +43,7 @@ class Recorded:
         self.tail, self.later_events = b"", 0
         self.retry_after = b""
 
-    def on_head(self, status: int, headers: Headers) -> bytes | None:
+    def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: ARG002
         self.heard.append(f"head {status}")
         self.retry_after = headers.get(b"retry-after", b"")
         return None if status in self.http.unwanted else OURS

@@ -357,7 +357,7 @@ def test_an_answer_that_came_whole_is_framed_at_once() -> None:
     whole = 200, {b"x-a": b"1", b"content-length": b"5000"}, b"HTTP/1.1 200 OK\r\nx-a: 1\r\n"
     framed = b"content-length: 5000\r\n\r\na" + b"x" * 4999
     reader = AnswerReader(HOP_BY_HOP)
-    assert reader.answer(data, b"", False) == (*whole, framed, b"x" * 4096, True)
+    assert reader.answer(data, b"", False) == (*whole, framed, b"x" * 4096, True, False)
     assert reader.answer(data[9:], b"HTTP/1.1 100 -\r\n\r\n" + data[:9], False)[:3] == whole
     for found in (
         reader.answer(data, b"", True),
