@@ -54,14 +54,14 @@ class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
-        "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",
+        "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_read",
         "_service", "_since_s", "_slot", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
         "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, plane: "HttpPlane") -> None:
         self._plane, self.outward = plane, plane.upstreams
-        self._read, self._posts, self._service = plane.requests.read, plane.posts, plane.service
+        self._read, self._service = plane.requests.read, plane.service
         self._state = _HEAD
         self.buffer = b""
         """What was read of the next requests."""
@@ -154,10 +154,8 @@ class ClientConnection:
             if self._state or self.writing_paused:
                 exchange, serve = self._take(data), self._service
             else:
-                exchange = self._read(data, self, perf_counter())
-                if isinstance(exchange, Exchange):
-                    serve = self._posts[exchange.path]
-                else:
+                exchange, serve = self._read(data, self, perf_counter())
+                if serve is None:
                     exchange, serve = self._checked(exchange, data), self._service
         except Malformed as error:
             self._refuse(error.status, str(error))
@@ -192,9 +190,10 @@ class ClientConnection:
         if not self._began_s:
             self._began_s, self.due_s = perf_counter(), 0.0
         self.buffer = b""
-        exchange = self._read(data, self, self._began_s)
-        if not isinstance(exchange, Exchange):
-            return self._checked(exchange, data)
+        found, serve = self._read(data, self, self._began_s)
+        if serve is None:
+            return self._checked(found, data)
+        exchange: Exchange = found
         if self.half_closed:
             self._end_after(exchange)
         return exchange

@@ -26,6 +26,7 @@ from router.http.accounts import Account
 from router.http.framing import LAST_CHUNK, chunk
 from router.http.heads import Headers
 from router.http.stream_replay import StreamReplayBuffer
+from router.native import built
 
 if TYPE_CHECKING:
     from router.http.upstreams import Upstreams
@@ -265,20 +266,10 @@ class Exchange(msgspec.Struct, eq=False):
         if client is None:
             watcher.on_gone(0)
             return
-        origin = client.outward.origins[call.base_url]
-        idle = origin.idle
-        while idle:
-            connection, _ = idle.popitem()
-            transport = connection.transport
-            if transport.is_closing():
-                continue
-            connection.exchange, connection.call, connection.watcher, connection.due_s = self, call, watcher, 0.0
-            self.relay = connection
-            if client.writing_paused:
-                connection.pause()
-            transport.writelines(origin.request(call.method, call.path, call.headers, call.body))
-            return
-        client.outward.dial(origin, self, call, watcher)
+        outward = client.outward
+        origin = outward.origins[call.base_url]
+        if not built.send(origin, self, call, watcher):
+            outward.dial(origin, self, call, watcher)
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""

@@ -84,11 +84,12 @@ class AnswerHead(NamedTuple):
 built.name_heads(RequestHead, AnswerHead, Malformed)
 RequestReader = built.RequestReader
 """Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
-answers, the most bytes of a body, and the paths to which a POST may be plain.
+answers, the most bytes of a body, and what serves a POST, by path.
 
-    read(data, client, began_s)   reads the request with which `data` begins, behind empty lines. None: its head is not
-                                  complete. An exchange with this client: it is such a POST, all of it came and nothing
-                                  else, and nothing is left to check. Else its `RequestHead`. It raises `Malformed`
+    read(data, client, began_s)   reads the request with which `data` begins, behind empty lines. An exchange with this
+                                  client, and what serves it: it is such a POST, all of it came and nothing else, and
+                                  nothing is left to check. Else its `RequestHead`, or None as it is not complete, and
+                                  None. It raises `Malformed`
     checks_all                    whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter

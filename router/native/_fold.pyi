@@ -237,9 +237,9 @@ _Part: TypeAlias = bytes | bytearray | memoryview
 
 class RequestReader:
     def __init__(
-        self, exchange: type, hosts: set[bytes], lines: bytes, body_bytes_max: int, paths: frozenset[str], /
+        self, exchange: type, hosts: set[bytes], lines: bytes, body_bytes_max: int, posts: dict[str, Any], /
     ) -> None: ...
-    def read(self, data: bytes, client: object, began_s: float, /) -> Any: ...  # noqa: ANN401 - types that it got
+    def read(self, data: bytes, client: object, began_s: float, /) -> tuple[Any, Any]: ...
     checks_all: bool
 
 class RequestWriter:
@@ -257,6 +257,8 @@ class AnswerReader:
 class CallLines:
     def __init__(self, first: bytes, /) -> None: ...
     def lines(self, verdict: Verdict, client: dict[bytes, bytes], /) -> tuple[bytes, bytes]: ...
+
+def send(origin: object, exchange: object, call: object, watcher: object, /) -> bool: ...
 
 class AnswerReceiver:
     def __init__(self, reader: Callable[..., object], /) -> None: ...

@@ -219,17 +219,17 @@ bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& star
 // Reads requests of clients; what is known of all of them is given once.
 class RequestReader {
 public:
-    RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max, nb::object paths)
-        : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), paths_(std::move(paths)),
+    RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max, nb::dict posts)
+        : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), posts_(std::move(posts)),
           body_bytes_max_(body_bytes_max) {}
 
-    // None: the head is not complete. A `RequestHead`: there is something left to check, or to read. Else an `Exchange`.
-    nb::object read(const nb::bytes& given, const nb::object& client, const nb::object& began_s) const {
+    // What was read, and what serves it: None and None, a `RequestHead` and None, or an `Exchange` and one of `posts`.
+    nb::tuple read(const nb::bytes& given, const nb::object& client, const nb::object& began_s) const {
         Text data = view_of(given), line, lines;
         const std::size_t before = empty_lines(data);
         data.remove_prefix(before);
         if (!cut_head(data, before, 431, line, lines)) {
-            return nb::none();
+            return nb::make_tuple(nb::none(), nb::none());
         }
         const auto [method, path_and_query, http_1_1] = request_line(line);
         Fields fields;
@@ -253,14 +253,16 @@ public:
         const nb::object method_text = ascii(method), path = ascii(target.substr(0, mark));
         const nb::object query = ascii(target.substr(std::min(mark + 1, target.size())));
         const nb::object body = is_whole ? bytes(behind.substr(0, length)) : nb::none();
-        if (!checks_all && method == "POST" && keep_alive && is_whole && length == behind.size() && length <= body_bytes_max_ &&
-            !fields.has[kOrigin] && contains(paths_, path) && contains(hosts_, bytes(fields.values[kHost]))) {
+        PyObject* const serves = PyDict_GetItemWithError(posts_.ptr(), path.ptr());
+        if (serves != nullptr && !checks_all && method == "POST" && keep_alive && is_whole && length == behind.size() && length <= body_bytes_max_ &&
+            !fields.has[kOrigin] && contains(hosts_, bytes(fields.values[kHost]))) {
             const std::array<PyObject*, 8> of{client.ptr(),         method_text.ptr(), path.ptr(),    query.ptr(),
                                               fields.headers.ptr(), body.ptr(),        began_s.ptr(), lines_.ptr()};
-            return checked(PyObject_Vectorcall(exchange_.ptr(), of.data(), of.size(), nullptr));
+            return nb::make_tuple(checked(PyObject_Vectorcall(exchange_.ptr(), of.data(), of.size(), nullptr)), nb::borrow(serves));
         }
-        return named(request_head, {method_text, path, query, fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes),
+        const nb::object head = named(request_head, {method_text, path, query, fields.headers, nb::cast(body_bytes == kUntilClose ? 0 : body_bytes),
                                     nb::cast(keep_alive), nb::cast(http_1_1), body, bytes(is_whole ? behind.substr(length) : behind)});
+        return nb::make_tuple(head, nb::none());
     }
 
     bool checks_all = false;
@@ -268,7 +270,7 @@ public:
 private:
     nb::object exchange_, hosts_;  // the type `Exchange`, a set
     nb::bytes lines_;
-    nb::object paths_;  // a frozenset
+    nb::dict posts_;
     std::size_t body_bytes_max_;
 };
 
@@ -416,7 +418,7 @@ void bind_heads(nb::module_& module) {
                },
                "request_head"_a, "answer_head"_a, "malformed"_a);
     nb::class_<RequestReader>(module, "RequestReader")
-        .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t, nb::object>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t, nb::dict>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("read", &RequestReader::read, nb::arg(), nb::arg().none(), nb::arg())
         .def_rw("checks_all", &RequestReader::checks_all);
     nb::class_<RequestWriter>(module, "RequestWriter")

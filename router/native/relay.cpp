@@ -10,9 +10,11 @@ namespace {
 // The attributes that it reads, sets and calls.
 struct Names {
     Name abort{"abort"}, begin{"begin"}, body{"body"}, call{"call"}, client{"client"}, connection_line{"connection_line"}, drop{"drop"},
-        due_s{"due_s"}, exchange{"exchange"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, has_begun{"has_begun"}, idle{"idle"}, is_odd{"is_odd"},
-        on_end{"on_end"}, on_head{"on_head"}, origin{"origin"}, part{"part"}, received{"received"}, relay{"relay"}, reset{"reset"},
-        take{"take"}, transport{"transport"}, unsent{"get_write_buffer_size"}, watcher{"watcher"}, when_gone{"when_gone"}, write{"write"};
+        due_s{"due_s"}, exchange{"exchange"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, has_begun{"has_begun"}, headers{"headers"}, idle{"idle"},
+        is_closing{"is_closing"}, is_odd{"is_odd"}, method{"method"}, on_end{"on_end"}, on_head{"on_head"}, origin{"origin"}, part{"part"},
+        path{"path"}, pause{"pause"}, popitem{"popitem"}, received{"received"}, relay{"relay"}, request{"request"}, reset{"reset"}, take{"take"},
+        transport{"transport"}, unsent{"get_write_buffer_size"}, watcher{"watcher"}, when_gone{"when_gone"}, write{"write"},
+        writelines{"writelines"}, writing_paused{"writing_paused"};
 };
 
 const Names& names() {
@@ -107,9 +109,35 @@ private:
     nb::object reader_;
 };
 
+// Sends a call over the connection to its origin that was used last; returns whether one was idle.
+bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle& outbound, const nb::handle& watcher) {
+    const Names& of = names();
+    const auto idle = nb::cast<nb::dict>(get(origin, of.idle));
+    while (idle.size() != 0) {
+        const auto last = nb::cast<nb::tuple>(call(idle, of.popitem));
+        const nb::object connection = last[0], transport = get(connection, of.transport);
+        if (call(transport, of.is_closing).is(Py_True)) {
+            continue;
+        }
+        set(connection, of.exchange, exchange);
+        set(connection, of.call, outbound);
+        set(connection, of.watcher, watcher);
+        set(connection, of.due_s, nb::float_(0.0));
+        set(exchange, of.relay, connection);
+        if (get(get(exchange, of.client), of.writing_paused).is(Py_True)) {
+            call(connection, of.pause);
+        }
+        const nb::object method = get(outbound, of.method), path = get(outbound, of.path), headers = get(outbound, of.headers);
+        call(transport, of.writelines, call(origin, of.request, method, path, headers, get(outbound, of.body)));
+        return true;
+    }
+    return false;
+}
+
 }  // namespace
 
 void bind_relay(nb::module_& module) {
+    module.def("send", &send, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     nb::class_<AnswerReceiver>(module, "AnswerReceiver")
         .def(nb::init<nb::object>(), nb::arg())
         .def("receive", [](nb::handle_t<AnswerReceiver> self, const nb::bytes& data) { nb::cast<AnswerReceiver&>(self).receive(self, data); }, nb::arg())
