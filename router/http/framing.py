@@ -39,6 +39,7 @@ AnswerBody = built.AnswerBody
     drop()            drops what waits
     marks             how many marks are in what was taken last; if `mark` is empty, how many events
     later             of a stream, marks behind the first piece that was taken with one; if it `is_later`, all
+    has_end_mark      whether the end of all that was read has a stream's event `data: [DONE]`
     tail              the end of all that was taken, `TAIL_BYTES` at most
 """
 TAIL_BYTES = built.TAIL_BYTES

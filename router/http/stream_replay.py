@@ -87,17 +87,15 @@ def without_ids(events: bytes) -> bytes:
 
 
 class StreamReplayBuffer(msgspec.Struct, eq=False):
-    """The complete events of a stream, at most `bytes_max`; of a longer stream nothing is kept."""
+    """The complete events of a stream; `kept` has what the client received, before its form was changed."""
 
-    bytes_max: int
+    kept: KeptEvents
     hides_tokens: bool = True
     """Whether the client gets no token comments."""
     hides_ids: bool = False
     """The router, not the client, asked the attached engine for token ids: the client does not get them."""
     rewriter: Callable[[bytes], bytes] | None = None
     """The worker is an attached engine that continues from `before`: makes what the client gets."""
-    kept: KeptEvents = KeptEvents(0)
-    """What the client has received, before its form was changed."""
     before: Progress | None = None
     """How far the stream had come where this worker continued it, if there is a `rewriter`."""
     is_engines: bool = False
@@ -106,9 +104,6 @@ class StreamReplayBuffer(msgspec.Struct, eq=False):
     """Whether the client has the first events."""
     later_tokens: int = 0
     """Tokens in comments, without those of the first call of `add`."""
-
-    def __post_init__(self) -> None:
-        self.kept = KeptEvents(self.bytes_max)
 
     @property
     def passing(self) -> tuple[KeptEvents, tuple[bytes, ...]]:

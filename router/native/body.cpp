@@ -230,6 +230,20 @@ public:
         return nb::bytes(tail_.data() + tail_.size() - size, size);
     }
 
+    // Whether the last bytes have the event `data: [DONE]`. No text within another event looks like that: JSON escapes the
+    // line's end before it.
+    bool has_end_mark() const {
+        const Text mark = "[DONE]", field = "data:";
+        const std::string all = "\n" + (tail_ + pending).substr(std::max(tail_.size() + pending.size(), kTailBytes) - kTailBytes);
+        for (std::size_t at = all.rfind(mark); at != Text::npos; at = all.rfind(mark, at - 1)) {
+            const std::size_t last = at - (all[at - 1] == ' ' ? 1 : 0), begin = last - std::min(last, field.size());
+            if (begin > 0 && Text(all).substr(begin, last - begin) == field && (all[begin - 1] == '\n' || all[begin - 1] == '\r')) {
+                return true;
+            }
+        }
+        return false;
+    }
+
     std::string pending;
     std::int64_t end = -1;
     std::size_t marks = 0, later = 0;
@@ -302,6 +316,7 @@ void bind_bodies(nb::module_& module) {
         .def_prop_ro("until_close", &AnswerBody::until_close)
         .def_ro("later", &AnswerBody::later)
         .def_ro("has_begun", &AnswerBody::has_begun)
+        .def_prop_ro("has_end_mark", &AnswerBody::has_end_mark)
         .def_rw("flows", &AnswerBody::flows)
         .def_prop_ro("size", [](const AnswerBody& body) { return body.pending.size(); })
         .def_prop_ro("pending", [](const AnswerBody& body) { return nb::bytes(body.pending.data(), body.pending.size()); })

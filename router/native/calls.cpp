@@ -36,9 +36,13 @@ public:
         std::string call = first_, answer = "x-request-id: ";
         call.append("x-request-id: ").append(utf8(id)).append("\r\n");
         for (const auto& [name, most] : passed_on) {
-            PyObject* const value = PyDict_GetItemWithError(client.ptr(), name.ptr());
-            if (value != nullptr && static_cast<std::size_t>(PyBytes_GET_SIZE(value)) <= most) {
-                call.append(view_of(nb::borrow<nb::bytes>(name))).append(": ").append(view_of(nb::borrow<nb::bytes>(value))).append("\r\n");
+            PyObject* const found = PyDict_GetItemWithError(client.ptr(), name.ptr());
+            if (found == nullptr) {
+                continue;
+            }
+            const auto value = nb::cast<nb::bytes>(nb::handle(found));
+            if (value.size() <= most) {
+                call.append(view_of(nb::borrow<nb::bytes>(name))).append(": ").append(view_of(value)).append("\r\n");
             }
         }
         answer.append(utf8(id)).append("\r\nx-decision-id: ").append(utf8(decision)).append("\r\nx-worker-instance-id: ").append(utf8(worker));

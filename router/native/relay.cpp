@@ -75,7 +75,7 @@ public:
         set(exchange, of.has_begun, Py_True);
         std::string out;
         for (const nb::handle each : {nb::handle(found[2]), nb::handle(added), nb::handle(ends), nb::handle(found[3])}) {
-            out.append(view_of(nb::borrow<nb::bytes>(each)));
+            out.append(view_of(nb::cast<nb::bytes>(each)));
         }
         call(client, of.write, bytes(out));
         set(exchange, of.relay, Py_None);

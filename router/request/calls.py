@@ -34,6 +34,7 @@ from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.http.exchange import BUFFERED_BYTES_MAX, CallLimits, OutboundCall
+from router.http.framing import KeptEvents
 from router.http.heads import CallLines, Headers
 from router.http.limits import CONNECT_S
 from router.http.stream_replay import StreamReplayBuffer
@@ -91,7 +92,7 @@ class Calls(Destination[RankAttempt]):
     def replay_buffer(self, request: Request[RankAttempt]) -> StreamReplayBuffer:
         """Return a buffer for a stream that may resume on another worker."""
         hides_tokens = CONTINUABLE_HEADER not in request.exchange.headers
-        return StreamReplayBuffer(_REPLAYED_BYTES_MAX, hides_tokens=hides_tokens)
+        return StreamReplayBuffer(KeptEvents(_REPLAYED_BYTES_MAX), hides_tokens=hides_tokens)
 
     def call(self, request: Request[RankAttempt], attempt: RankAttempt) -> OutboundCall:
         """Return the call to the winner, after the request's handoff and progress, and set the lines of its answer.

@@ -15,6 +15,7 @@ from kv_protocol.openai.requests import decode_inbound
 from router.decision.plan import first_plan
 from router.http import refusals
 from router.http.exchange import CallLimits, Exchange, HeaderLines, OutboundCall, ResponseHandler
+from router.http.framing import KeptEvents
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
@@ -113,7 +114,7 @@ class Life(Destination[Try], RequestRecords[Try]):
 
     def replay_buffer(self, request: Request[Try]) -> StreamReplayBuffer:
         del request
-        return StreamReplayBuffer(1000)
+        return StreamReplayBuffer(KeptEvents(1000))
 
     def unserved(self, request: Request[Try], exclusions: tuple[Exclusion, ...]) -> None:
         del request

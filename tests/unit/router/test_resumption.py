@@ -12,6 +12,7 @@ import pytest
 from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound
 from kv_runtime.text.byte_model import ByteText
+from router.http.framing import KeptEvents
 from router.http.stream_replay import StreamReplayBuffer, without_ids
 from router.request.resumption import (
     CannotResume,
@@ -77,7 +78,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
     before = behind(progress, point)
     sent = resumed_body(msgspec.json.encode(body), inbound, before, max_seq_len=MODEL_LEN)
     events = list(stream_events(COMPLETIONS, msgspec.json.decode(sent), name="cmpl-2", created=9))
-    buffer = StreamReplayBuffer(1 << 20)
+    buffer = StreamReplayBuffer(KeptEvents(1 << 20))
     buffer.rewriter, buffer.before = EventRewriter(inbound, before, point.held), before
     return b"".join(buffer.add(each) for each in events), b"".join(events), before
 
@@ -86,7 +87,7 @@ def resumed(path: str, body: dict[str, Any], progress: Progress) -> tuple[bytes,
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_client_gets_what_the_engine_sends_to_those_who_ask_for_no_ids(shape: str) -> None:
     path, body = SHAPES[shape]
-    buffer = StreamReplayBuffer(1 << 20)
+    buffer = StreamReplayBuffer(KeptEvents(1 << 20))
     buffer.hides_ids = True
     with_ids, without = asked(path, body), list(stream_events(path, body))
     assert b"".join(with_ids) != b"".join(without)
@@ -111,7 +112,7 @@ def test_text_that_looks_like_ids_is_kept() -> None:
 def test_a_client_that_asked_itself_keeps_the_ids() -> None:
     path, body = SHAPES["chat"]
     events = list(stream_events(path, body | {"return_token_ids": True}))
-    assert [StreamReplayBuffer(1 << 20).add(each) for each in events] == events
+    assert [StreamReplayBuffer(KeptEvents(1 << 20)).add(each) for each in events] == events
 
 
 # ------------------------------------------------------------------------------------------------- the continuation

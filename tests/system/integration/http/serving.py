@@ -11,6 +11,7 @@ from kv_runtime.open_files import OpenFiles
 from router.http.client import ClientConnection
 from router.http.credentials import Credentials
 from router.http.exchange import CallLimits, Exchange, OutboundCall, UpstreamStage
+from router.http.framing import KeptEvents
 from router.http.heads import Headers
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
@@ -141,7 +142,7 @@ class Http:
         watcher = Recorded(self, exchange, tries)
         self.watchers.append(watcher)
         headers = b"content-type: application/json\r\n"
-        kept = None if self.kept_bytes is None else StreamReplayBuffer(self.kept_bytes)
+        kept = None if self.kept_bytes is None else StreamReplayBuffer(KeptEvents(self.kept_bytes))
         if kept is not None:
             kept.is_engines = self.is_engines
             self.kept.append(kept)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.continuation import token_comment, without_tokens
+from router.http.framing import KeptEvents
 from router.http.stream_replay import StreamReplayBuffer
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
@@ -33,7 +34,7 @@ def test_events_lose_their_comments_and_nothing_else(events: list[tuple[list[int
 
 @given(EVENTS, st.booleans())
 def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[int], str]], hides_tokens: bool) -> None:
-    kept, got = StreamReplayBuffer(1 << 20, hides_tokens=hides_tokens), b""
+    kept, got = StreamReplayBuffer(KeptEvents(1 << 20), hides_tokens=hides_tokens), b""
     for whole, bare in parts(events):
         shown = kept.add(whole)
         got += shown
@@ -44,6 +45,6 @@ def test_all_is_kept_and_the_client_gets_what_it_wants(events: list[tuple[list[i
 
 @pytest.mark.parametrize("bytes_max", [0, 60])
 def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
-    kept, event = StreamReplayBuffer(bytes_max), token_comment([1, 2]) + said("ab")
+    kept, event = StreamReplayBuffer(KeptEvents(bytes_max)), token_comment([1, 2]) + said("ab")
     assert [kept.add(event) for _ in range(4)] == [said("ab")] * 4
     assert (kept.is_overfull, kept.events(), kept.later_tokens) == (True, b"", 6)
