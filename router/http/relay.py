@@ -17,9 +17,10 @@ resumed, too; so may one in which an attached engine reports its failure, and th
 decides what of the others is passed on.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -29,6 +30,9 @@ from router.http.framing import LAST_CHUNK, AnswerBody, chunk
 from router.http.heads import CHUNKED, AnswerHead, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
+
+if TYPE_CHECKING:
+    from router.http.timeout_sweeper import Watched
 
 DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
@@ -48,9 +52,12 @@ class AnswerRelay(built.AnswerReceiver):
     """
 
     __slots__ = (
-        "body", "call", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh", "is_odd", "is_told",
-        "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "watcher",
+        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh", "is_odd",
+        "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport",
+        "watcher",
     )  # fmt: skip
+
+    transport: asyncio.Transport
 
     def __init__(
         self, answer: AnswerFunction, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float
@@ -67,6 +74,10 @@ class AnswerRelay(built.AnswerReceiver):
         """Head of the client's answer, without the connection's lines."""
         self.reusable = self.is_chunked = False
         """Whether the worker's connection is kept when the answer is complete; whether the client gets chunks."""
+        self.dial: asyncio.Task[None] | None = None
+        """The task that opens the connection."""
+        self._slot: set[Watched] | None = None
+        """None: it is not open yet."""
         self.paused = False
         self.reset()
 
@@ -91,12 +102,25 @@ class AnswerRelay(built.AnswerReceiver):
         """Whether no byte of the body came."""
 
     def give_up(self) -> None:
-        """The call is over: close the worker's connection."""
-        raise NotImplementedError
+        """The call is over: close the connection, also one that is being opened."""
+        self.exchange = self.call = self.watcher = NONE
+        if self._slot is not None:
+            self.transport.abort()
+        elif self.dial is not None:
+            self.dial.cancel()
+            self.dial = None
+
+    def pause(self) -> None:
+        """The client reads too slowly: stop reading from the worker until `resume`."""
+        self.paused = self.is_odd = True
+        if self._slot is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def resume(self) -> None:
-        """The client has read the pending bytes: read from the worker again."""
-        raise NotImplementedError
+        """The client has read the pending bytes."""
+        self.paused, self.received = False, True
+        if self._slot is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     @property
     def stage(self) -> UpstreamStage:
@@ -189,7 +213,8 @@ class AnswerRelay(built.AnswerReceiver):
             return False
         if at:
             exchange.is_mid_event = False
-            self._tell_first(exchange)
+            if self.silent:
+                self._tell_first(exchange)
             self._write_payload(exchange, body, body.take(at))
         body.drop()
         self.fail(self.stage, reason)
@@ -233,8 +258,8 @@ class AnswerRelay(built.AnswerReceiver):
 
     def _tell_first(self, exchange: Exchange) -> None:
         """The body has begun."""
-        is_first, self.silent = self.silent, False
-        if is_first and not (exchange.is_stream and self.call.token_mark):  # else `_write_payload` tells
+        self.silent = False
+        if not (exchange.is_stream and self.call.token_mark):  # else `_write_payload` tells
             self.is_told = True
             self.watcher.on_first_byte()
 
@@ -242,11 +267,12 @@ class AnswerRelay(built.AnswerReceiver):
 
     def end(self, exchange: Exchange, body: AnswerBody, *, extra: bool) -> None:
         """The body is complete. `extra`: bytes followed that belong to no answer."""
-        if self.form == _EVENTS and self.silent:
-            self.fail("first_byte", "no bytes")
-            return
-        if self.form == _EVENTS and self.call.replay_buffer is not None and self._went_on(exchange, body):
-            return
+        if self.form == _EVENTS:
+            if self.silent:
+                self.fail("first_byte", "no bytes")
+                return
+            if self.call.replay_buffer is not None and self._went_on(exchange, body):
+                return
         rest = body.take(body.size)
         if self.form == _GATHER:
             self._frame(exchange, b"", len(rest))
@@ -276,8 +302,8 @@ class AnswerRelay(built.AnswerReceiver):
         exchange.relay = None
         self.release(reusable)
         watcher.on_end(tail, later_events)
-        client = exchange.client
-        exchange.close()
+        client, exchange.client = exchange.client, None
+        exchange.when_gone = None
         if client is not None:
             client.finish()
 

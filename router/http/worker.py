@@ -17,16 +17,13 @@ from router.http.heads import Malformed
 from router.http.relay import NONE, AnswerRelay
 
 if TYPE_CHECKING:
-    from router.http.timeout_sweeper import Watched
     from router.http.upstreams import UpstreamOrigin, Upstreams
 
 
 class WorkerConnection(AnswerRelay):
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_slot", "_upstreams", "dial", "due_s", "origin", "transport")
-
-    transport: asyncio.Transport
+    __slots__ = ("_upstreams", "due_s", "origin")
 
     def __init__(
         self,
@@ -41,10 +38,6 @@ class WorkerConnection(AnswerRelay):
         super().__init__(upstreams.answer, exchange, call, watcher, since_s)
         exchange.relay = self
         self._upstreams, self.origin = upstreams, origin
-        self.dial: asyncio.Task[None] | None = None
-        """The task that opens it."""
-        self._slot: set[Watched] | None = None
-        """None: it is not open yet."""
         self.due_s = since_s
         """No check of timeouts is needed before; 0: since the last one it was lent, or became idle."""
         self.is_fresh = self.is_odd = True
@@ -130,27 +123,6 @@ class WorkerConnection(AnswerRelay):
             self._step(exchange, self.end, exchange, body, extra=True)
         else:
             self._step(exchange, self.fail, self.stage, "the connection closed before the answer's end")
-
-    def give_up(self) -> None:
-        """The call is over: close the connection, also one that is being opened."""
-        self.exchange = self.call = self.watcher = NONE
-        if self._slot is not None:
-            self.transport.abort()
-        elif self.dial is not None:
-            self.dial.cancel()
-            self.dial = None
-
-    def pause(self) -> None:
-        """The client reads too slowly: stop reading from the worker until `resume`."""
-        self.paused = self.is_odd = True
-        if self._slot is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def resume(self) -> None:
-        """The client has read the pending bytes."""
-        self.paused, self.received = False, True
-        if self._slot is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
         """Check the timeouts of the call, or how long the connection is idle."""
