@@ -52,9 +52,9 @@ class AnswerRelay(built.AnswerReceiver):
     """
 
     __slots__ = (
-        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh", "is_odd",
-        "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s", "transport",
-        "watcher",
+        "_slot", "body", "call", "dial", "exchange", "form", "has_part", "is_chunked", "is_deserted", "is_fresh",
+        "is_odd", "is_told", "lines", "part", "paused", "received", "received_s", "reusable", "silent", "since_s",
+        "transport", "watcher",
     )  # fmt: skip
 
     transport: asyncio.Transport
