@@ -74,13 +74,14 @@ class WorkerConnection(AnswerRelay):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the worker."""
         exchange = self.exchange
+        if exchange is None:
+            self.transport.abort()
+            return
         try:
-            self.receive(data)
+            self.receive(exchange, data)
         except Malformed as error:
-            assert exchange is not None, "an answer is read"
             self._step(exchange, self.fail, "first_byte" if self.body is None else "body", str(error))
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`
-            assert exchange is not None, "an answer is read"
             self.abandon(exchange)
 
     def _step(self, exchange: Exchange, step: Callable[..., None], *arguments: object, **options: object) -> None:

@@ -9,11 +9,11 @@ namespace {
 
 // The attributes that it reads, sets and calls.
 struct Names {
-    Name abort{"abort"}, begin{"begin"}, body{"body"}, call{"call"}, client{"client"}, connection_line{"connection_line"}, drop{"drop"},
-        due_s{"due_s"}, exchange{"exchange"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, has_begun{"has_begun"}, headers{"headers"}, idle{"idle"},
+    Name begin{"begin"}, body{"body"}, call{"call"}, client{"client"}, connection_line{"connection_line"}, drop{"drop"}, due_s{"due_s"},
+        exchange{"exchange"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, has_begun{"has_begun"}, headers{"headers"}, idle{"idle"},
         is_closing{"is_closing"}, is_odd{"is_odd"}, method{"method"}, on_end{"on_end"}, on_head{"on_head"}, origin{"origin"}, part{"part"},
-        path{"path"}, pause{"pause"}, popitem{"popitem"}, received{"received"}, relay{"relay"}, request{"request"}, reset{"reset"}, take{"take"},
-        transport{"transport"}, unsent{"get_write_buffer_size"}, watcher{"watcher"}, when_gone{"when_gone"}, write{"write"},
+        path{"path"}, pause{"pause"}, popitem{"popitem"}, received{"received"}, relay{"relay"}, request{"request"}, reset{"reset"},
+        take{"take"}, transport{"transport"}, unsent{"get_write_buffer_size"}, watcher{"watcher"}, when_gone{"when_gone"}, write{"write"},
         writelines{"writelines"}, writing_paused{"writing_paused"};
 };
 
@@ -40,13 +40,8 @@ public:
     explicit AnswerReceiver(nb::object reader) : reader_(std::move(reader)) {}
 
     // An answer that came whole is passed on here, and so is a stream that flows; of others the methods take their steps.
-    void receive(nb::handle self, const nb::bytes& data) const {
+    void receive(nb::handle self, const nb::object& exchange, const nb::bytes& data) const {
         const Names& of = names();
-        const nb::object exchange = get(self, of.exchange);
-        if (exchange.is_none()) {
-            call(get(self, of.transport), of.abort);
-            return;
-        }
         const nb::object client = get(exchange, of.client), body = get(self, of.body);
         if (!body.is_none()) {
             set(self, of.received, Py_True);
@@ -140,7 +135,10 @@ void bind_relay(nb::module_& module) {
     module.def("send", &send, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     nb::class_<AnswerReceiver>(module, "AnswerReceiver")
         .def(nb::init<nb::object>(), nb::arg())
-        .def("receive", [](nb::handle_t<AnswerReceiver> self, const nb::bytes& data) { nb::cast<AnswerReceiver&>(self).receive(self, data); }, nb::arg())
+        .def("receive", [](nb::handle_t<AnswerReceiver> self, const nb::object& exchange, const nb::bytes& data) {
+                 nb::cast<AnswerReceiver&>(self).receive(self, exchange, data);
+             },
+             nb::arg(), nb::arg())
         .def("release", [](nb::handle_t<AnswerReceiver> self, bool reusable) { AnswerReceiver::release(self, reusable); }, nb::arg());
 }
 

@@ -193,7 +193,7 @@ def _rare_lines(request: Request[RankAttempt]) -> bytes:
         lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
     if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
         lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
-    if request.prefilled_by is not None:
+    if request.prefilled_by is not None and not request.plan.is_aside:
         lines += f"{PREFILLED_BY.decode()}{request.prefilled_by.worker_id}\r\n"
     return lines.encode()
 
