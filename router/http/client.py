@@ -54,14 +54,14 @@ class ClientConnection:
     """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
-        "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_read",
+        "_began_s", "_exchange", "_gathered", "_has_more", "_keep_alive", "_pending_bytes", "_plane", "_posts", "_read",
         "_service", "_since_s", "_slot", "_state", "_transport", "buffer", "due_s", "half_closed", "http_1_1",
         "outward", "reading_paused", "write", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, plane: "HttpPlane") -> None:
         self._plane, self.outward = plane, plane.upstreams
-        self._read, self._service = plane.requests.read, plane.service
+        self._read, self._posts, self._service = plane.requests.read, plane.posts, plane.service
         self._state = _HEAD
         self.buffer = b""
         """What was read of the next requests."""
@@ -154,7 +154,7 @@ class ClientConnection:
             if self._state or self.writing_paused:
                 exchange, serve = self._take(data), self._service
             else:
-                exchange, serve = self._read(data, self, perf_counter())
+                exchange, serve = self._read(data, self, perf_counter(), self._posts)
                 if serve is None:
                     exchange, serve = self._checked(exchange, data), self._service
         except Malformed as error:
@@ -190,7 +190,7 @@ class ClientConnection:
         if not self._began_s:
             self._began_s, self.due_s = perf_counter(), 0.0
         self.buffer = b""
-        found, serve = self._read(data, self, self._began_s)
+        found, serve = self._read(data, self, self._began_s, self._posts)
         if serve is None:
             return self._checked(found, data)
         exchange: Exchange = found

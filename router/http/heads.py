@@ -84,13 +84,13 @@ class AnswerHead(NamedTuple):
 built.name_heads(RequestHead, AnswerHead, Malformed)
 RequestReader = built.RequestReader
 """Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
-answers, the most bytes of a body, and what serves a POST, by path.
+answers, and the most bytes of a body.
 
-    read(data, client, began_s)   reads the request with which `data` begins, behind empty lines. An exchange with this
-                                  client, and what serves it: it is such a POST, all of it came and nothing else, and
-                                  nothing is left to check. Else its `RequestHead`, or None as it is not complete, and
-                                  None. It raises `Malformed`
-    checks_all                    whether something is left to check of each request
+    read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines. An exchange
+                                         with this client, and what serves it: it is a POST to one of these paths, all of it
+                                         came and nothing else, and nothing is left to check. Else its `RequestHead`, or
+                                         None as it is not complete, and None. It raises `Malformed`
+    checks_all                           whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter
 """Writes requests to one worker. It gets what paths there begin with, and the first header lines, which end with

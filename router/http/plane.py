@@ -70,7 +70,8 @@ class HttpPlane:
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.credentials = credentials or Credentials()
         served = self.sites.served_hosts, self.sites.lines
-        self.requests = RequestReader(Exchange, *served, self.limits.body_bytes_max, dict(posts or {}))
+        self.posts = dict(posts or {})
+        self.requests = RequestReader(Exchange, *served, self.limits.body_bytes_max)
         self.requests.checks_all = self.credentials.accounts is not None
         self.draining = False
         self.draining_since_s = 0.0

@@ -47,8 +47,8 @@ class AnswerRelay(built.AnswerReceiver):
     """Relays the answer of one call after the other: takes the worker's bytes, writes to the client, calls watchers.
 
     It is the `relay` of its call's exchange until the call is over. Its base (`router/native/relay.cpp`) does what most
-    answers need: `receive` passes on answers that come whole, and streams that flow, and calls `begin`, `take` and `drop`
-    for the others; `release(reusable)` keeps the connection of a complete answer as idle, or closes it.
+    answers need: `receive` passes on answers that come whole, and streams that flow, and calls `begin`, `take` and
+    `drop` for the others; `release(reusable)` keeps the connection of a complete answer as idle, or closes it.
     """
 
     __slots__ = (

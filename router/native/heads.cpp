@@ -219,12 +219,11 @@ bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& star
 // Reads requests of clients; what is known of all of them is given once.
 class RequestReader {
 public:
-    RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max, nb::dict posts)
-        : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), posts_(std::move(posts)),
-          body_bytes_max_(body_bytes_max) {}
+    RequestReader(nb::object exchange, nb::object hosts, nb::bytes lines, std::size_t body_bytes_max)
+        : exchange_(std::move(exchange)), hosts_(std::move(hosts)), lines_(std::move(lines)), body_bytes_max_(body_bytes_max) {}
 
     // What was read, and what serves it: None and None, a `RequestHead` and None, or an `Exchange` and one of `posts`.
-    nb::tuple read(const nb::bytes& given, const nb::object& client, const nb::object& began_s) const {
+    nb::tuple read(const nb::bytes& given, const nb::object& client, const nb::object& began_s, const nb::dict& posts) const {
         Text data = view_of(given), line, lines;
         const std::size_t before = empty_lines(data);
         data.remove_prefix(before);
@@ -253,7 +252,7 @@ public:
         const nb::object method_text = ascii(method), path = ascii(target.substr(0, mark));
         const nb::object query = ascii(target.substr(std::min(mark + 1, target.size())));
         const nb::object body = is_whole ? bytes(behind.substr(0, length)) : nb::none();
-        PyObject* const serves = PyDict_GetItemWithError(posts_.ptr(), path.ptr());
+        PyObject* const serves = PyDict_GetItemWithError(posts.ptr(), path.ptr());
         if (serves != nullptr && !checks_all && method == "POST" && keep_alive && is_whole && length == behind.size() && length <= body_bytes_max_ &&
             !fields.has[kOrigin] && contains(hosts_, bytes(fields.values[kHost]))) {
             const std::array<PyObject*, 8> of{client.ptr(),         method_text.ptr(), path.ptr(),    query.ptr(),
@@ -270,7 +269,6 @@ public:
 private:
     nb::object exchange_, hosts_;  // the type `Exchange`, a set
     nb::bytes lines_;
-    nb::dict posts_;
     std::size_t body_bytes_max_;
 };
 
@@ -418,8 +416,8 @@ void bind_heads(nb::module_& module) {
                },
                "request_head"_a, "answer_head"_a, "malformed"_a);
     nb::class_<RequestReader>(module, "RequestReader")
-        .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t, nb::dict>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
-        .def("read", &RequestReader::read, nb::arg(), nb::arg().none(), nb::arg())
+        .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t>(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def("read", &RequestReader::read, nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def_rw("checks_all", &RequestReader::checks_all);
     nb::class_<RequestWriter>(module, "RequestWriter")
         .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg(), nb::arg())

@@ -26,7 +26,7 @@ def request(lines: bytes = b"") -> bytes:
 
 def request_head(data: bytes) -> RequestHead | None:
     """Return the head of a request that comes to no host that is served: it is left to check."""
-    found: RequestHead | None = RequestReader(Exchange, set(), b"", 0, {}).read(data, None, 0.0)[0]
+    found: RequestHead | None = RequestReader(Exchange, set(), b"", 0).read(data, None, 0.0, {})[0]
     return found
 
 
@@ -294,9 +294,9 @@ def test_what_is_no_answer_is_refused(head: bytes) -> None:
 
 def read(data: bytes, *, checks_all: bool = False) -> Any:
     """Return what a reader makes of a request that is sent to a served host and path."""
-    reader = RequestReader(Exchange, {b"router"}, b"vary: origin\r\n", 5, {"/v1/completions": "serves"})
+    reader = RequestReader(Exchange, {b"router"}, b"vary: origin\r\n", 5)
     reader.checks_all = checks_all
-    found, serves = reader.read(data, None, 7.0)
+    found, serves = reader.read(data, None, 7.0, {"/v1/completions": "serves"})
     assert serves == ("serves" if isinstance(found, Exchange) else None)
     return found
 
