@@ -87,9 +87,9 @@ RequestReader = built.RequestReader
 answers, and the most bytes of a body.
 
     read(data, client, began_s, posts)   reads the request with which `data` begins, behind empty lines. An exchange
-                                         with this client, and what serves it: it is a POST to one of these paths, all of it
-                                         came and nothing else, and nothing is left to check. Else its `RequestHead`, or
-                                         None as it is not complete, and None. It raises `Malformed`
+                                         with this client, and what serves it: it is a POST to one of these paths, all
+                                         of it came and nothing else, and nothing is left to check. Else its
+                                         `RequestHead`, or None as it is not complete, and None. It raises `Malformed`
     checks_all                           whether something is left to check of each request
 """
 RequestWriter = built.RequestWriter

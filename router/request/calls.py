@@ -104,11 +104,11 @@ class Calls(Destination[RankAttempt]):
         registration, body, phase = verdict.registration, request.body, verdict.request.phase
         client = request.exchange.headers if request.trace is None else _traced(request, request.trace)
         headers, attempt.lines = self._lines(verdict, client)
-        if phase != "whole" or inbound.nvext is not None or (prompt is not None and prompt.unrendered):
+        if inbound.nvext is not None or (prompt is not None and prompt.unrendered):
             attempt.lines += _rare_lines(request)
         text, limits, replay_buffer = body.text, self._buffered, None
-        if phase != "whole" and not is_given(inbound.disaggregated_params):
-            text = _of_phase(text, phase, request.handoff or _NO_HANDOFF, registration.role)
+        if phase != "whole":
+            text = _of_phase(text, request, attempt)
         if inbound.stream:
             if registration.stream_token_ids and _tells_ids(request, registration, phase):
                 return self._with_ids(request, verdict, headers)
@@ -127,8 +127,9 @@ class Calls(Destination[RankAttempt]):
         if body.images:
             parts = sent if isinstance(sent, tuple) else (sent,)
             sent = *parts[:-1], *body.with_images(parts[-1])
-        is_once, is_plain = phase == "decode", request.gateway is None and inbound.endpoint in DEFAULT_ENDPOINTS
+        is_once = phase == "decode"
         call = OutboundCall(registration.base_url, inbound.path, headers, sent, limits, replay_buffer, is_once)
+        is_plain = request.gateway is None and inbound.endpoint in DEFAULT_ENDPOINTS
         return call if is_plain else _changed(call, request, verdict)
 
     def _with_ids(self, request: Request[RankAttempt], verdict: Verdict, headers: bytes) -> OutboundCall:
@@ -193,8 +194,6 @@ def _rare_lines(request: Request[RankAttempt]) -> bytes:
         lines += f"x-kv-unrendered: {prompt.unrendered}\r\n"
     if request.inbound.nvext is not None and (ignored := request.inbound.ineffective):
         lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
-    if request.prefilled_by is not None and not request.plan.is_aside:
-        lines += f"{PREFILLED_BY.decode()}{request.prefilled_by.worker_id}\r\n"
     return lines.encode()
 
 
@@ -230,9 +229,15 @@ def _continuing(text: Bytes, registration: WorkerRegistered, inbound: Inbound, p
     return b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), bytes(text[text.index(b"{") + 1 :]))
 
 
-def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:
+def _of_phase(body: Bytes, request: Request[RankAttempt], attempt: RankAttempt) -> Bytes:
+    """Return the body for the phase; the answer's lines name who computed the prompt, if not its worker."""
+    phase, handoff = attempt.verdict.request.phase, request.handoff or _NO_HANDOFF
+    if request.prefilled_by is not None and not request.plan.is_aside:
+        attempt.lines += b"%b%b\r\n" % (PREFILLED_BY, request.prefilled_by.worker_id.encode())
+    if is_given(request.inbound.disaggregated_params):
+        return body
     if phase == "prefill":
         return prefill_body(body)
     if phase == "decode":
         return decode_body(body, handoff.params, handoff.prompt_ids)
-    return decode_body(body, _NO_HANDOFF.params) if role == "decode" else body
+    return decode_body(body, _NO_HANDOFF.params) if attempt.verdict.registration.role == "decode" else body
