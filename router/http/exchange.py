@@ -55,7 +55,7 @@ class CallLimits(NamedTuple):
 
 
 class OutboundCall(msgspec.Struct, frozen=True):
-    """A request to a worker: `base_url` + `path`, header lines that end by CRLF (no host, no length), the body's parts.
+    """A request to a worker: `base_url` + `path`, header lines that end by CRLF (no host, no length), the body.
 
     `replay_buffer` gets the events of a stream, and returns what of them is passed on.
     """
@@ -86,7 +86,10 @@ class ResponseHandler(Protocol):
     """
 
     def on_head(self, status: int, headers: Headers, is_stream: bool) -> bytes | None:  # noqa: FBT001 - a fact
-        """Return header lines to add to the answer (each ended by CRLF); None: the answer is not passed on."""
+        """Return header lines to add to the answer (each ended by CRLF); None: the answer is not passed on.
+
+        `is_stream`: its body has events.
+        """
 
     def on_dropped(self) -> None:
         """The answer that `on_head` refused is read or closed: `forward` or `answer` may be called."""
