@@ -75,7 +75,6 @@ async def test_generations_side_by_side_get_their_own_tokens(run_engine: RunEngi
     [
         ({"max_tokens": 0}, "max_tokens: found 0, allowed 1 or more"),
         ({"prompt": ()}, 'prompt: found "0 tokens", allowed 1 token or more'),
-        ({"priority": 101}, "priority: found 101, allowed 0..100"),
         ({"dp_rank": 1}, r"dp_rank: found 1, allowed one of \(0,\)"),
         ({"max_tokens": 191}, 'max_tokens: found "10 prompt tokens . max_tokens 191", allowed at most 200 together'),
     ],

@@ -15,7 +15,7 @@ Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated
 from collections.abc import Iterator
 
 from kv_protocol.fleet import Role
-from worker_agent.port.types import PRIORITY_MAX, EngineDescription, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineRequest
 
 Rule = tuple[str, object, str, bool]
 
@@ -27,12 +27,11 @@ def computed_tokens_max(request: EngineRequest) -> int:
 
 def limits(request: EngineRequest, engine: EngineDescription, *, id_in_use: bool) -> Iterator[Rule]:
     """Yield the rules that a request must pass with an empty pool. A pool of 0 blocks has an unknown size."""
-    isl, osl, dp_rank, priority = len(request.prompt), request.max_tokens, request.dp_rank, request.priority
+    isl, osl, dp_rank = len(request.prompt), request.max_tokens, request.dp_rank
     yield "request_id", request.request_id, "an id that is not in use", not id_in_use
     yield "dp_rank", dp_rank, f"one of {engine.dp_ranks}", dp_rank is None or dp_rank in engine.dp_ranks
     yield "prompt", f"{isl} tokens", "1 token or more", isl > 0
     yield "max_tokens", osl, "1 or more", osl > 0
-    yield "priority", priority, f"0..{PRIORITY_MAX}", 0 <= priority <= PRIORITY_MAX
     total = f"{isl} prompt tokens + max_tokens {osl}"
     yield "max_tokens", total, f"at most {engine.max_seq_len} together", isl + osl <= engine.max_seq_len
     blocks, pool = -(-computed_tokens_max(request) // engine.block_size), engine.total_kv_blocks

@@ -14,9 +14,6 @@ MediaKind = Literal["image", "embeddings"]
 Skill = Literal["guides", "structural_tags", "logits_processors", "prompt_logprobs"]
 ALL_SKILLS: frozenset[Skill] = frozenset(get_args(Skill))
 FinishReason = Literal["length", "stop", "error"]
-PRIORITY_DEFAULT = 35
-PRIORITY_MAX = 100
-"""Retention priorities of blocks. Source: `docs/SOURCES.md` E1.3."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +69,9 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `prompt` is not empty; prompt and `max_tokens` together fit in `max_seq_len`.
 
-    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, is
-    the retention priority of its blocks: the lowest are evicted first.
+    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one.
 
-    Engines ignore fields after `priority` that they do not support. `queue_priority`, 0..1: of the waiting requests,
+    Engines ignore fields after `cache_salt` that they do not support. `queue_priority`, 0..1: of the waiting requests,
     the highest goes first. `handoff` comes from the worker of the phase before; `transfer_id`, unique in the fleet,
     names the transfer that a prefill worker begins. With `is_context_and_generation` a decode worker computes the
     prompt too, without a handoff. `logits_processors` are names of the engine's configuration.
@@ -96,7 +92,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
-    priority: int = PRIORITY_DEFAULT
     sampling: Sampling = Sampling()
     queue_priority: float | None = None
     handoff: Handoff | None = None

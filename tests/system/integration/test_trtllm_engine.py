@@ -211,16 +211,14 @@ async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trt
 # --------------------------------------------------------------------------------------------- requests
 
 
-async def test_adapters_guides_and_priorities_reach_the_engine(trtllm: Fake, tmp_path: Any) -> None:
+async def test_adapters_and_guides_reach_the_engine(trtllm: Fake, tmp_path: Any) -> None:
     settings = TrtllmSettings(loras={"law": LoraAdapter(number=7, path=str(tmp_path))})
     arguments = {"enable_lora": True, "guided_decoding_backend": "xgrammar"}
     async with running(trtllm_engine(arguments, settings)) as engine:
         await outputs(engine, request("a"))
         guided = Sampling(guide=Guide(kind="json", value={"type": "object"}))
-        told = await outputs(engine, request("b", lora_name="law", priority=90, queue_priority=1.0, sampling=guided))
+        told = await outputs(engine, request("b", lora_name="law", queue_priority=1.0, sampling=guided))
         assert told[-1].cached_tokens == 0
-        stored = [event["data"]["blocks"] for event in engine.kv_events(5.0) if event["data"]["type"] == "stored"]
-    assert {block["priority"] for blocks in stored for block in blocks} == {35, 90}
     assert trtllm.control.executors == []
 
 

@@ -1,8 +1,8 @@
 """Whatever sequences come and go: what a pool tells is what it holds, and what it holds is what it reuses.
 
-One machine for every layout: with and without a host tier, priorities, sliding windows. A fold of
-what was told, which knows nothing of the pool, must hold the same blocks on the same tiers with the same priorities,
-foretell what any prompt reuses, and never see a child whose parent is gone.
+One machine for every layout: with and without a host tier, and sliding windows. A fold of what was told, which knows
+nothing of the pool, must hold the same blocks on the same tiers, foretell what any prompt reuses, and never see a child
+whose parent is gone.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,10 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
 from tests.support.amount import examples
-from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog
-from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
-from worker_agent.port.types import PRIORITY_DEFAULT
 
 TOTAL_BLOCKS = 10
 NARROW_BLOCKS = 6
@@ -44,7 +42,6 @@ NARROW = 3
 tokens = st.builds(lambda length, at: [int(i >= at) for i in range(length)], st.integers(1, 9), st.integers(0, 9))
 """Prompts that part somewhere: of few kinds, so that much is shared."""
 names = st.sampled_from([(None, None), (None, None), (None, ""), ("", None), ("lora", None), (None, "salt")])
-priorities = st.sampled_from([PRIORITY_DEFAULT, PRIORITY_DEFAULT, 0, 80])
 
 
 class Mirror:
@@ -53,7 +50,6 @@ class Mirror:
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
         self.partial: set[int] = set()
-        self.priorities: dict[int, int] = {}
         self.tiers: dict[int, Tier] = {}
 
     def held(self, tier: Tier) -> set[int]:
@@ -69,7 +65,6 @@ class Mirror:
                 assert block["block_hash"] not in self.tiers
                 self.parents[block["block_hash"]] = parent
                 self.tiers[block["block_hash"]] = Tier(block["cache_level"])
-                self.priorities[block["block_hash"]] = block["priority"]
                 if len(block["tokens"]) < BLOCK_SIZE:
                     self.partial.add(block["block_hash"])
                 parent = block["block_hash"]
@@ -78,23 +73,15 @@ class Mirror:
                 del self.tiers[block_hash]
                 self.partial.discard(block_hash)
         elif data["type"] == "updated":
-            self._update(data["block_hash"], data["cache_level"], data["priority"])
-
-    def _update(self, block_hash: int, cache_level: dict[str, int] | None, priority: dict[str, int] | None) -> None:
-        assert (cache_level is None) != (priority is None)
-        if cache_level:
+            block_hash, cache_level = data["block_hash"], data["cache_level"]
             assert self.tiers[block_hash] == cache_level["old_value"] != cache_level["new_value"]
             self.tiers[block_hash] = Tier(cache_level["new_value"])
-        elif priority:
-            assert self.priorities[block_hash] == priority["old_value"] < priority["new_value"]
-            self.priorities[block_hash] = priority["new_value"]
 
     def on_gpu_first(self) -> None:
         """Check that no block is without its parent, nor on the GPU while its parent is on the host."""
         for block, tier in self.tiers.items():
             parent = self.parents[block]
             assert parent is None or (self.is_full(parent) and self.tiers[parent] <= tier)
-            assert parent is None or self.priorities[parent] >= self.priorities[block]
 
 
 def chain(prompt: Sequence[int], lora_name: str | None, cache_salt: str | None) -> list[int]:
@@ -143,15 +130,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool = windowed(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host, narrow=[self.narrow])
         self.running: list[Running] = []
 
-    @rule(target=sequences, prompt=tokens, more=st.integers(0, 6), name=names, priority=priorities)
-    def admit(self, prompt: list[int], more: int, name: tuple[str | None, str | None], priority: int) -> Running:
+    @rule(target=sequences, prompt=tokens, more=st.integers(0, 6), name=names)
+    def admit(self, prompt: list[int], more: int, name: tuple[str | None, str | None]) -> Running:
         tokens_max, namespace = len(prompt) + more, EngineNamespace.of(*name)
         expected = self.reused(prompt, name)
-        table = self.pool.admit(prompt, tokens_max, namespace, priority)
+        table = self.pool.admit(prompt, tokens_max, namespace)
         while table is None:
             self.leave(self.running[0], self.running[0].prompt)
             expected = self.reused(prompt, name)
-            table = self.pool.admit(prompt, tokens_max, namespace, priority)
+            table = self.pool.admit(prompt, tokens_max, namespace)
         assert [block.engine_hash for block in table.path] == expected
         sequence = Running(prompt, tokens_max, table)
         self.running.append(sequence)

@@ -45,7 +45,6 @@ requests = st.builds(
     dp_rank=st.sampled_from([0, 0, 0, 1]),
     lora_name=st.sampled_from([None, None, None, "lora"]),
     cache_salt=st.sampled_from([None, None, None, "salt"]),
-    priority=st.sampled_from([35, 35, 0, 80]),
 )
 steps = st.lists(st.one_of(requests, requests, st.just("step"), st.just("step"), st.integers(0, 5)), max_size=40)
 

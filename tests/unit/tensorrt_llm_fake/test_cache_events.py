@@ -47,16 +47,6 @@ def test_salt_and_adapter_separate_prefixes(trtllm: Fake) -> None:
     assert 1405807694910447675 in {data["blocks"][0]["block_hash"] for data in stored}
 
 
-def test_the_lowest_retention_priority_goes_first(trtllm: Fake) -> None:
-    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4)
-    llm = engine(trtllm)
-    retention = trtllm.llmapi.KvCacheRetentionConfig
-    finished(llm, trtllm, [1] * 5, 1, kv_cache_retention_config=retention([], decode_retention_priority=80))
-    finished(llm, trtllm, [2] * 5, 1, kv_cache_retention_config=retention([], decode_retention_priority=10))
-    finished(llm, trtllm, [3] * 10, 1)
-    assert finished(llm, trtllm, [1] * 5, 1).cached_tokens == 4
-
-
 def test_attention_ranks_have_caches_and_ids_of_their_own(trtllm: Fake) -> None:
     llm = engine(trtllm, tensor_parallel_size=2, enable_attention_dp=True)
     scheduling = trtllm.submodule("scheduling_params").SchedulingParams

@@ -10,13 +10,12 @@ import pytest
 
 from kv_protocol.events import Tier
 from tests.support.engine_description import described
-from worker_agent.engines.simulated.blocks import BlockPool
+from worker_agent.engines.simulated.blocks import BlockPool, HostTier
 from worker_agent.engines.simulated.events import RankEventLog
-from worker_agent.engines.simulated.host import HostTier
-from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_block_hash
+from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.port.types import PRIORITY_DEFAULT, EngineRequest, RequestRefused
+from worker_agent.port.types import EngineRequest, RequestRefused
 
 PLAIN = EngineNamespace()
 ENGINE = described(total_kv_blocks=32, max_seq_len=128)
@@ -31,8 +30,8 @@ class Cache:
         self.pool = BlockPool(4, 4, window, host=HostTier(host_blocks, window) if host_blocks else None)
         self.told()
 
-    def hold(self, prompt: range, priority: int = PRIORITY_DEFAULT) -> None:
-        table = self.pool.admit(prompt, len(prompt), PLAIN, priority)
+    def hold(self, prompt: range) -> None:
+        table = self.pool.admit(prompt, len(prompt), PLAIN)
         assert table is not None
         self.pool.release(table, prompt)
 
@@ -62,39 +61,16 @@ def test_removals_in_a_row_are_one_event() -> None:
     assert (removed["type"], len(removed["block_hashes"]), stored["type"]) == ("removed", 2, "stored")
 
 
-def test_the_lowest_priority_gives_way_first_and_of_equals_the_oldest() -> None:
-    cache = Cache()
-    for first, priority in ((0, 80), (10, 35), (20, 35), (30, 10)):
-        cache.hold(range(first, first + 4), priority=priority)
-    prompts = [range(first, first + 5) for first in (0, 10, 20, 30)]
-    found = []
-    for new in (40, 50, 60):
-        cache.hold(range(new, new + 4), priority=90)
-        found.append(cache.reusable_blocks(*prompts))
-    assert found == [[1, 1, 1, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
-
-
-def test_reuse_raises_a_priority_and_tells_so() -> None:
-    cache = Cache()
-    cache.hold(range(4))
-    cache.told()
-    cache.hold(range(5), priority=80)
-    assert cache.told()[0] == {
-        "type": "updated",
-        "block_hash": trtllm_block_hash(range(4)),
-        "cache_level": None,
-        "priority": {"type": "event_diff", "new_value": 80, "old_value": 35},
-    }
-
-
-@pytest.mark.parametrize(("prompt", "priority"), [(range(6), 35), (range(4), 34)])
-def test_partial_blocks_and_those_of_low_priority_are_not_worth_the_copy(prompt: range, priority: int) -> None:
+def test_a_full_block_moves_to_the_host_and_a_partial_one_is_not_worth_the_copy() -> None:
     cache = Cache(host_blocks=3)
-    cache.hold(prompt, priority)
-    partial_or_low = cache.told()[-1]["blocks"][-1]["block_hash"]
-    cache.hold(range(100, 116), priority=90)
-    assert partial_or_low in {block for data in cache.told() for block in data.get("block_hashes", ())}
-    assert partial_or_low not in cache.pool.held_hashes(Tier.HOST)
+    cache.hold(range(6))
+    full, partial = (block["block_hash"] for block in cache.told()[-1]["blocks"])
+    cache.hold(range(100, 116))
+    told = cache.told()
+    assert partial in {block for data in told for block in data.get("block_hashes", ())}
+    assert cache.pool.held_hashes(Tier.HOST) == {full}
+    level = {"type": "event_diff", "new_value": 1, "old_value": 0}
+    assert {"type": "updated", "block_hash": full, "cache_level": level, "priority": None} in told
 
 
 # -------------------------------------------------------------------- narrow windows

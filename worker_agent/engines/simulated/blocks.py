@@ -14,76 +14,72 @@ partial. If an equal block is in the tree already, the sequence takes that one a
 reservations stay valid, because one block becomes used and one free. (If the equal block is on the host, the sequence's
 own block replaces it in the tree.)
 
-A block has the highest priority of all requests that used it. Eviction takes the cached block of the lowest priority,
-among these the one released longest ago: one queue for each priority in use, of which there are at most 101, so that
-every operation is O(1) in the number of blocks. A sequence uses the complete path of each of its blocks and releases it
-from the end to the root, so a parent has at least its children's priority and is always released after them: the
-evicted block is a leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
+Eviction takes the cached block that was released longest ago. A sequence uses the complete path of each of its blocks
+and releases it from the end to the root, so a parent is always released after its children: the evicted block is a
+leaf, no child is orphaned, and every cached block is reachable. No scan, no count of children.
 
-Source: `docs/SOURCES.md` E1.3 (`priority`).
+The host tier takes full blocks that are evicted from the GPU. A block is on the GPU or on the host; a full host drops
+its oldest block for good. No block outlives its parent there either: the parent comes to the host after all its
+children, and is dropped after them. The blocks of a prefix on the GPU come first, those on the host follow.
+
+Source: `docs/SOURCES.md` E1.1, E1.3, E3.3.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from sortedcontainers import SortedDict
 
 from kv_protocol.events import Tier
-from worker_agent.engines.simulated.events import WindowLog
-from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, stored_on_gpu
+from worker_agent.engines.simulated.events import WindowLog, stored_block
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
-from worker_agent.port.types import PRIORITY_DEFAULT
 
 
-class EvictableBlock(Protocol):
-    """A block that can be evicted; its priority does not change meanwhile."""
+class HostTier:
+    """A tier of `total_blocks`, 1 or more. `moved_blocks` counts copies between GPU and host, since the start."""
 
-    priority: int
-
-
-BlockT = TypeVar("BlockT", bound=EvictableBlock)
-
-
-class EvictionQueue(Generic[BlockT]):
-    """The blocks that may be evicted, in the order above."""
-
-    def __init__(self) -> None:
-        self._queues: SortedDict[int, OrderedDict[BlockT, None]] = SortedDict({PRIORITY_DEFAULT: OrderedDict()})
-        self._count = 0
+    def __init__(self, total_blocks: int, events: WindowLog) -> None:
+        self._total_blocks = total_blocks
+        self._events = events
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
+        self.moved_blocks = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._blocks)
 
-    def add(self, block: BlockT) -> None:
-        """Put a block behind all others of its priority."""
-        queue = self._queues.get(block.priority)
-        if queue is None:
-            queue = self._queues[block.priority] = OrderedDict()
-        queue[block] = None
-        self._count += 1
+    def __contains__(self, block: Block) -> bool:
+        return block in self._blocks
 
-    def remove(self, block: BlockT) -> None:
-        """Take a block out: it is used again."""
-        del self._queues[block.priority][block]
-        self._count -= 1
+    def offload(self, block: Block) -> list[Block]:
+        """Take a block that leaves the GPU; return the blocks that are dropped, which the tree must remove."""
+        dropped: list[Block] = []
+        if len(self._blocks) == self._total_blocks:
+            oldest, _ = self._blocks.popitem(last=False)
+            self._events.removed(oldest.engine_hash)
+            dropped.append(oldest)
+        self._blocks[block] = None
+        self._move(block, on_gpu=False)
+        return dropped
 
-    def pop(self) -> BlockT:
-        """Remove and return the block to evict; there must be one."""
-        self._count -= 1
-        queue: OrderedDict[BlockT, None] = next(filter(None, self._queues.values()))
-        return queue.popitem(last=False)[0]
+    def onboard(self, block: Block) -> None:
+        """Bring a block that is only on the host back to the GPU."""
+        del self._blocks[block]
+        self._move(block, on_gpu=True)
+
+    def _move(self, block: Block, *, on_gpu: bool) -> None:
+        block.on_gpu = on_gpu
+        self.moved_blocks += 1
+        tiers = (Tier.HOST, Tier.GPU) if on_gpu else (Tier.GPU, Tier.HOST)
+        self._events.moved(block.engine_hash, *tiers)
 
 
 class BlockTable:
     """The blocks of one running sequence: `path` in the tree, then `own_blocks` more, then a reservation."""
 
-    __slots__ = ("namespace", "own_blocks", "path", "priority", "reserved_blocks", "reused_blocks")
+    __slots__ = ("namespace", "own_blocks", "path", "reserved_blocks", "reused_blocks")
 
-    def __init__(self, namespace: EngineNamespace, priority: int, path: list[Block], reserved_blocks: int) -> None:
+    def __init__(self, namespace: EngineNamespace, path: list[Block], reserved_blocks: int) -> None:
         self.namespace = namespace
-        self.priority = priority
         self.path = path
         self.reused_blocks = len(path)
         self.own_blocks = 0
@@ -116,7 +112,7 @@ class BlockPool:
         self._events = events
         self._host = host
         self._tree: dict[BlockKey, Block] = {}
-        self._cached: EvictionQueue[Block] = EvictionQueue()
+        self._cached: OrderedDict[Block, None] = OrderedDict()
         self._free = total_blocks
         self._used = 0
         self._reserved = 0
@@ -124,7 +120,7 @@ class BlockPool:
     @property
     def moved_blocks(self) -> int:
         """How many blocks were copied between GPU and host since the start."""
-        return self._host.moved_blocks if self._host else 0
+        return 0 if self._host is None else self._host.moved_blocks
 
     def blocks_of(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
@@ -141,13 +137,7 @@ class BlockPool:
         return path
 
     def admit(
-        self,
-        prompt: Sequence[int],
-        tokens_max: int,
-        namespace: EngineNamespace,
-        priority: int = PRIORITY_DEFAULT,
-        *,
-        spare_blocks: int = 0,
+        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, *, spare_blocks: int = 0
     ) -> BlockTable | None:
         """Return a table with the prompt's blocks and the rest of `tokens_max` reserved.
 
@@ -159,10 +149,10 @@ class BlockPool:
         revived_blocks = sum(not block.sequences for block in path)
         if reserved_blocks + revived_blocks + spare_blocks > self._free + len(self._cached) - self._reserved:
             return None
-        onboarded_blocks = sum([self._have(block, priority) for block in path])
+        onboarded_blocks = sum([self._have(block) for block in path])
         for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host
             self._claim()
-        table = BlockTable(namespace, priority, path, reserved_blocks)
+        table = BlockTable(namespace, path, reserved_blocks)
         self._reserved += reserved_blocks
         for _ in range(own_blocks):
             self._allocate(table)
@@ -196,7 +186,7 @@ class BlockPool:
         for block in reversed(table.path):
             block.sequences -= 1
             if not block.sequences:
-                self._cached.add(block)
+                self._cached[block] = None
                 self._used -= 1
 
     def held_hashes(self, tier: Tier = Tier.GPU) -> frozenset[int]:
@@ -204,7 +194,7 @@ class BlockPool:
         full = [block for block in self._tree.values() if len(block.key.tokens) == self._block_size]
         if tier is Tier.GPU:
             return frozenset(block.engine_hash for block in full if block.on_gpu)
-        return frozenset(block.engine_hash for block in full if self._host and self._host.holds(block))
+        return frozenset(block.engine_hash for block in full if self._host is not None and block in self._host)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of blocks."""
@@ -213,26 +203,23 @@ class BlockPool:
             cached_blocks=len(self._cached),
             free_blocks=self._free,
             reserved_blocks=self._reserved,
-            host_blocks=self._host.used_blocks if self._host else 0,
+            host_blocks=0 if self._host is None else len(self._host),
         )
 
     def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: EngineNamespace) -> BlockKey:
         block_tokens = tuple(tokens[at : at + self._block_size])
         return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
 
-    def _have(self, block: Block, priority: int) -> bool:
+    def _have(self, block: Block) -> bool:
         """Let one more sequence use the block; return whether it must be copied from the host to the GPU."""
         is_onboarded = not block.on_gpu
         if not block.sequences:
             self._used += 1
-            if self._host and is_onboarded:
+            if self._host is not None and is_onboarded:
                 self._host.onboard(block)
             else:
-                self._cached.remove(block)
+                del self._cached[block]
         block.sequences += 1
-        if block.priority < priority:
-            self._events.updated(block.engine_hash, "priority", block.priority, priority)
-            block.priority = priority
         return is_onboarded
 
     def _allocate(self, table: BlockTable) -> None:
@@ -248,10 +235,10 @@ class BlockPool:
         if self._free:
             self._free -= 1
         else:
-            self._evict(self._cached.pop())
+            self._evict(self._cached.popitem(last=False)[0])
 
     def _evict(self, block: Block) -> None:
-        if self._host and block.priority >= HOST_PRIORITY_MIN and len(block.key.tokens) == self._block_size:
+        if self._host is not None and len(block.key.tokens) == self._block_size:
             gone = self._host.offload(block)
         else:
             self._events.removed(block.engine_hash)
@@ -269,15 +256,15 @@ class BlockPool:
                 new.append(block)
             else:
                 self._used -= 1
-                if not self._have(block, table.priority):
+                if not self._have(block):
                     self._free += 1
             table.path.append(block)
             table.own_blocks -= 1
         if new:
-            self._events.stored(new[0].parent_hash, [stored_on_gpu(block) for block in new])
+            self._events.stored(new[0].parent_hash, list(map(stored_block, new)))
 
     def _insert(self, key: BlockKey, table: BlockTable) -> Block:
         engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, table.namespace)
-        block = self._tree[key] = Block(key, engine_hash, table.priority)
+        block = self._tree[key] = Block(key, engine_hash)
         block.sequences = 1
         return block

@@ -4,18 +4,19 @@
     created     the first event of each window's pool: how many blocks it has on GPU and on host
     stored      new blocks in chain order; `parent_hash` is the block before the first of them
     removed     removals in a row, up to another event of their window or the end of the iteration, are one event
-    updated     a block that stays in the tree has moved between GPU (0) and host (1), or has another priority
+    updated     a block that stays in the tree has moved between GPU (0) and host (1)
 
 Sequences are lists here, because the engine's JSON has lists and `msgspec.to_builtins` leaves a tuple a tuple.
 Source: `docs/SOURCES.md` E1.3 to E1.5.
 """
 
-from collections.abc import Iterable
-from typing import Literal
-
 import msgspec
 
-from worker_agent.port.types import PRIORITY_DEFAULT
+from kv_protocol.events import Tier
+from worker_agent.engines.simulated.identity import Block
+
+_PRIORITY = 35
+"""Of every block: the engine's default retention priority. Source: `docs/SOURCES.md` E1.3."""
 
 
 class UniqueToken(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="unique_token"):
@@ -31,7 +32,7 @@ class StoredBlock(msgspec.Struct, frozen=True, tag_field="type", tag="stored_blo
     block_hash: int
     tokens: list[UniqueToken]
     cache_level: int = 0
-    priority: int = PRIORITY_DEFAULT
+    priority: int = _PRIORITY
     mm_keys: list[str] = []
     cache_salt: str | None = None
 
@@ -63,11 +64,11 @@ class EventDiff(msgspec.Struct, frozen=True, tag_field="type", tag="event_diff")
 
 
 class BlockUpdated(msgspec.Struct, frozen=True, tag_field="type", tag="updated"):
-    """The block is still held; the fields that are not None changed."""
+    """The block is still held, on another level."""
 
     block_hash: int
-    cache_level: EventDiff | None = None
-    priority: EventDiff | None = None
+    cache_level: EventDiff
+    priority: None = None
 
 
 EventData = PoolCreated | BlocksStored | BlocksRemoved | BlockUpdated
@@ -82,9 +83,9 @@ class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
     attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def stored_block(block_hash: int, tokens: Iterable[int], cache_salt: str | None, priority: int) -> StoredBlock:
-    """Return a block on the GPU."""
-    return StoredBlock(block_hash, list(map(UniqueToken, tokens)), priority=priority, cache_salt=cache_salt)
+def stored_block(block: Block) -> StoredBlock:
+    """Return the event data of a block that is stored on the GPU."""
+    return StoredBlock(block.engine_hash, list(map(UniqueToken, block.key.tokens)), cache_salt=block.key.cache_salt)
 
 
 class RankEventLog:
@@ -139,10 +140,10 @@ class WindowLog:
         """Record a removal, in one event with those in a row with it."""
         self._removed.append(block_hash)
 
-    def updated(self, block_hash: int, what: Literal["cache_level", "priority"], old: int, new: int) -> None:
-        """Record a change of a block that stays."""
+    def moved(self, block_hash: int, old: Tier, new: Tier) -> None:
+        """Record that a block lies on another tier."""
         self.close_removal()
-        self._log.append(self._window_size, BlockUpdated(block_hash, **{what: EventDiff(new, old)}))
+        self._log.append(self._window_size, BlockUpdated(block_hash, EventDiff(new.value, old.value)))
 
     def close_removal(self) -> None:
         """Let the next removal begin a new event."""

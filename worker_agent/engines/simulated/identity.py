@@ -55,12 +55,11 @@ class BlockKey(NamedTuple):
 class Block:
     """One block of the reuse tree, full or partial: whether it lies on the GPU, how many running sequences have it."""
 
-    __slots__ = ("engine_hash", "key", "on_gpu", "priority", "sequences")
+    __slots__ = ("engine_hash", "key", "on_gpu", "sequences")
 
-    def __init__(self, key: BlockKey, engine_hash: int, priority: int) -> None:
+    def __init__(self, key: BlockKey, engine_hash: int) -> None:
         self.key = key
         self.engine_hash = engine_hash
-        self.priority = priority
         self.on_gpu = True
         self.sequences = 0
 

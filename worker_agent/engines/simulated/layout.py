@@ -7,9 +7,8 @@ each narrow     `narrow_blocks`, 0: as the widest   of `narrow_windows`     none
 
 import msgspec
 
-from worker_agent.engines.simulated.blocks import BlockPool
+from worker_agent.engines.simulated.blocks import BlockPool, HostTier
 from worker_agent.engines.simulated.events import RankEventLog
-from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
 from worker_agent.port.types import EngineDescription

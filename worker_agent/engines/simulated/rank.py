@@ -292,7 +292,7 @@ class Rank:
         request, tokens, admits = waiting.request, waiting.tokens, self._scheduling.admits
         tokens_max = computed_tokens_max(request) if admits == "answer" else len(tokens)
         spare_blocks = self._answers_blocks(waiting) if admits == "estimate" else 0
-        table = self.pool.admit(tokens, tokens_max, waiting.namespace, request.priority, spare_blocks=spare_blocks)
+        table = self.pool.admit(tokens, tokens_max, waiting.namespace, spare_blocks=spare_blocks)
         if table is None:
             self._is_blocked = True
             return None

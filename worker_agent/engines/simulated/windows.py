@@ -4,21 +4,19 @@
     reuse of L blocks       the widest pool holds all of them, every narrow pool those of the window before token L + 1
     promised                the most blocks that the running sequences may have at once; promised <= total
 
-The widest pool is `BlockPool`. The narrow pools use its hashes, chain and priorities for their copies of the blocks. A
-narrow pool, too, gives a sequence blocks for its whole prompt when it is admitted. They enter the narrow tree when
-those of the widest pool enter theirs; then those before the window are released: cached if they are in the tree, free
-otherwise. A narrow pool alone cannot serve a prefix, so blocks may be cached without the ones before them, partial
+The widest pool is `BlockPool`. The narrow pools use its hashes and chain for their copies of the blocks. A narrow
+pool, too, gives a sequence blocks for its whole prompt when it is admitted. They enter the narrow tree when those of
+the widest pool enter theirs; then those before the window are released: cached if they are in the tree, free otherwise.
+A narrow pool alone cannot serve a prefix, so blocks may be cached without the ones before them, partial
 blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.3, E7 (11).
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, EvictionQueue
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
 from worker_agent.engines.simulated.events import WindowLog, stored_block
-from worker_agent.engines.simulated.host import HostTier
 from worker_agent.engines.simulated.identity import Block, BlockHash, EngineNamespace, trtllm_hash
-from worker_agent.port.types import PRIORITY_DEFAULT
 
 
 def narrow_blocks_max(prompt_tokens: int, tokens_max: int, window_size: int, block_size: int) -> int:
@@ -30,23 +28,21 @@ def narrow_blocks_max(prompt_tokens: int, tokens_max: int, window_size: int, blo
 class NarrowBlock:
     """A block of a narrow tree, by its engine hash."""
 
-    __slots__ = ("engine_hash", "priority", "sequences")
+    __slots__ = ("engine_hash", "sequences")
 
-    def __init__(self, engine_hash: int, priority: int) -> None:
+    def __init__(self, engine_hash: int) -> None:
         self.engine_hash = engine_hash
-        self.priority = priority
         self.sequences = 0
 
 
 class NarrowTable:
     """One running sequence's blocks of a narrow pool, from number `first` on; None: one that is not in the tree."""
 
-    __slots__ = ("blocks", "first", "priority", "promised_blocks")
+    __slots__ = ("blocks", "first", "promised_blocks")
 
-    def __init__(self, first: int, blocks: Iterable[NarrowBlock], priority: int, promised_blocks: int) -> None:
+    def __init__(self, first: int, blocks: Iterable[NarrowBlock], promised_blocks: int) -> None:
         self.first = first
         self.blocks: deque[NarrowBlock | None] = deque(blocks)
-        self.priority = priority
         self.promised_blocks = promised_blocks
 
     @property
@@ -64,7 +60,7 @@ class NarrowPool:
         self._block_size = block_size
         self._events = events
         self._tree: dict[int, NarrowBlock] = {}
-        self._cached: EvictionQueue[NarrowBlock] = EvictionQueue()
+        self._cached: OrderedDict[NarrowBlock, None] = OrderedDict()
         self._promised = 0
         self.free_blocks = total_blocks
         self.used_blocks = 0
@@ -87,15 +83,15 @@ class NarrowPool:
         """Return whether the blocks that such a request may need can be promised."""
         return self._promised + self._blocks_max(prompt_tokens, tokens_max) <= self._total_blocks
 
-    def admit(self, path: Sequence[Block], prompt_tokens: int, tokens_max: int, priority: int) -> NarrowTable:
+    def admit(self, path: Sequence[Block], prompt_tokens: int, tokens_max: int) -> NarrowTable:
         """Return a table with the prompt's blocks: those of `path` in the window of the next token, and new ones."""
         promised_blocks = self._blocks_max(prompt_tokens, tokens_max)
         self._promised += promised_blocks
         first = self._first(len(path) * self._block_size + 1)
         reused = [self._tree[block.engine_hash] for block in path[first:]]
         for block in reused:
-            self._take(block, priority)
-        table = NarrowTable(first, reused, priority, promised_blocks)
+            self._take(block)
+        table = NarrowTable(first, reused, promised_blocks)
         self._grow(table, prompt_tokens)
         return table
 
@@ -118,7 +114,7 @@ class NarrowPool:
         """Put the full blocks of `path` into the tree; of `table` only the window of the token after `tokens` stays."""
         for at in range(table.first, min(len(path), table.end)):
             if table.blocks[at - table.first] is None and len(path[at].key.tokens) == self._block_size:
-                table.blocks[at - table.first] = self._in_tree(path[at], table.priority)
+                table.blocks[at - table.first] = self._in_tree(path[at])
         self._slide(table, tokens + 1)
 
     def release(self, table: NarrowTable) -> None:
@@ -138,14 +134,11 @@ class NarrowPool:
     def _blocks_max(self, prompt_tokens: int, tokens_max: int) -> int:
         return narrow_blocks_max(prompt_tokens, tokens_max, self._window_size, self._block_size)
 
-    def _take(self, block: NarrowBlock, priority: int) -> None:
+    def _take(self, block: NarrowBlock) -> None:
         if not block.sequences:
-            self._cached.remove(block)
+            del self._cached[block]
             self.used_blocks += 1
         block.sequences += 1
-        if block.priority < priority:
-            self._events.updated(block.engine_hash, "priority", block.priority, priority)
-            block.priority = priority
 
     def _give_back(self, block: NarrowBlock | None) -> None:
         if block is None:
@@ -155,7 +148,7 @@ class NarrowPool:
         block.sequences -= 1
         if not block.sequences:
             self.used_blocks -= 1
-            self._cached.add(block)
+            self._cached[block] = None
 
     def _slide(self, table: NarrowTable, tokens: int) -> None:
         while table.blocks and table.first < self._first(tokens):
@@ -167,23 +160,22 @@ class NarrowPool:
             if self.free_blocks:
                 self.free_blocks -= 1
             else:
-                evicted = self._cached.pop()
+                evicted, _ = self._cached.popitem(last=False)
                 del self._tree[evicted.engine_hash]
                 self._events.removed(evicted.engine_hash)
             self.used_blocks += 1
             table.blocks.append(None)
 
-    def _in_tree(self, block: Block, priority: int) -> NarrowBlock:
+    def _in_tree(self, block: Block) -> NarrowBlock:
         """Return the tree's copy of `block`, which takes the place of one that is not in the tree."""
         held = self._tree.get(block.engine_hash)
         if held:
             self._give_back(None)
-            self._take(held, priority)
+            self._take(held)
             return held
-        named = self._tree[block.engine_hash] = NarrowBlock(block.engine_hash, priority)
+        named = self._tree[block.engine_hash] = NarrowBlock(block.engine_hash)
         named.sequences = 1
-        stored = stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, priority)
-        self._events.stored(block.parent_hash, [stored])
+        self._events.stored(block.parent_hash, [stored_block(block)])
         return named
 
 
@@ -215,22 +207,14 @@ class WindowedPool(BlockPool):
         return path[:blocks]
 
     def admit(
-        self,
-        prompt: Sequence[int],
-        tokens_max: int,
-        namespace: EngineNamespace,
-        priority: int = PRIORITY_DEFAULT,
-        *,
-        spare_blocks: int = 0,
+        self, prompt: Sequence[int], tokens_max: int, namespace: EngineNamespace, *, spare_blocks: int = 0
     ) -> BlockTable | None:
         """Return a table with the prompt's blocks in all pools; None if a pool has too few."""
         if not all(pool.can_admit(len(prompt), tokens_max) for pool in self._narrow):
             return None
-        table = super().admit(prompt, tokens_max, namespace, priority, spare_blocks=spare_blocks)
+        table = super().admit(prompt, tokens_max, namespace, spare_blocks=spare_blocks)
         if table:
-            self._narrow_tables[table] = [
-                pool.admit(table.path, len(prompt), tokens_max, priority) for pool in self._narrow
-            ]
+            self._narrow_tables[table] = [pool.admit(table.path, len(prompt), tokens_max) for pool in self._narrow]
         return table
 
     def extend(self, table: BlockTable, tokens: int) -> None:

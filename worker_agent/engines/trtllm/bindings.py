@@ -186,7 +186,6 @@ class Bindings:
             "disaggregated_params": call.disaggregated,
             "scheduling_params": _optional(self._scheduling, request.dp_rank),
             "conversation_params": _optional(self._conversation, request.conversation_id),
-            "kv_cache_retention_config": _optional(self._retention, request.retention_priority),
             "trace_headers": dict(request.asked.trace_headers) or None,
             "cache_salt": request.cache_salt,
             "priority": request.asked.queue_priority,
@@ -306,13 +305,6 @@ class Bindings:
         from tensorrt_llm.scheduling_params import SchedulingParams
 
         return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
-
-    @staticmethod
-    def _retention(priority: int) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.llmapi import KvCacheRetentionConfig
-
-        all_tokens = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
-        return KvCacheRetentionConfig([all_tokens], priority)
 
     @staticmethod
     def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:

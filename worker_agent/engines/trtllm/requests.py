@@ -42,7 +42,7 @@ from worker_agent.media.inputs import cache_salt_of, has_media, media_rules
 from worker_agent.port.handoff import params_of
 from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
 from worker_agent.port.sampling import Guide, Sampling
-from worker_agent.port.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
+from worker_agent.port.types import EngineDescription, EngineRequest, RequestRefused
 
 NO_END_TOKEN = -1
 LOGIT_BIAS_MAX = 1024
@@ -70,7 +70,6 @@ class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
     streaming: bool
     dp_rank: int | None
     cache_salt: str | None
-    retention_priority: int | None
     text: str | None
     vocab_size: int
     conversation_id: str | None
@@ -124,7 +123,6 @@ def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmReques
         streaming=role != "prefill",
         dp_rank=request.dp_rank if requires_rank else None,
         cache_salt=cache_salt_of(request),
-        retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
         text=request.text if has_media(request) else None,
         vocab_size=abilities.vocab_size,
         conversation_id=conversation_id,

@@ -30,7 +30,6 @@ def build_request(
     *,
     streaming: bool,
     lora: Any,
-    retention: Any,
     disaggregated: Any,
     scheduling: Any,
     cache_salt: str | None,
@@ -58,7 +57,7 @@ def build_request(
             sink=sink,
             streaming=streaming,
             max_tokens=max(0, room if asked is None else min(asked, room)),
-            identity=_identity(lora, cache_salt, media, retention),
+            identity=_identity(lora, cache_salt, media),
             priority=priority,
             dp_rank=None if scheduling is None else scheduling.attention_dp_rank,
             relax=scheduling is None or bool(scheduling.attention_dp_relax),
@@ -72,13 +71,11 @@ def build_request(
     return build
 
 
-def _identity(lora: Any, cache_salt: str | None, media: list[MediaItem], retention: Any) -> Identity:
-    kept = {} if retention is None else {"priority": retention.priority_at}
+def _identity(lora: Any, cache_salt: str | None, media: list[MediaItem]) -> Identity:
     return Identity(
         lora_id=None if lora is None else lora.lora_int_id,
         cache_salt=cache_salt,
         mm_keys=lambda start, end: keys_between(media, start, end),
-        **kept,
     )
 
 

@@ -5,13 +5,13 @@
     at the end        the sequence's full blocks and the partial last one are stored likewise, then let go, leaf first
     reuse             full blocks along the tree; then, with partial reuse, the longest common beginning of one more
                       block, which is copied and makes no event
-    room              a free block, else the least recently let go of the lowest priority; what lies below it in the
-                      tree goes with it, removed from the leaves up. With a host pool it moves there instead, if its
-                      priority is high enough: `updated`. Reused on the host, it comes back: `updated`
+    room              a free block, else the least recently let go; what lies below it in the tree goes with it, removed
+                      from the leaves up. With a host pool it moves there instead, if the priority of all blocks is high
+                      enough: `updated`. Reused on the host, it comes back: `updated`
 
 Full and partial blocks have one life: a partial block that is filled later is another block.
 Source: `docs/SOURCES.md` E1.3, E1.4; cpp `kvCacheManager.cpp` (storeContextBlocks, releaseBlocks, getFreeBlock);
-docs `features/kvcache.md` (prioritised LRU). Differences from the real one: `SURFACE.md`,
+docs `features/kvcache.md` (LRU). Differences from the real one: `SURFACE.md`,
 "What is simpler in the fake".
 """
 
@@ -32,7 +32,6 @@ class Identity:
     lora_id: int | None = None
     cache_salt: str | None = None
     mm_keys: Callable[[int, int], MmKeys] = lambda _start, _end: ()
-    priority: Callable[[int], int] = lambda _start: PRIORITY
 
 
 @dataclass(eq=False)
@@ -43,7 +42,6 @@ class Block:
     tokens: tuple[int, ...]
     hash: Any
     parent: "Block | None"
-    priority: int
     level: int = 0
     refs: int = 0
     let_go: int = 0
@@ -189,14 +187,14 @@ class WindowCache:
         extras += () if identity.lora_id is None else (identity.lora_id,)
         salt = None if identity.cache_salt is None else number_of(identity.cache_salt)
         hashed = block_hash(self.algorithm, key[0], None if parent is None else parent.hash, extras, salt)
-        return Block(key, key[0], hashed, parent, identity.priority(start))
+        return Block(key, key[0], hashed, parent)
 
     def _tell(self, new: list[Block], identity: Identity, first_token: int) -> None:
         told = []
         for at, block in enumerate(new):
             start = first_token + at * self.block_size
             keys = [_mm_key(self.algorithm, each) for each in identity.mm_keys(start, start + len(block.tokens))]
-            told.append(stored_block(block.hash, block.tokens, block.priority, keys, identity.cache_salt))
+            told.append(stored_block(block.hash, block.tokens, PRIORITY, keys, identity.cache_salt))
         parent = new[0].parent
         self._events.stored(self.window, None if parent is None else parent.hash, told)
 
@@ -210,7 +208,7 @@ class WindowCache:
             return
         victim = self._oldest(0)
         assert victim is not None, "`begin` asks for no more than there is"
-        goes_to_host = victim.priority >= self.offload_priority and self._host_has_room()
+        goes_to_host = self.offload_priority <= PRIORITY and self._host_has_room()
         if victim not in self._let_go:
             return  # it hung on what gave way to it in the host
         if goes_to_host:
@@ -229,7 +227,7 @@ class WindowCache:
 
     def _oldest(self, level: int) -> Block | None:
         waiting = [block for block in self._let_go if block.level == level]
-        return min(waiting, key=lambda block: (block.priority, block.let_go), default=None)
+        return min(waiting, key=lambda block: block.let_go, default=None)
 
     def _move(self, block: Block, level: int) -> None:
         self._events.updated(self.window, block.hash, block.level, level)

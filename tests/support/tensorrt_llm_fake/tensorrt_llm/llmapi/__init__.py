@@ -21,7 +21,6 @@ from .llm_args import (
     TorchCompileConfig,
     TorchLlmArgs,
 )
-from .llm_utils import KvCacheRetentionConfig
 from .mm_encoder import MultimodalEncoder
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "GuidedDecodingParams",
     "KVEventsConfig",
     "KvCacheConfig",
-    "KvCacheRetentionConfig",
     "LlmArgs",
     "LoRARequest",
     "MoeConfig",

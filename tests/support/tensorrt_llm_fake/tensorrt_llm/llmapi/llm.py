@@ -195,7 +195,7 @@ class BaseLLM:
         priority: float = DEFAULT_REQUEST_PRIORITY,
     ) -> RequestOutput:
         """Return a request's result at once. What is refused, and how, stands above."""
-        del prompt_adapter_request, _postproc_params
+        del prompt_adapter_request, _postproc_params, kv_cache_retention_config
         executor = self._alive()
         if conversation_params is not None and not isinstance(conversation_params, ConversationParams):
             raise TypeError(f"conversation_params must be ConversationParams, but got {type(conversation_params)}")
@@ -224,7 +224,6 @@ class BaseLLM:
                 media,
                 streaming=streaming,
                 lora=lora_request,
-                retention=kv_cache_retention_config,
                 disaggregated=disaggregated_params,
                 scheduling=scheduling_params,
                 cache_salt=cache_salt,
