@@ -4,14 +4,12 @@ what                simulated                  trtllm
 configured by       section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
 model in requests   engine.model               engine.model, else the argument; but engine.served_names first
 text                engine.text, else `byte`   engine.text, else the model's directory
-KV events           polled                     with --publish-kv-events, but of an encoder: polled, or read where the
-                                               engine streams them (`worker_agent/engines/trtllm/publishers.py`)
+KV events           polled                     polled with --publish-kv-events, but of an encoder
 statistics          polled                     with --publish-metrics, but of an encoder
 images              of an encoder alone        with --modality multimodal, where the model has them
 """
 
 import asyncio
-import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from kv_protocol.errors import LimitExceeded
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.main_thread import ThreadCall
@@ -31,7 +28,7 @@ from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
-from worker_agent.engine_args.rules import FLAGS, Circumstances, streams_events
+from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
@@ -39,8 +36,6 @@ from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.publishers import engine_publishers
-from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription
 
@@ -62,8 +57,6 @@ class EngineChoice(NamedTuple):
     args: EngineArgs | None
     model: str
     polls_events: bool
-    publishers: tuple[PublisherAddress, ...]
-    """Publishers of an engine that streams its events itself."""
     has_statistics: bool
     event_buffer: int
     """Events that a rank keeps until they are polled."""
@@ -98,7 +91,6 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
         None,
         engine.model or SIMULATED,
         polls_events=True,
-        publishers=(),
         has_statistics=True,
         event_buffer=EVENT_BUFFER_MAX_SIZE,
         takes_media=settings.worker.role == "encode",
@@ -114,12 +106,10 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
     check_model(args)
     check_files(args)
     _check_together(settings, args)
-    has_events = circumstances.publishes_kv_events and role != "encode"
     return EngineChoice(
         args,
         model or str(args.value("model")),
-        polls_events=has_events and not streams_events(args.tree),
-        publishers=_publishers(settings, args) if has_events else (),
+        polls_events=circumstances.publishes_kv_events and role != "encode",
         has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
         event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,
         takes_media=circumstances.is_multimodal or role == "encode",
@@ -213,14 +203,6 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
     )
     carrier = HttpCarrier(settings.transfer) if settings.worker.role in ("prefill", "decode") else None
     return SimulatedEngine(simulator, clock, speed=engine.speed, carrier=carrier)
-
-
-def _publishers(settings: AgentSettings, args: EngineArgs) -> tuple[PublisherAddress, ...]:
-    nodelist = os.environ.get("SLURM_STEP_NODELIST", "")
-    try:
-        return engine_publishers(args, hosts=settings.trtllm.event_hosts, nodelist=nodelist)
-    except LimitExceeded as error:
-        raise ConfigurationError([str(error)]) from error
 
 
 def _check_together(settings: AgentSettings, args: EngineArgs) -> None:

@@ -2,8 +2,6 @@
 
 simulated                                    polled
 trtllm with KV events                        polled
-trtllm that streams KV events by its         subscribed: each rank publishes at its own port
-  arguments
 trtllm without KV events; every encoder      no source: the ranks' streams are empty, only heartbeats are published
 `events.sources`, of any engine              subscribed: a KV block manager's tiers
 """
@@ -45,11 +43,11 @@ class ServedEvents:
         block_size = self._description.block_size
         self.rules = TrtllmRules(block_size)
         sources = self._sources(chosen, built)
-        self.has_engine_events = bool(sources or chosen.publishers)
+        self.has_engine_events = bool(sources)
         """Whether the engine has KV events; `events.sources` alone do not tell of its own blocks."""
         self.path = event_path(
             sources,
-            [*chosen.publishers, *(each.at for each in events.sources)],
+            [each.at for each in events.sources],
             log,
             context,
             clock,

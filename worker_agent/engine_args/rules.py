@@ -3,7 +3,9 @@
     forced                                     to                    reason
     backend                                    pytorch               KV events are published, and `_autodeploy` with the
                                                                      runtime `demollm` has none
-    kv_cache_config.event_buffer_max_size      100000                KV events are polled, and it is unset or 0
+    kv_cache_config.event_buffer_max_size      100000                KV events are published, and it is unset or 0
+    kv_cache_config.kv_events_config           false                 KV events are published: a polled engine says more
+      .enable_kv_cache_events                                        than one that streams (salts, adapters, media)
     kv_cache_config.enable_partial_reuse       false                 the connector is `kvbm`
     skip_tokenizer_init                        false                 the modality is multimodal, decoding is guided, or
                                                                      logits processors are loaded: each needs one
@@ -39,6 +41,7 @@ from worker_agent.engine_args.findings import ArgumentFinding, shown
 from worker_agent.engine_args.layers import Layer, Path, Tree, at, plain, settings
 
 EVENT_BUFFER_SIZE = 100_000
+_STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
 
 KVBM: Mapping[str, str] = {
@@ -127,8 +130,10 @@ def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path
         return
     if at(tree, "backend") == "_autodeploy" and at(tree, "runtime") == "demollm":
         yield ("backend",), "pytorch", "KV events are published"
-    if not streams_events(tree) and not at(tree, "kv_cache_config", "event_buffer_max_size"):
+    if not at(tree, "kv_cache_config", "event_buffer_max_size"):
         yield ("kv_cache_config", "event_buffer_max_size"), EVENT_BUFFER_SIZE, "KV events are published"
+    if at(tree, *_STREAMING):
+        yield _STREAMING, False, "KV events are polled"
 
 
 def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
@@ -146,12 +151,6 @@ def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path
         if needs_tokenizer:
             yield ("skip_tokenizer_init",), False, why
             return
-
-
-def streams_events(tree: Tree) -> bool:
-    """Whether the engine publishes its KV events over ZMQ itself: then the agent must not poll them."""
-    events = ("kv_cache_config", "kv_events_config")
-    return at(tree, *events, "enable_kv_cache_events") is True and at(tree, *events, "publisher") in (None, "zmq")
 
 
 def backend_of(tree: Tree) -> Backend:

@@ -1,8 +1,8 @@
 """The event path inside an agent: pollers, subscribers, and their consolidator.
 
     polled      a source that this process polls (`Source`): a thread hands its events to the event loop, no socket
-    published   a source that publishes itself (`PublisherAddress`): an engine that streams its events, or the owner
-                of a host tier (a KV block manager). This process subscribes to it over ZeroMQ
+    published   a source that publishes itself (`PublisherAddress`): an engine in another process, or the owner of a
+                host tier (a KV block manager). This process subscribes to it over ZeroMQ
 
 A worker has any number of both; a block's copies are counted by source (ADR 1).
 """

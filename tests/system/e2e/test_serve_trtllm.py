@@ -1,20 +1,16 @@
 """`worker-agent serve --engine trtllm` as a process of its own: what the fleet is told, and how it ends."""
 
 import asyncio
-import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
-from kv_protocol.hashing import sequence_hashes
-from kv_protocol.ids import WorkerRank
 from kv_runtime.config.loading import load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.acceptor import PortUsed
@@ -22,7 +18,6 @@ from kv_runtime.text.loading import load_text
 from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running, running_agent
 from tests.support.trtllm import Fake, trtllm
 from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.event_path import running_index
 from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
@@ -87,27 +82,6 @@ async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
         assert await agent.until_ended() == 1
     needed = "worker-agent: the engine trtllm needs kv-router[trtllm]: pip install 'kv-router[trtllm]'"
     assert needed in agent.output.splitlines()
-
-
-async def test_an_engine_that_streams_its_events_is_read_where_it_publishes(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TLLM_KV_CACHE_MANAGER_V2_BACKEND", "python")
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
-    config |= {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replays"}
-    arguments = {"kv_cache_config": {"use_kv_cache_manager_v2": True, "kv_events_config": config}}
-    override = ("--override-engine-args", json.dumps(arguments))
-    prompt = [7] * (3 * BLOCK_SIZE)
-    hashes, rank = sequence_hashes(prompt, BLOCK_SIZE), WorkerRank(WORKER, 0)
-    async with (
-        running_index(broker.url) as index,
-        running_agent(WORKER, broker.url, *ENGINE, *override) as agent,
-        aiohttp.ClientSession() as session,
-    ):
-        url = (await agent.line_with(f"worker {WORKER} on")).split()[3] + "/v1/completions"
-        async with session.post(url, json={"model": "sim-8b", "prompt": prompt, "max_tokens": 2}) as response:
-            assert response.status == 200, await response.text()
-        await eventually(lambda: index.overlap(hashes, [rank])[0].overlap_blocks[0] == 3)
 
 
 # ------------------------------------------------------------------- in this process, where the fake can be told more

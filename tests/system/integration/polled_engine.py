@@ -92,7 +92,6 @@ def made_agent(
     context: zmq.asyncio.Context,
     *,
     published: Sequence[PublisherAddress] = (),
-    is_polled: bool = True,
     restarts: Restarts = PATIENT,
 ) -> PolledAgent:
     """Return the whole path, of which nothing runs."""
@@ -107,7 +106,7 @@ def made_agent(
     source = Source(
         engine.kv_events, translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
     )
-    sources = {ENGINE: source} if is_polled else {}
+    sources = {ENGINE: source}
     epochs = iter(range(100, 200))
     core = Consolidation(
         engine.describe().dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins_of(sources, published)
@@ -134,12 +133,11 @@ async def polled_agent(
     *,
     published: Sequence[PublisherAddress] = (),
     context: zmq.asyncio.Context | None = None,
-    is_polled: bool = True,
     restarts: Restarts = PATIENT,
 ) -> AsyncIterator[PolledAgent]:
     """The whole path runs. A part that gives up is kept in `gave_up`."""
     own = context or zmq.asyncio.Context()
-    agent = made_agent(log, engine, own, published=published, is_polled=is_polled, restarts=restarts)
+    agent = made_agent(log, engine, own, published=published, restarts=restarts)
 
     async def run() -> None:
         try:

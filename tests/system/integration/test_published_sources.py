@@ -1,4 +1,4 @@
-"""Sources that publish themselves, read where they are: an engine that streams its events, a host tier beside one."""
+"""Sources that publish themselves, read where they are: a host tier beside an engine."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,8 +20,6 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.system.integration.test_several_publishers import stored
-from tests.unit.worker_agent.engine_arguments import effective
-from worker_agent.engines.trtllm.publishers import engine_publishers
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.publishers import PublisherSection
@@ -49,29 +47,6 @@ async def host_tier(log: EventLog, engine: RoughEngine) -> AsyncIterator[tuple[P
         async with polled_agent(log, engine, published=(configured.at,), context=context) as agent:
             await kvbm.subscribed()
             yield agent, kvbm
-
-
-# -------------------------------------------------------------------- an engine that streams
-async def test_an_engine_that_streams_is_read_at_the_ports_of_its_ranks_and_never_polled(log: EventLog) -> None:
-    async with zmq_context() as context, playing(context, 2) as ranks:
-        publish, replays = (endpoint_of(each).replace("127.0.0.1", "*") for each in (ranks[0].publish, ranks[0].replay))
-        config = {"enable_kv_cache_events": True, "endpoint": publish, "replay_endpoint": replays}
-        cache = {"kv_cache_config": {"kv_events_config": config}}
-        args = effective(cache | {"tensor_parallel_size": 2, "enable_attention_dp": True})
-        engine = RoughEngine((0, 1))
-        engine.store(9)
-        at = engine_publishers(args)
-        async with polled_agent(log, engine, published=at, context=context, is_polled=False) as agent:
-            for each in ranks:
-                await each.subscribed()
-            await tell(ranks[0], stored(1, 2))
-            await tell(ranks[1], stored(3), dp_rank=1)
-            await eventually(lambda: agent.holds(1, 2) and agent.holds(3, dp_rank=1))
-            await tell(ranks[1], stored(4))  # not that publisher's rank
-            await eventually(lambda: "dp_rank: found 0, allowed 1" in agent.path.consolidator.stale(1))
-            assert not engine.is_polled_dry
-            assert [each["source"] for each in agent.path.status()] == ["engine-0", "engine-1"]
-            assert (await agent.path.position()).keys() == {0, 1}
 
 
 # -------------------------------------------------------------------- a host tier beside the engine

@@ -15,7 +15,6 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineStored
-from worker_agent.port.types import EngineError
 
 __all__ = ["trtllm"]
 
@@ -71,10 +70,3 @@ async def test_1_4_polls_its_cache_manager_whose_hashes_are_hex_digits(trtllm: F
     chain = [(each.token_ids, each.parent_block_hash) for each in stored[:2]]
     assert (chain, rules.stale(0)) == ([((7,) * 16, None), ((7,) * 16, stored[0].block_hashes[0])], "")
     await polled.stop(0.0)
-
-
-async def test_1_4_refuses_to_stream_and_says_so(trtllm: Fake) -> None:
-    trtllm.control.version = "1.4.0rc1"
-    streams = {**V2, "kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq"}}
-    with pytest.raises(EngineError, match="kv_events_config has no implementation"):
-        await engine({"kv_cache_config": streams}, engine_version="1.4.0rc1").start()

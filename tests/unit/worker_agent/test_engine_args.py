@@ -81,11 +81,13 @@ def test_published_events_get_a_buffer_where_none_is_given(size: int | None, pub
     assert effective(file).value(*BUFFER) == size
 
 
-def test_events_that_the_engine_streams_itself_need_no_buffer() -> None:
+def test_published_events_are_polled_also_of_an_engine_that_would_stream_them() -> None:
+    streams = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
     streaming = {"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": True}}}
-    assert effective(streaming, **EVENTS).value(*BUFFER) is None
-    nowhere = {"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}}
-    assert effective(nowhere, **EVENTS).value(*BUFFER) == 100_000
+    args = effective(streaming, **EVENTS)
+    assert (args.value(*BUFFER), args.value(*streams)) == (100_000, False)
+    assert str(args.origin(*streams)) == "forced (KV events are polled)"
+    assert effective(streaming).value(*streams) is True
 
 
 def test_published_events_force_pytorch_over_a_runtime_without_them() -> None:

@@ -89,9 +89,7 @@ def test_a_stop_has_time_for_all_that_has_to_end() -> None:
 
 # ------------------------------------------------------------------------------------------------- the engine
 def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> None:
-    assert chosen() == EngineChoice(
-        None, "sim-8b", polls_events=True, publishers=(), has_statistics=True, event_buffer=100_000
-    )
+    assert chosen() == EngineChoice(None, "sim-8b", polls_events=True, has_statistics=True, event_buffer=100_000)
     cases: list[tuple[EngineArgsSources, dict[str, Any], str]] = [
         (EngineArgsSources(flags={"tensor-parallel-size": 2}), {}, "--tensor-parallel-size"),
         (EngineArgsSources(extra=Path("x")), {}, "--extra-engine-args"),
@@ -171,21 +169,6 @@ def test_what_is_polled_follows_from_arguments_and_role() -> None:
     encoder = chosen(TRTLLM, "worker.role=encode", sources=statistics, publishes_kv_events=True)
     assert (aggregated.polls_events, aggregated.has_statistics) == (True, True)
     assert (encoder.polls_events, encoder.has_statistics, encoder.event_buffer) == (False, False, 0)
-
-
-STREAMS = """{"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5657"}},
-"tensor_parallel_size": 2, "enable_attention_dp": true}"""
-
-
-def test_an_engine_on_several_nodes_streams_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = EngineArgsSources(flags={"gpus-per-node": 1}, override=STREAMS)
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[07-08]")
-    found = chosen(TRTLLM, sources=streams, publishes_kv_events=True).publishers
-    assert [each.endpoint for each in found] == ["tcp://gpu07:5557", "tcp://gpu08:5558"]
-    named = chosen(TRTLLM, "trtllm.event_hosts=[a, b]", sources=streams, publishes_kv_events=True).publishers
-    assert [each.endpoint for each in named] == ["tcp://a:5557", "tcp://b:5558"]
-    with pytest.raises(ConfigurationError, match="hosts of KV events: found '1 hosts', allowed 2"):
-        chosen(TRTLLM, "trtllm.event_hosts=[a]", sources=streams, publishes_kv_events=True)
 
 
 def test_adapters_need_their_weights_and_an_engine_that_loads_them(tmp_path: Path) -> None:

@@ -56,9 +56,6 @@ class TrtllmSection(Section):
     logits_processors: dict[_NAME, _TEXT] = Field(
         {}, max_length=64, description="by the name that requests use: package.module:factory, which is imported"
     )
-    event_hosts: tuple[_TEXT, ...] = Field(
-        (), max_length=4096, description="nodes of an engine that streams its KV events; empty: SLURM_STEP_NODELIST"
-    )
     conversation_affinity: bool = Field(
         default=_SETTINGS.conversation_affinity,
         description="the engine chooses the rank of a request that names its conversation",

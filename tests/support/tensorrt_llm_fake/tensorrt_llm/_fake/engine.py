@@ -31,7 +31,6 @@ from .transfers import Transfers, take
 
 Json = dict[str, Any]
 STATE = b"fake-kv-state:"
-STREAMED_MAX = 100_000
 
 
 class Rank:
@@ -43,9 +42,7 @@ class Rank:
         algorithm = (
             "v1_block_key" if config.kv_cache_event_hash_algo == "auto" or not v2 else config.kv_cache_event_hash_algo
         )
-        streams = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
-        capacity = STREAMED_MAX if streams else config.event_buffer_max_size
-        self.events = RankEvents(capacity, dp_rank, algorithm if v2 else None)
+        self.events = RankEvents(config.event_buffer_max_size, dp_rank, algorithm if v2 else None)
         longest = control.model.seq_len_of(args.max_seq_len)
         windows = sorted({min(window, longest) for window in config.max_attention_window or [longest]})
         blocks = control.model.gpu_blocks

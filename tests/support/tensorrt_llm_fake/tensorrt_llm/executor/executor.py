@@ -25,7 +25,6 @@ from typing import Any
 from .._fake.control import control
 from .._fake.engine import Engine
 from .._fake.requests import Request
-from .._fake.streaming import Streams
 from ..logger import logger
 from .request import LoRARequest
 from .result import GenerationResult
@@ -54,7 +53,6 @@ class GenerationExecutor:
         self._ipc_done: set[str] = set()
         self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
-        self.streams = Streams.of(args, len(self.engine.ranks))
         self._thread = threading.Thread(target=self._loop, name=THREAD, daemon=True)
         self._thread.start()
         control.know(self)
@@ -152,11 +150,9 @@ class GenerationExecutor:
                     self._has_progress = self.engine.iterate()
                 except Exception as error:  # noqa: BLE001  a processor's error is the engine's, as in the real one
                     self._set_fatal_error(error)
-                self.streams.publish(self.engine)
                 self._told.notify_all()
             if control.die_at_iteration is not None and self.engine.iterations >= control.die_at_iteration:
                 self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
-        self.streams.close()
         self.engine.transfers.close()
 
     def _wake(self) -> None:
