@@ -8,7 +8,7 @@ from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.api.app import AgentApi
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath
-from worker_agent.events.metrics import ConsolidatorMetrics
+from worker_agent.events.metrics import consolidator_families
 from worker_agent.load.publisher import LoadReports
 from worker_agent.load.reports import LoadRows
 
@@ -56,30 +56,24 @@ PHASES = {
 """Gauges by phase: the meaning, the phases, and what follows the phase in the names of `PhaseLoad`'s fields."""
 
 
-class AgentMetrics:
-    """Reads every part of the agent; holds no state."""
-
-    def __init__(self, worker: str, rules: TrtllmRules, path: EventPath, loads: LoadReports, api: AgentApi) -> None:
-        self._worker = worker
-        self._rules, self._path, self._loads, self._api = rules, path, loads, api
-
-    def families(self) -> Iterator[Family]:
-        """Yield all families."""
-        yield from engine_event_families(self._worker, self._rules)
-        yield from drain_families(self._worker, self._path)
-        yield from ConsolidatorMetrics([self._path.consolidator]).families()
-        yield from load_families(self._worker, self._loads.newest)
-        yield from row_families(self._worker, self._loads.rows)
-        threads = {**event_threads(self._path), "iteration-stats": self._loads.thread}
-        yield thread_family(self._worker, threads)
-        at = (self._worker,)
-        failures = [(at, self._loads.poll_failures_total)]
-        yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
-        requests = by_name(at, self._api.requests_total)
-        yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
-        meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
-        yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, self._api.tool_calls_total))
-        yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, self._api.running)])
+def agent_families(
+    worker: str, rules: TrtllmRules, path: EventPath, loads: LoadReports, api: AgentApi
+) -> Iterator[Family]:
+    """Yield the families of events, load and requests of a served worker."""
+    at = (worker,)
+    yield from engine_event_families(worker, rules)
+    yield from drain_families(worker, path)
+    yield from consolidator_families([path.consolidator])
+    yield from load_families(worker, loads.newest)
+    yield from row_families(worker, loads.rows)
+    yield thread_family(worker, {**event_threads(path), "iteration-stats": loads.thread})
+    failures = [(at, loads.poll_failures_total)]
+    yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
+    requests = by_name(at, api.requests_total)
+    yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
+    meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
+    yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.tool_calls_total))
+    yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.running)])
 
 
 def event_threads(path: EventPath) -> dict[str, SupervisedThread]:

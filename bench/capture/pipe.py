@@ -113,13 +113,13 @@ class Pipe:
 
     def mirror_counts(self) -> list[MirrorCounts]:
         """Return what the consolidator made of the events so far, by rank and source."""
-        ranks = self._core.statistics().ranks.values()
-        return [counts for rank in ranks for counts in rank.counts.values()]
+        sources = dict.fromkeys(origin.source for origin in self._core.publishers)
+        return [self._core.mirror(rank).counts[source] for rank in self._core.dp_ranks for source in sources]
 
     @property
     def refused_events(self) -> int:
         """How many events could not be read."""
-        return sum(origin.decoded.refused for origin in self._core.statistics().origins.values())
+        return sum(each.decoder.counts.refused for each in self._core.publishers.values())
 
 
 async def through_pipe(

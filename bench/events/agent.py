@@ -87,7 +87,7 @@ class AgentRole(LogRole):
         (reader,) = consolidator.readers
         await reader.until_read(sequence)
         epoch, last_seq = consolidator.positions()[0]
-        lost = sum(origin.losses_total for origin in consolidator.core.statistics().origins.values())
+        lost = sum(each.losses_total for each in consolidator.core.publishers.values())
         return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
 
     async def end(self) -> None:

@@ -111,9 +111,9 @@ class AttachedWorkers:
         attached = [each.attached for each in self._engines.values() if each.attached is not None and each.is_attached]
         yield _engines_family({"attached": len(attached), "waiting": len(self._engines) - len(attached)})
         if attached:
-            from worker_agent.events.metrics import ConsolidatorMetrics  # noqa: PLC0415 - as the agent's other modules
+            from worker_agent.events.metrics import consolidator_families  # noqa: PLC0415 - as the agent's other modules
 
-            yield from ConsolidatorMetrics([one for each in attached for one in each.consolidators]).families()
+            yield from consolidator_families([one for each in attached for one in each.consolidators])
             yield from _merged(family for each in attached for family in each.families())
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -48,8 +48,8 @@ def held(engine: Engine, dp_rank: int = 0) -> set[int]:
 
 
 def counted(engine: Engine) -> PublisherState:
-    (statistics,) = engine.path.consolidator.core.statistics().origins.values()
-    return statistics
+    (state,) = engine.path.consolidator.core.publishers.values()
+    return state
 
 
 async def in_log(engine: Engine, url: str) -> list[Batch]:

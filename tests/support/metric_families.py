@@ -49,13 +49,13 @@ from router.shadows.budget import Budget
 from router.shadows.service import shadow_families
 from router.workers.service import AttachedWorkers
 from tests.unit.router.test_routing import Bench
-from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.attached.metrics import attach_families
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
-from worker_agent.commands.served_metrics import ServedMetrics, transfer_families
-from worker_agent.events.metrics import ConsolidatorMetrics
+from worker_agent.commands.served_metrics import served_families, transfer_families
+from worker_agent.events.metrics import consolidator_families
 from worker_agent.fleet.membership import Membership
 from worker_agent.metrics import (
-    AgentMetrics,
+    agent_families,
     drain_families,
     engine_event_families,
     load_families,
@@ -175,10 +175,10 @@ def _pools() -> Iterator[MadeFamily]:
 
 def _serve() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_log())
-    yield from _of_object(ConsolidatorMetrics(()))
-    yield from _of_object(AgentMetrics("", NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _families_of(consolidator_families, consolidator_families(()))
+    yield from _of_function(agent_families, 5)
     yield from _of_function(transfer_families, 2)
-    yield from _of_object(ServedMetrics("", NOTHING, NOTHING, NOTHING))
+    yield from _of_function(served_families, 4)
     yield from _of_function(media_families, 2)
     yield from _families_of(asking_families, asking_families("", {}))
     yield from _of_function(encode_families, 4)
@@ -188,11 +188,11 @@ def _serve() -> Iterator[MadeFamily]:
 
 def _attach() -> Iterator[MadeFamily]:
     yield from (*_server(), *_log())
-    yield from _of_object(ConsolidatorMetrics(()))
+    yield from _families_of(consolidator_families, consolidator_families(()))
     for make, arguments in ((engine_event_families, 2), (drain_families, 2), (load_families, 2), (row_families, 2)):
         yield from _of_function(make, arguments)
     yield from _families_of(thread_family, [thread_family("", {})])
-    yield from _of_object(AttachMetrics("", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING))
+    yield from _of_function(attach_families, 6)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _spans()
 

@@ -21,7 +21,7 @@ from kv_runtime.telemetry import Family, Projection, new_registry
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.metrics import ConsolidatorMetrics
+from worker_agent.events.metrics import consolidator_families
 
 
 def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
@@ -33,16 +33,17 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
             {
                 "worker_id": each.worker_id,
                 "dp_rank": dp_rank,
-                "epoch": rank.epoch,
-                "seq": rank.last_seq,
-                "published_seq": rank.published_seq,
-                "waiting_bytes": rank.waiting_bytes,
-                "dropped_batches": rank.dropped_batches_total,
+                "epoch": outbox.epoch,
+                "seq": outbox.last_seq,
+                "published_seq": outbox.published_seq,
+                "waiting_bytes": outbox.waiting_bytes,
+                "dropped_batches": outbox.dropped_batches_total,
                 "is_refused": each.streams[dp_rank].is_refused,
                 "stale": each.stale(dp_rank),
             }
             for each in consolidators
-            for dp_rank, rank in each.core.statistics().ranks.items()
+            for dp_rank in each.core.dp_ranks
+            for outbox in [each.core.outbox(dp_rank)]
         ],
     }
 
@@ -61,7 +62,7 @@ def status_server(
     `families` are further metrics; `sources` returns the status of the sources that this process polls.
     """
     registry = new_registry()
-    Projection(registry, lambda: ConsolidatorMetrics(consolidators()).families())
+    Projection(registry, lambda: consolidator_families(consolidators()))
     Projection(registry, families)
     Projection(registry, lambda: log_families(log.statistics()))
     Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -20,6 +20,7 @@ from worker_agent.engines.trtllm_serve import TrtllmServe
 from worker_agent.engines.vllm import Vllm
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
+from worker_agent.events.event_path import WorkerStreams
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publishers import rank_endpoints
 
@@ -29,18 +30,6 @@ ASSUMED = Vllm.name
 """The engine without an address, which can say nothing of itself."""
 _ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
-
-
-class WorkerStreams(NamedTuple):
-    """One worker whose streams are published. `publishers`: none if its engine is polled, or has no events."""
-
-    id: str
-    model: str
-    instance: str
-    block_size: int
-    dp_ranks: tuple[int, ...]
-    is_eagle: bool
-    publishers: tuple[PublisherAddress, ...]
 
 
 class AttachedEngineSection(Section):

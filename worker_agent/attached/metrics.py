@@ -22,52 +22,38 @@ from worker_agent.metrics import (
 _FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
 
-class AttachMetrics:
-    """Reads the parts that exist; holds no state."""
-
-    def __init__(
-        self,
-        worker: str,
-        streams: EventStreams,
-        client: EngineClient | None,
-        watch: HealthWatch | None,
-        loads: EngineLoads | None,
-        forwarder: Forwarder | None,
-        topic: LoadTopic | None = None,
-    ) -> None:
-        self._worker, self._streams, self._client, self._topic = worker, streams, client, topic
-        self._watch, self._loads, self._forwarder = watch, loads, forwarder
-
-    def families(self) -> Iterator[Family]:
-        """Yield all families but those of the streams' consolidator."""
-        yield from self._request_families()
-        if self._watch is not None:
-            meaning = "1 while the worker is registered because the engine is healthy"
-            yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), self._watch.is_in)])
-        if (source := self._topic or self._loads) is not None:
-            yield from load_families(self._worker, source.newest)
-        if self._loads is not None:
-            yield from row_families(self._worker, self._loads.rows)
-            yield from exported_families(self._worker, self._loads)
-        if self._forwarder is not None:
-            yield from self._forwarder_families(self._forwarder)
-        if self._streams.rules is not None:
-            yield from engine_event_families(self._worker, self._streams.rules)
-            yield from drain_families(self._worker, self._streams.path)
-            yield thread_family(self._worker, event_threads(self._streams.path))
-
-    def _request_families(self) -> Iterator[Family]:
-        requests = {} if self._client is None else self._client.requests_total
-        samples = [((self._worker, *question), count) for question, count in requests.items()]
-        meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
-        yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
-
-    def _forwarder_families(self, forwarder: Forwarder) -> Iterator[Family]:
-        at, meaning = (self._worker,), "Requests forwarded to the engine, by outcome"
-        outcomes = by_name(at, {each: forwarder.requests_total[each] for each in _FORWARDED})
+def attach_families(
+    worker: str,
+    streams: EventStreams,
+    client: EngineClient | None,
+    watch: HealthWatch | None,
+    loads: EngineLoads | None,
+    forwarder: Forwarder | None,
+    topic: LoadTopic | None = None,
+) -> Iterator[Family]:
+    """Yield the families of the parts that there are, but those of the streams' consolidator."""
+    requests = {} if client is None else client.requests_total
+    samples = [((worker, *question), count) for question, count in requests.items()]
+    meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
+    yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+    if watch is not None:
+        meaning = "1 while the worker is registered because the engine is healthy"
+        yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
+    if (source := topic or loads) is not None:
+        yield from load_families(worker, source.newest)
+    if loads is not None:
+        yield from row_families(worker, loads.rows)
+        yield from exported_families(worker, loads)
+    if forwarder is not None:
+        outcomes = by_name((worker,), {each: forwarder.requests_total[each] for each in _FORWARDED})
+        meaning = "Requests forwarded to the engine, by outcome"
         yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
-        meaning = "Requests being forwarded now"
-        yield gauge("forwarded_inflight_requests", meaning, ("worker",), [(at, forwarder.running)])
+        running = [((worker,), forwarder.running)]
+        yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
+    if streams.rules is not None:
+        yield from engine_event_families(worker, streams.rules)
+        yield from drain_families(worker, streams.path)
+        yield thread_family(worker, event_threads(streams.path))
 
 
 def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:

@@ -17,10 +17,10 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.attached.client import EngineClient, EngineUnanswered
-from worker_agent.attached.config import AttachedEventsSection, WorkerStreams
+from worker_agent.attached.config import AttachedEventsSection
 from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import event_path
+from worker_agent.events.event_path import WorkerStreams, event_path, polled_engine
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 from worker_agent.port.types import EngineError
@@ -90,27 +90,16 @@ class EventStreams:
         self.rules: TrtllmRules | None = None
         sources = dict[str, Source]()
         if polled is not None:
-            rules = self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            sources[ENGINE] = Source(
-                polled.take,
-                rules.translate,
-                stale=rules.stale,
-                events_lost=rules.events_lost,
-                quarantine=rules.quarantine,
-            )
+            self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
+            sources[ENGINE] = polled_engine(self.rules, polled.take)
         self.path = event_path(
+            worker,
             sources,
-            [*worker.publishers, *(each.at for each in events.sources)],
+            events.sources,
             log,
             context,
             clock,
-            model=worker.model,
-            worker_id=worker.id,
-            instance=worker.instance,
-            dp_ranks=worker.dp_ranks,
-            block_size=worker.block_size,
             ring_bytes_max=events.batch_ring_bytes_max,
-            is_eagle=worker.is_eagle,
             tracing=tracing,
             stale="" if sources or worker.publishers else NO_EVENTS,
         )

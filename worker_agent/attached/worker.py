@@ -39,17 +39,17 @@ from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.tracing import worker_tracer
 from worker_agent.attached.client import EngineClient
-from worker_agent.attached.config import AttachSettings, WorkerStreams
+from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EngineLoads
-from worker_agent.attached.metrics import AttachMetrics
+from worker_agent.attached.metrics import attach_families
 from worker_agent.attached.registration import attached_facts, attached_registration
 from worker_agent.attached.streams import EventStreams, PolledEvents
 from worker_agent.attached.survey import EngineSurvey
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.event_path import end_unrun
+from worker_agent.events.event_path import WorkerStreams, end_unrun
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.publisher import announce_load
@@ -108,7 +108,7 @@ class AttachedWorker:
         self._settings = settings.model_copy(update={"worker": settings.worker.identified()})
         self._given, self._host, self._report = settings.engine, host, report
         self._instance = uuid.uuid4().hex[:16]
-        self._metrics: AttachMetrics | None = None
+        self._metrics: Callable[[], Iterator[Family]] | None = None
         self._membership: Membership | None = None
         self._streams: EventStreams | None = None
 
@@ -134,7 +134,7 @@ class AttachedWorker:
     def families(self) -> Iterator[Family]:
         """Yield the metrics, but for those of the consolidator."""
         if self._metrics is not None:
-            yield from self._metrics.families()
+            yield from self._metrics()
         if self._membership is not None:
             yield from self._membership.families()
 
@@ -266,7 +266,7 @@ class AttachedWorker:
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
         if engine is None:
-            self._metrics = AttachMetrics(worker.id, streams, None, None, None, None)
+            self._metrics = partial(attach_families, worker.id, streams, None, None, None, None)
             return []
         settings, host, parts = self._settings, self._host, list[Part]()
         base_url, forwarder, topic = engine.client.base_url, None, self._load_topic(engine, worker)
@@ -291,7 +291,7 @@ class AttachedWorker:
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
-        self._metrics = AttachMetrics(worker.id, streams, engine.client, watch, loads, forwarder, topic)
+        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder, topic)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
     def _load_topic(self, engine: _Engine, worker: WorkerStreams) -> LoadTopic | None:

@@ -3,7 +3,9 @@
     what                    comes from                               goes to
     ---------------------   --------------------------------------   ---------------------------------------------
     requests                routers, over HTTP                       the engine
-    KV events               the engine, if it publishes them         its ranks' streams in the log, heartbeats
+    KV events               the engine, polled with                  its ranks' streams in the log, heartbeats
+                            --publish-kv-events; `events.sources`,
+                            subscribed (a KV block manager's tiers)
     load                    the engine's statistics, if enabled      load reports
     description             the engine, once it is loaded            `WorkerRegistered`, not before
 
@@ -19,6 +21,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 import zmq.asyncio
@@ -39,6 +42,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi
+from worker_agent.api.status import streams_status
 from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
@@ -48,17 +52,18 @@ from worker_agent.commands.engine_choice import (
     served_media,
     served_names,
 )
-from worker_agent.commands.served_events import ServedEvents
 from worker_agent.commands.served_media import ServedMedia
-from worker_agent.commands.served_metrics import ServedMetrics
+from worker_agent.commands.served_metrics import served_families
 from worker_agent.config import AgentSettings
-from worker_agent.events.event_path import end_unrun
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import EventPath, WorkerStreams, end_unrun, event_path, polled_engine
+from worker_agent.events.mirror import ENGINE
 from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import Canary
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.publisher import LoadReports
-from worker_agent.metrics import AgentMetrics
+from worker_agent.metrics import agent_families
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineStopped
 
@@ -80,7 +85,8 @@ class _WorkerParts(NamedTuple):
     instance: str
     clock: SystemClock
     log: EventLog
-    events: ServedEvents
+    rules: TrtllmRules
+    events: EventPath
     worker_id: WorkerId
     tracing: Tracing | None
 
@@ -123,12 +129,21 @@ async def run_served(
             if stop.is_set():
                 return
             names = served_names(settings, chosen)
-            events = ServedEvents(
-                settings, chosen, built, names[0], instance, log, context, clock, tracing=events_of(tracing)
+            engine, polled = built.engine.describe(), settings.events
+            rules, buffered = TrtllmRules(engine.block_size), chosen.event_buffer * len(engine.dp_ranks)
+            events = event_path(
+                WorkerStreams(settings.worker.id, names[0], instance, engine.block_size, engine.dp_ranks),
+                {ENGINE: polled_engine(rules, built.engine.kv_events, buffered)} if chosen.polls_events else {},
+                polled.sources,
+                log,
+                context,
+                clock,
+                ring_bytes_max=polled.batch_ring_bytes_max,
+                tracing=events_of(tracing),
             )
-            until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
+            until_run.push_async_callback(end_unrun, events.parts(first_stage=0))
             worker = _WorkerParts(
-                settings, chosen, built, text, media, names, instance, clock, log, events, worker_id, tracing
+                settings, chosen, built, text, media, names, instance, clock, log, rules, events, worker_id, tracing
             )
             parts = await _parts(worker, found, cleanup, report)
             until_run.pop_all()  # from here on the parts end engine and events
@@ -163,13 +178,13 @@ async def _parts(
     membership = Membership(registration, worker.worker_id, worker.clock, found)
     watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
-    Projection(registry, AgentMetrics(worker_id, events.rules, events.path, loads, api).families)
-    Projection(registry, ServedMetrics(worker_id, worker.built.trtllm, worker.built.simulated, watch).families)
+    Projection(registry, partial(agent_families, worker_id, worker.rules, events, loads, api))
+    Projection(registry, partial(served_families, worker_id, worker.built.trtllm, worker.built.simulated, watch))
     Projection(registry, lambda: worker.media.families(worker_id))
     Projection(registry, lambda: log_families(worker.log.statistics()))
     Projection(registry, membership.families)
     Projection(registry, lambda: span_families(None if worker.tracing is None else worker.tracing.exporter))
-    await events.path.consolidator.start()
+    await events.consolidator.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     report(f"worker {worker_id} on {registration.base_url}")
     life = _EngineLife(worker.built.engine, membership)
@@ -181,7 +196,7 @@ async def _parts(
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
-        *events.path.parts(first_stage=2),
+        *events.parts(first_stage=2),
         *life.parts(stage=3),
         *([] if worker.tracing is None else [worker.tracing.exporter.part(2)]),
         Part("event-log", worker.log.run, 8),
@@ -243,8 +258,8 @@ def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
         wall_ns=worker.clock.wall_ns,
         now_s=worker.clock.now,
         new_id=lambda: uuid.uuid4().hex,
-        position=worker.events.path.position,
-        status=worker.events.status,
+        position=worker.events.position,
+        status=lambda: {**streams_status([worker.events.consolidator]), "sources": worker.events.status()},
         fault=lambda: None if trtllm is None else trtllm.fault,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
@@ -315,7 +330,7 @@ def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegis
         loras=tuple(settings.trtllm.loras),
         taints=settings.worker.taints,
         transfer_domain=settings.worker.transfer_domain,
-        event_source=engine.event_source if worker.events.has_engine_events else "none",
+        event_source=engine.event_source if worker.chosen.polls_events else "none",
         accepts_token_ids=True,
         version=engine.version,
         endpoint=settings.worker.endpoint_name,

@@ -20,16 +20,14 @@ that lost their place or doubt their state.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
 from worker_agent.events import recoveries
-from worker_agent.events.dialects.batches import BatchDecoder, DecoderCounts
+from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
-from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.mirror import ENGINE, RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, WINDOW_MESSAGES, Outbox
 from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
@@ -55,19 +53,6 @@ SOLE = Origin()
 """The engine's publisher for all ranks: the default, if a worker has no other."""
 
 
-class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one rank's stream and mirror; `counts` by source."""
-
-    epoch: int
-    last_seq: int
-    published_seq: int
-    waiting_bytes: int
-    ring_bytes: int
-    dropped_batches_total: int
-    held_blocks: int
-    counts: dict[str, MirrorCounts]
-
-
 class PublisherState:
     """The state of one publisher, and the counts of its payloads; they never decrease."""
 
@@ -78,11 +63,6 @@ class PublisherState:
         """Reasons of the newest unreadable batches and events, oldest first."""
         self.named_rank: int | None = None
         """On a worker with one rank: the rank that its batches name."""
-
-    @property
-    def decoded(self) -> DecoderCounts:
-        """Its events so far, by what became of them."""
-        return self.decoder.counts
 
     def refuse(self, *reasons: str) -> None:
         """Record why batches or events were unreadable. The newest reasons are kept, cut short, for operators."""
@@ -95,13 +75,6 @@ class PublisherState:
         self.decoder = BatchDecoder()
         self.decoder.counts = counts
         self.named_rank = None
-
-
-class ConsolidationStatistics(NamedTuple):
-    """Figures of all ranks and all publishers."""
-
-    ranks: dict[int, RankStatistics]
-    origins: Mapping[Origin, PublisherState]
 
 
 class Consolidation:
@@ -130,7 +103,8 @@ class Consolidation:
             for dp_rank in dp_ranks
         }
         self._chunk_blocks = chunk_blocks
-        self._publishers = {origin: PublisherState() for origin in origins}
+        self.publishers: Mapping[Origin, PublisherState] = {origin: PublisherState() for origin in origins}
+        """The states of all publishers, for metrics and operators."""
         self._stale: dict[tuple[int, str], str] = {}
 
     @property
@@ -152,7 +126,7 @@ class Consolidation:
 
     def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
         """Apply one engine event payload; return the ranks whose outbox has new batches."""
-        publisher = self._publishers[origin]
+        publisher = self.publishers[origin]
         try:
             batch = publisher.decoder.decode(sequence, payload)
         except MalformedMessage as error:
@@ -165,11 +139,11 @@ class Consolidation:
     def on_batch(self, batch: EngineBatch, origin: Origin = SOLE) -> set[int]:
         """Apply a batch of a source that this process polls; return the ranks whose outbox has new batches."""
         for event in batch.events:
-            self._publishers[origin].decoder.counts.add(event)
+            self.publishers[origin].decoder.counts.add(event)
         return self._on_decoded(batch, origin)
 
     def _on_decoded(self, batch: EngineBatch, origin: Origin) -> set[int]:
-        publisher = self._publishers[origin]
+        publisher = self.publishers[origin]
         dp_rank = self._rank_of(batch, origin)
         if dp_rank is None:
             publisher.foreign_rank_batches_total += 1
@@ -188,7 +162,7 @@ class Consolidation:
         found = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
         allowed = self.ranks_of(origin)
         if origin.dp_rank is None and len(allowed) == 1:
-            publisher = self._publishers[origin]
+            publisher = self.publishers[origin]
             publisher.named_rank = found if publisher.named_rank is None else publisher.named_rank
             if found == publisher.named_rank:
                 return allowed[0]
@@ -215,7 +189,7 @@ class Consolidation:
 
         Return the ranks whose outbox has new batches. `began_anew`: the publisher restarted.
         """
-        publisher, changed = self._publishers[origin], set[int]()
+        publisher, changed = self.publishers[origin], set[int]()
         publisher.losses_total += 1
         if began_anew:
             publisher.forget()
@@ -262,22 +236,3 @@ class Consolidation:
     def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
         """Return the rank's whole state, as of its last seq now."""
         return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
-
-    def statistics(self) -> ConsolidationStatistics:
-        """Return the figures for metrics and operators."""
-        ranks = {dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors}
-        return ConsolidationStatistics(ranks, self._publishers)
-
-    def _rank_statistics(self, dp_rank: int) -> RankStatistics:
-        mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
-        sources = dict.fromkeys(origin.source for origin in self._publishers)
-        return RankStatistics(
-            epoch=outbox.epoch,
-            last_seq=outbox.last_seq,
-            published_seq=outbox.published_seq,
-            waiting_bytes=outbox.waiting_bytes,
-            ring_bytes=outbox.ring_bytes,
-            dropped_batches_total=outbox.dropped_batches_total,
-            held_blocks=sum(digest.block_count for digest in mirror.digests()),
-            counts={source: msgspec.structs.replace(mirror.counts[source]) for source in sources},
-        )

@@ -9,8 +9,8 @@ A worker has any number of both; a block's copies are counted by source (ADR 1).
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import zmq.asyncio
 
@@ -21,13 +21,27 @@ from kv_runtime.supervise import RESTARTS, Part, Restarts, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_event_subscriber import PublisherAddress, reader_at
 from worker_agent.events.poll_rules import Relearning
+from worker_agent.events.publishers import PublisherSection
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.source_poller import Source, SourcePoller
 from worker_agent.port.engine import POLL_S
 
 _END_S = 5.0
+
+
+class WorkerStreams(NamedTuple):
+    """One worker whose streams are published. `publishers`: none if its engine is polled, or has no events."""
+
+    id: str
+    model: str
+    instance: str
+    block_size: int
+    dp_ranks: tuple[int, ...]
+    is_eagle: bool = False
+    publishers: tuple[PublisherAddress, ...] = ()
 
 
 def new_epoch() -> int:
@@ -50,35 +64,49 @@ async def end_unrun(parts: Iterable[Part]) -> None:
     await run_parts(parts, stop=stop, drain_s=_END_S)
 
 
+def polled_engine(rules: TrtllmRules, take: Callable[[float], list[Any]], buffer_events: int = 0) -> Source:
+    """Return the source of an engine that says its events in TensorRT-LLM's form, read by `rules`."""
+    return Source(
+        take,
+        rules.translate,
+        buffer_events=buffer_events,
+        stale=rules.stale,
+        events_lost=rules.events_lost,
+        quarantine=rules.quarantine,
+    )
+
+
 def event_path(
+    worker: WorkerStreams,
     sources: Mapping[str, Source],
-    published: Sequence[PublisherAddress],
+    configured: Iterable[PublisherSection],
     log: EventLog,
     context: zmq.asyncio.Context,
     clock: Clock,
     *,
-    model: str,
-    worker_id: str,
-    instance: str,
-    dp_ranks: tuple[int, ...],
-    block_size: int,
     ring_bytes_max: int,
-    is_eagle: bool = False,
     tracing: EventTracing | None = None,
     stale: str = "",
 ) -> "EventPath":
-    """Return the path of a worker's events, whose streams have new epochs.
+    """Return the path of a worker's events, whose streams have new epochs; `configured` are further publishers.
 
     Raises:
         ConfigurationError: a publisher is of a rank that the worker has not.
     """
-    strange = [each.origin for each in published if each.origin.dp_rank not in (None, *dp_ranks)]
+    published = [*worker.publishers, *(each.at for each in configured)]
+    strange = [each.origin for each in published if each.origin.dp_rank not in (None, *worker.dp_ranks)]
     if strange:
-        found, ranks = ", ".join(f"dp_rank {each.dp_rank} of {each.source}" for each in strange), list(dp_ranks)
-        raise ConfigurationError([f"events.sources: found {found}, allowed the worker's ranks: {ranks}"])
-    origins = origins_of(sources, published)
+        found = ", ".join(f"dp_rank {each.dp_rank} of {each.source}" for each in strange)
+        allowed = f"allowed the worker's ranks: {list(worker.dp_ranks)}"
+        raise ConfigurationError([f"events.sources: found {found}, {allowed}"])
     core = Consolidation(
-        dp_ranks, block_size, instance, new_epoch, origins=origins, is_eagle=is_eagle, ring_bytes_max=ring_bytes_max
+        worker.dp_ranks,
+        worker.block_size,
+        worker.instance,
+        new_epoch,
+        origins=origins_of(sources, published),
+        is_eagle=worker.is_eagle,
+        ring_bytes_max=ring_bytes_max,
     )
     return EventPath(
         sources,
@@ -86,8 +114,8 @@ def event_path(
         log,
         context,
         clock,
-        model=model,
-        worker_id=worker_id,
+        model=worker.model,
+        worker_id=worker.id,
         published=published,
         tracing=tracing,
         stale=stale,
@@ -164,13 +192,13 @@ class EventPath:
         ]
 
     def _published_status(self) -> list[dict[str, Any]]:
-        origins = self.consolidator.core.statistics().origins
+        publishers = self.consolidator.core.publishers
         return [
             {
                 "source": str(reader.origin),
                 "failure": reader.stale(),
                 "lost": reader.cursor.lost_total,
-                "refused": list(origins[reader.origin].refused),
+                "refused": list(publishers[reader.origin].refused),
             }
             for reader in self._published
         ]

@@ -149,9 +149,9 @@ async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(bro
         for block in range(2, 1002):
             engine.store(block)
         await source.position()
-        statistics = agent.consolidator.core.statistics().ranks[0]
-        assert statistics.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
-        assert statistics.dropped_batches_total > 0
+        outbox = agent.consolidator.core.outbox(0)
+        assert outbox.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
+        assert outbox.dropped_batches_total > 0
         await broker.start()
         await agent.until_published()
         await until_converged(index, agent)

@@ -16,14 +16,13 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
 from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.config import AttachedEventsSection, WorkerStreams
+from worker_agent.attached.config import AttachedEventsSection
 from worker_agent.attached.streams import PATH, EventStreams, PolledEvents
 from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import WorkerStreams
 
 BLOCK = 32
-WORKER = WorkerStreams(
-    id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1), is_eagle=False, publishers=()
-)
+WORKER = WorkerStreams(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
 
 
 @dataclass(frozen=True)

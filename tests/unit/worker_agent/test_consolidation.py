@@ -110,14 +110,14 @@ def test_an_unreadable_event_costs_its_batch_nothing_and_makes_its_rank_stale(
     assert [batch.event for batch in told(core)] == [STORED_EVENT]
     assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
     assert core.heartbeat(1).stale == ""
-    assert core.statistics().origins[SOLE].decoded.refused == 1
+    assert core.publishers[SOLE].decoder.counts.refused == 1
 
 
 def test_an_unreadable_batch_makes_every_rank_stale_for_it_may_be_any_rank_s(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     assert core.on_payload(1, b"\xc1") == set()
     assert [core.heartbeat(dp_rank).stale[:24] for dp_rank in core.dp_ranks] == ["engine: unreadable batch"] * 2
-    assert core.statistics().origins[SOLE].refused_batches_total == 1
+    assert core.publishers[SOLE].refused_batches_total == 1
     assert len(dumped(core)) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_loss_empties_every_rank_by_events_of_the_same_stream(core: Consolidat
     ]
     assert dumped(core) == []
     assert told(core) == [Batch(1000, 1, STORED_EVENT, 0, 1_500_000_000), Batch(1000, 2, Cleared(), 0, 0)]
-    assert core.statistics().origins[SOLE].losses_total == 1
+    assert core.publishers[SOLE].losses_total == 1
 
 
 def test_after_a_loss_what_hangs_on_forgotten_blocks_is_not_counted_on(core: Consolidation) -> None:

@@ -48,8 +48,7 @@ def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) 
     assert events_told(core) == [Removed((CHAIN[2],))]
     assert held(core) == {CHAIN[0]: (Tier.GPU, Tier.HOST), CHAIN[1]: (Tier.GPU, Tier.HOST)}
     assert held(core, 1) == {}
-    origins = core.statistics().origins
-    assert (origins[ENGINE].losses_total, origins[HOST].losses_total) == (1, 0)
+    assert (core.publishers[ENGINE].losses_total, core.publishers[HOST].losses_total) == (1, 0)
 
 
 def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> None:
@@ -57,7 +56,7 @@ def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> 
     core.on_loss(ENGINE, began_anew=True)
     assert core.on_payload(0, payload(STORED), ENGINE) == {0}
     assert events_told(core) == [Stored(CHAIN), Cleared(), Stored(CHAIN)]
-    assert core.statistics().origins[ENGINE].decoded.stored == 2
+    assert core.publishers[ENGINE].decoder.counts.stored == 2
 
 
 # -------------------------------------------------------------------- why a rank is stale
@@ -91,7 +90,7 @@ def test_a_batch_without_a_rank_is_rank_0_s_where_the_publisher_speaks_for_all(c
 def test_a_batch_of_another_rank_than_its_publisher_s_is_refused_and_named(by_rank: Consolidation) -> None:
     origin = Origin("engine", 1)
     assert by_rank.on_payload(0, payload(STORED, dp_rank=0), origin) == set()
-    assert by_rank.statistics().origins[origin].foreign_rank_batches_total == 1
+    assert by_rank.publishers[origin].foreign_rank_batches_total == 1
     assert (by_rank.stale(0), by_rank.stale(1)) == ("", "engine: dp_rank: found 0, allowed 1")
 
 
