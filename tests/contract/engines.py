@@ -24,7 +24,6 @@ from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
@@ -75,7 +74,7 @@ def simulated(_: Fake, make: Callable[[Role], Simulator] = simulator) -> RunEngi
 
 def simulated_engine(made: Simulator) -> AbstractAsyncContextManager[Running]:
     """Return what is to be entered for an engine whose contexts others can fetch."""
-    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, carrier=HttpCarrier(TransferSection()))
+    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, transfer=TransferSection())
     return driven(engine, lambda: None)
 
 

@@ -32,7 +32,6 @@ from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.layout import CacheLayout
-from worker_agent.engines.simulated.live_transfer import HttpCarrier
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
@@ -201,8 +200,8 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         layout=layout,
         role=settings.worker.role,
     )
-    carrier = HttpCarrier(settings.transfer) if settings.worker.role in ("prefill", "decode") else None
-    return SimulatedEngine(simulator, clock, speed=engine.speed, carrier=carrier)
+    transfer = settings.transfer if settings.worker.role in ("prefill", "decode") else None
+    return SimulatedEngine(simulator, clock, speed=engine.speed, transfer=transfer)
 
 
 def _check_together(settings: AgentSettings, args: EngineArgs) -> None:

@@ -16,7 +16,7 @@ from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, failure, outputs, request, tokens_of
 from tests.system.integration.broker import eventually
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.live_transfer import PATH, HttpCarrier, TransferFailed
+from worker_agent.engines.simulated.live_transfer import PATH, LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics, state_of
 from worker_agent.media.config import TransferSection
@@ -34,16 +34,19 @@ class Worker:
     """A running engine, and its end of the wire."""
 
     engine: SimulatedEngine
-    carrier: HttpCarrier
+
+    @property
+    def transfers(self) -> LiveTransfers:
+        assert self.engine.transfers is not None
+        return self.engine.transfers
 
     def statistics(self) -> TransferStatistics:
         return self.engine.transfer_statistics()
 
 
 def made(role: Role, port: int = 0, **fields: Any) -> Worker:
-    carrier = HttpCarrier(TransferSection(port=port))
     simulator = Simulator(DESCRIPTION, role=role, transfers=TransferRules(**(PATIENT | fields)))
-    return Worker(SimulatedEngine(simulator, SystemClock(), speed=SPEED, carrier=carrier), carrier)
+    return Worker(SimulatedEngine(simulator, SystemClock(), speed=SPEED, transfer=TransferSection(port=port)))
 
 
 @asynccontextmanager
@@ -69,7 +72,7 @@ async def handed_over(prefill: Worker, **fields: Any) -> Handoff:
 async def test_ids_sizes_and_completion_pass_and_both_ends_count_them() -> None:
     async with worker("prefill") as prefill, worker("decode", token_bytes=1000) as decode:
         handoff = await handed_over(prefill)
-        assert handoff.ctx_info_endpoint == prefill.carrier.endpoint
+        assert handoff.ctx_info_endpoint == prefill.transfers.endpoint
         assert prefill.statistics().held_tokens == len(PROMPT)
         assert len(tokens_of(await outputs(decode.engine, request(handoff=handoff)))) == 4
     sent, got = prefill.statistics(), decode.statistics()
@@ -107,7 +110,7 @@ async def test_a_prefill_worker_that_dies_during_the_transfer_fails_the_request(
         handoff = await handed_over(prefill)
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
-            await eventually(lambda: prefill.carrier.in_flight == 1)
+            await eventually(lambda: len(prefill.transfers.sending) == 1)
             await prefills.aclose()
         assert isinstance(waiting.result(), TransferFailed)
         assert decode.statistics().fetches_total["lost"] == 1
@@ -118,9 +121,9 @@ async def test_a_receiver_that_goes_leaves_the_context() -> None:
         handoff = await handed_over(prefill)
         async with worker("decode") as decode, asyncio.TaskGroup() as group:
             group.create_task(failure(outputs(decode.engine, request(handoff=handoff))))
-            await eventually(lambda: prefill.carrier.in_flight == 1)
+            await eventually(lambda: len(prefill.transfers.sending) == 1)
             await decode.engine.stop(0.0)
-        await eventually(lambda: prefill.carrier.in_flight == 0)
+        await eventually(lambda: not prefill.transfers.sending)
         assert (prefill.statistics().held, prefill.statistics().handed_over_total) == (1, 0)
 
 
@@ -128,14 +131,14 @@ async def test_a_receiver_that_goes_leaves_the_context() -> None:
 async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None:
     prefill = made("prefill")
     await prefill.engine.start()
-    port = URL(prefill.carrier.endpoint).port or 0
+    port = URL(prefill.transfers.endpoint).port or 0
     async with asyncio.TaskGroup() as group:
         if runs:
             group.create_task(prefill.engine.run())
             await asyncio.sleep(0)
         await prefill.engine.stop(0.0)
     async with worker("prefill", port) as another:
-        assert another.carrier.endpoint == f"http://127.0.0.1:{port}"
+        assert another.transfers.endpoint == f"http://127.0.0.1:{port}"
 
 
 # -------------------------------------------------------------------------------------------------------- wire
@@ -153,7 +156,7 @@ async def test_the_address_is_free_once_the_engine_has_ended(runs: bool) -> None
 )
 async def test_what_is_not_held_or_not_understood_is_not_sent(body: bytes, status: int) -> None:
     async with worker("prefill") as prefill, aiohttp.ClientSession() as session:
-        answer = await session.post(prefill.carrier.endpoint + PATH, data=body)
+        answer = await session.post(prefill.transfers.endpoint + PATH, data=body)
         assert answer.status == status
         assert "message" in (await answer.json())["error"]
 
@@ -164,5 +167,5 @@ async def test_only_a_client_with_the_handoff_gets_the_context(change: dict[str,
         handoff = await handed_over(prefill, transfer_id=5)
         asked = {"transfer_id": 5, "state": handoff.opaque_state, "tokens": 10}
         for body, status in ((asked | change, 404), (asked, 200), (asked, 404)):
-            async with session.post(prefill.carrier.endpoint + PATH, data=msgspec.json.encode(body)) as response:
+            async with session.post(prefill.transfers.endpoint + PATH, data=msgspec.json.encode(body)) as response:
                 assert response.status == status

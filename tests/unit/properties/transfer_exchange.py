@@ -112,7 +112,4 @@ class TransferExchange:
             outcome = "done" if sender.simulator.hand_over(fetch.transfer_id) else "gone"
         if receiver.name in self._engines:
             self._touched.add(receiver.name)
-            if outcome == "done":
-                receiver.simulator.fetched(fetch, now_s - transfer.began_s)
-            else:
-                receiver.simulator.fetch_failed(fetch, outcome)
+            receiver.simulator.fetch_ended(fetch, outcome, now_s - transfer.began_s)

@@ -20,10 +20,11 @@ import msgspec
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
-from worker_agent.engines.simulated.live_transfer import HttpCarrier, TransferFailed, Transfers
+from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
+from worker_agent.media.config import TransferSection
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
@@ -51,7 +52,7 @@ class SimulatedEngine:
     """An `Engine` made of a simulator and a clock. It owns the simulator, and steps it on the event loop only.
 
     The event buffer is the simulator's; the newest `statistics_max` rows of statistics are kept. A stream's queue holds
-    at most its request's `max_tokens` for each choice. Prefill and decode engines need a `carrier`, which they own.
+    at most its request's `max_tokens` for each choice. Prefill and decode engines need a `transfer` section.
     """
 
     def __init__(
@@ -61,15 +62,16 @@ class SimulatedEngine:
         *,
         speed: float = 1.0,
         statistics_max: int = STATISTICS_MAX,
-        carrier: HttpCarrier | None = None,
+        transfer: TransferSection | None = None,
     ) -> None:
         self._simulator = simulator
         self.held_hashes, self.transfer_statistics = simulator.held_hashes, simulator.transfer_statistics
         self._clock = clock
         self.speed = speed
         """Engine seconds per second of the clock; a test may change it."""
-        self._carrier = carrier
-        self._transfers: Transfers | None = None
+        self._transfer = transfer
+        self.transfers: LiveTransfers | None = None
+        """Of an engine that has started with a `transfer` section."""
         self._streams: dict[str, _ChoiceQueue] = {}
         self._accepting = False
         self._running = False
@@ -86,11 +88,10 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Accept requests; `run` computes them, and answers other engines' KV fetches."""
-        if self._carrier is not None:
-            await self._carrier.start()
-            self._transfers = Transfers(self._simulator, self._carrier, self._clock, self.speed, self._work.set)
-            self._carrier.serve(self._transfers.send)
-            self._simulator.offer_at(self._carrier.endpoint)
+        if self._transfer is not None:
+            transfers = LiveTransfers(self._transfer, self._simulator, self._clock, self.speed, self._work.set)
+            await transfers.start()
+            self.transfers = transfers
         self._accepting = True
 
     async def run(self) -> None:
@@ -100,8 +101,8 @@ class SimulatedEngine:
         fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # twice: finished fetches' tasks may remain
         try:
             async with TaskSet(1 + fetches_max) as tasks:
-                if self._carrier is not None:
-                    tasks.spawn(self._carrier.run(self._ended), name="kv carrier")
+                if self.transfers is not None:
+                    tasks.spawn(self.transfers.run(self._ended), name="kv transfers")
                 try:
                     while not self._is_over():
                         await self._step_or_wait(tasks)
@@ -193,12 +194,12 @@ class SimulatedEngine:
         if (
             self._simulator.role in ("prefill", "decode")
             and not request.is_context_and_generation
-            and self._carrier is None
+            and self.transfers is None
         ):
-            raise RequestRefused("role", self._simulator.role, "a role without KV transfer: it has no KV carrier")
+            raise RequestRefused("role", self._simulator.role, "a role without KV transfer: it transfers no KV")
         endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
-        if self._carrier is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
-            self._carrier.check(endpoint)
+        if self.transfers is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
+            self.transfers.check(endpoint)
 
     @property
     def _is_overdue(self) -> bool:
@@ -237,8 +238,8 @@ class SimulatedEngine:
         now_s = self._clock.now()
         step = self._simulator.step(now_s * self.speed)
         for fetch in step.fetches:
-            assert self._transfers is not None
-            tasks.spawn(until(self._ended, self._transfers.fetch(fetch)), name="kv fetch")
+            assert self.transfers is not None
+            tasks.spawn(until(self._ended, self.transfers.fetch(fetch)), name="kv fetch")
         streams = [self._streams[request_id] for request_id, _ in step.outputs]  # ids may be reused later
         duration_s = step.duration_s / self.speed
         began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s
@@ -260,10 +261,10 @@ class SimulatedEngine:
             stream.outputs.put_nowait(None)
 
     async def _end_all(self) -> None:
-        """End all requests and transfers, also if the carrier's task never ran."""
+        """End all requests and transfers, also if the transfers' task never ran."""
         self._end()
-        if self._carrier is not None and self._transfers is not None:
-            await self._carrier.run(self._ended)
+        if self.transfers is not None:
+            await self.transfers.run(self._ended)
 
     def _end(self) -> None:
         self._accepting = False

@@ -28,27 +28,15 @@ class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
 GPU_ONLY = CacheLayout()
 
 
-class RankCache:
-    """One rank's pools, and the events of their changes."""
-
-    def __init__(
-        self,
-        engine: EngineDescription,
-        layout: CacheLayout,
-        attention_dp_rank: int | msgspec.UnsetType,
-        block_hash: BlockHash,
-    ) -> None:
-        self.events = RankEventLog(attention_dp_rank)
-        widest = self.events.window(engine.max_seq_len, engine.total_kv_blocks, layout.host_blocks)
-        host = HostTier(layout.host_blocks, widest) if layout.host_blocks else None
-        sizes = (engine.total_kv_blocks, engine.block_size)
-        narrow_blocks = layout.narrow_blocks or engine.total_kv_blocks
-        narrow = [
-            NarrowPool(window, narrow_blocks, engine.block_size, self.events.window(window, narrow_blocks))
-            for window in layout.narrow_windows
-        ]
-        self.pool = (
-            WindowedPool(*sizes, widest, block_hash, host, narrow=narrow)
-            if narrow
-            else BlockPool(*sizes, widest, block_hash, host)
-        )
+def rank_pool(engine: EngineDescription, layout: CacheLayout, events: RankEventLog, block_hash: BlockHash) -> BlockPool:
+    """Return one rank's pools, whose changes go to `events`."""
+    widest = events.window(engine.max_seq_len, engine.total_kv_blocks, layout.host_blocks)
+    host = HostTier(layout.host_blocks, widest) if layout.host_blocks else None
+    sizes, narrow_blocks = (engine.total_kv_blocks, engine.block_size), layout.narrow_blocks or engine.total_kv_blocks
+    narrow = [
+        NarrowPool(window, narrow_blocks, engine.block_size, events.window(window, narrow_blocks))
+        for window in layout.narrow_windows
+    ]
+    if not narrow:
+        return BlockPool(*sizes, widest, block_hash, host)
+    return WindowedPool(*sizes, widest, block_hash, host, narrow=narrow)

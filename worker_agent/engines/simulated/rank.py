@@ -27,6 +27,7 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockTable
+from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.handovers import (
     FetchingRequests,
     HeldContexts,
@@ -36,7 +37,7 @@ from worker_agent.engines.simulated.handovers import (
     resume_after_first_tokens,
 )
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
+from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, rank_pool
 from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
 from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
 from worker_agent.engines.simulated.statistics import InflightBatchingStats, IterationStats, KvCacheStats
@@ -80,8 +81,8 @@ class Rank:
         self._began_s = self._planned_s = 0.0
         self._engine = engine
         self._token_source = token_source
-        self.cache = RankCache(engine, layout, attention_dp_rank, block_hash)
-        self.pool = self.cache.pool
+        self.events = RankEventLog(attention_dp_rank)
+        self.pool = rank_pool(engine, layout, self.events, block_hash)
         self._moved_blocks = 0
         self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
         self._waiting_tokens = 0
@@ -138,20 +139,13 @@ class Rank:
             self._release(running)
         return True
 
-    def fetched(self, request_id: str) -> bool:
-        """Let a request decode after its KV has come; return False, and forget it, if it was cancelled."""
-        running = self._fetching.end(request_id, has_come=True)
-        prompt = running.request.prompt
-        running.computed_tokens = len(prompt)
-        self.pool.store_context(running.table, prompt)
-        return self._keep_unless_cancelled(running)
-
-    def fetch_failed(self, request_id: str) -> bool:
-        """Let a request fail because its KV does not come; return False, and forget it, if it was cancelled."""
-        return self._keep_unless_cancelled(self._fetching.end(request_id, has_come=False))
-
-    def _keep_unless_cancelled(self, running: RunningRequest) -> bool:
+    def fetch_ended(self, request_id: str, *, has_come: bool) -> bool:
+        """Let a request decode whose KV has come, or else fail; return False, and forget it, if it was cancelled."""
+        running = self._fetching.end(request_id, has_come=has_come)
         self._is_blocked = False
+        if has_come:
+            running.computed_tokens = len(running.request.prompt)
+            self.pool.store_context(running.table, running.request.prompt)
         if running.is_cancelled:
             self._release(running)
         return not running.is_cancelled

@@ -7,12 +7,12 @@
 
 Ranks run in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
 
-A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetched` or
-`fetch_failed`. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
+A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetch_ended`. A prefill
+engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -152,21 +152,15 @@ class Simulator:
             del self._rank_of[request_id]
             self._has_unreported = True
 
-    def fetched(self, fetch: Fetch, after_s: float) -> None:
-        """Continue a request after its KV has come, `after_s` after its fetch began."""
-        self._counts.fetches_total["done"] += 1
-        self._counts.fetched_bytes_total += fetch.tokens * self.transfers.token_bytes
-        self._counts.fetch_seconds_total += after_s
-        self._after_fetch(fetch.request_id, Rank.fetched)
-
-    def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
-        """Let a request fail because its KV does not come."""
+    def fetch_ended(self, fetch: Fetch, outcome: TransferOutcome, after_s: float) -> None:
+        """Continue a request whose KV has come (`done`), `after_s` after its fetch began, or let it fail."""
+        has_come, request_id = outcome == "done", fetch.request_id
         self._counts.fetches_total[outcome] += 1
-        self._after_fetch(fetch.request_id, Rank.fetch_failed)
-
-    def _after_fetch(self, request_id: str, on_rank: Callable[[Rank, str], bool]) -> None:
+        if has_come:
+            self._counts.fetched_bytes_total += fetch.tokens * self.transfers.token_bytes
+            self._counts.fetch_seconds_total += after_s
         self._has_unreported = True
-        if not on_rank(self._ranks[self._rank_of[request_id]], request_id):
+        if not self._ranks[self._rank_of[request_id]].fetch_ended(request_id, has_come=has_come):
             del self._rank_of[request_id]
 
     def offer_at(self, endpoint: str) -> None:
@@ -252,7 +246,7 @@ class Simulator:
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""
         for rank in self._ranks.values():
-            self._visible.extend(rank.cache.events.take())
+            self._visible.extend(rank.events.take())
 
     def drain_events(self) -> list[EngineEvent]:
         """Return all visible events since the last call, in order per rank."""
