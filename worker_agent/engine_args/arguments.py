@@ -21,7 +21,7 @@ import msgspec
 from kv_protocol.fleet import Role
 from worker_agent.engine_args import checks as engine_checks
 from worker_agent.engine_args.field_kinds import Field, found
-from worker_agent.engine_args.fields import CLASS_BY_TYPE, ENGINE
+from worker_agent.engine_args.fields import ENGINE
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
 from worker_agent.engine_args.layers import (
     LAYERS,
@@ -127,34 +127,6 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
     return EngineArgs(role=circumstances.role, tree=tree, replaced=tuple(replaced), warnings=tuple(findings))
 
 
-def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
-    """Return the engine's class of each section, a section before the one that contains it.
-
-    The names are those of `tensorrt_llm.llmapi.llm_args`; a section that is not named stays a mapping, which the engine
-    reads itself.
-    """
-    arguments = args.as_dict()
-    return [(path, name) for path, name in _classes(ENGINE, arguments, ()) if name]
-
-
-def _classes(field: Field, values: dict[str, Any], above: Path) -> Iterator[tuple[Path, str]]:
-    for name, value in sorted(values.items()):
-        known = field.fields.get(name)
-        if known is None or not isinstance(value, dict):
-            continue
-        path = (*above, name)
-        yield from _classes(known, value, path)
-        yield path, _class_name(path, known, value)
-
-
-def _class_name(path: Path, field: Field, value: dict[str, Any]) -> str:
-    names, by_type = CLASS_BY_TYPE.get(dotted(path), ("", {}))
-    if path == ("cuda_graph_config",) and "mode" not in value:
-        is_encode = any(value.get(name) for name in ("num_tokens", "max_num_token", "seq_lens", "max_seq_len"))
-        return by_type["encode" if is_encode else "decode"]
-    return by_type.get(str(value.get(names)), field.class_name)
-
-
 def _section_findings(
     layer: Layer, field: Field, values: Mapping[str, Any], above: Path, *, allows_unknown: bool
 ) -> Iterator[ArgumentFinding]:
@@ -176,7 +148,7 @@ def _section_findings(
 
 def _unknown(layer: Layer, field: Field, path: Path, *, allows_unknown: bool) -> ArgumentFinding:
     near = get_close_matches(path[-1], field.fields, n=1)
-    of = field.class_name or "the engine"
+    of = dotted(path[:-1]) or "the engine"
     return ArgumentFinding(
         severity="warning" if allows_unknown else "error",
         place=layer.place_of(path),

@@ -4,8 +4,8 @@
     boolean
     text              not empty; one of `choices`, where there are any
     mapping           its contents are the engine's business
-    section           its names are those in `fields`; the engine knows it as the class `class_name`
-    anything          the engine's business; `class_name` as of a section, if the value is a mapping
+    section           its names are those in `fields`
+    anything          the engine's business
 
 `nullable` adds null, `also` adds single values.
 """
@@ -39,7 +39,6 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[int | str, ...] = ()
     choices: tuple[int | str, ...] = ()
     fields: Mapping[str, "Field"] = {}
-    class_name: str = ""
     pruned: Mapping[Backend, str] = {}
 
     def or_null(self) -> Self:
@@ -91,9 +90,9 @@ def text(*choices: str) -> Field:
     return Field(kind="text", choices=choices)
 
 
-def section(class_name: str, **fields: Field) -> Field:
+def section(**fields: Field) -> Field:
     """Return a field for mappings with those names."""
-    return Field(kind="section", class_name=class_name, fields=fields)
+    return Field(kind="section", fields=fields)
 
 
 def found(value: Any) -> str:  # noqa: ANN401 - whatever was found

@@ -2,11 +2,11 @@
 
     read by the agent (rules, checks, registration)    type and range: the agent computes with it
     a text                                             that it is one: `--trtllm.revision 12` means the text 12
-    a section                                          its names, and its class
+    a section                                          its names
     any other                                          its name alone
 
 What any other value may be is the engine's to say, and differs between its versions: its own pydantic model refuses it
-before the model is loaded (`worker_agent/engines/trtllm/refused_arguments.py` names layer and place).
+before the model is loaded (`worker_agent/engines/trtllm/bindings.py` names layer and place).
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py` (`TorchLlmArgs`, `BaseLlmArgs`, and each section's class)
 and `tensorrt_llm/usage/llm_args_golden_manifest.json`, both at commit 0004396720054fd8e205cbf616f21f0b57c6b412; for
@@ -35,14 +35,12 @@ def _others(names: str) -> dict[str, Field]:
 
 
 _KV_CACHE = section(
-    "KvCacheConfig",
-    block_reuse_config=section("BlockReuseConfig", **_texts("policy"), **_others("max_num_turns")),
+    block_reuse_config=section(**_texts("policy"), **_others("max_num_turns")),
     dtype=text(),
     enable_block_reuse=_BOOLEAN,
     enable_partial_reuse=_BOOLEAN,
     event_buffer_max_size=integer(0),
     kv_events_config=section(
-        "KVEventsConfig",
         enable_kv_cache_events=_BOOLEAN,
         publisher=text("null", "zmq").or_null(),
         endpoint=text(),
@@ -50,30 +48,31 @@ _KV_CACHE = section(
         topic=Field(kind="text", also=("",)),
         **_others("buffer_steps hwm max_queue_size"),
     ).or_null(),
-    mamba_state_config=Field(kind="anything", class_name="MambaStateConfig"),
     tokens_per_block=Field(kind="integer", choices=_BLOCK_SIZES),
     **_texts("disk_cache_path kv_cache_event_hash_algo mamba_ssm_cache_dtype"),
     **_others("""
         attention_dp_events_gather_period_ms avg_seq_len copy_on_partial_reuse cross_kv_cache_fraction disk_cache_size
         disk_prefetch_num_reqs enable_kv_pool_rebalance enable_swa_scratch_reuse fp8_context_mla_kv_len_cap
         free_gpu_memory_fraction host_cache_size iteration_stats_interval kv_pool_rebalance_check_interval
-        kv_pool_rebalance_cooldown_secs kv_pool_rebalance_min_sampled_kv_caches
-        kv_pool_rebalance_moving_average_decay kv_pool_rebalance_ratio_threshold
-        kv_pool_rebalance_target_ratio_update_interval mamba_ssm_philox_rounds mamba_ssm_stochastic_rounding
-        mamba_state_cache_interval max_attention_window max_gpu_total_bytes max_tokens max_util_for_resume pool_ratio
-        secondary_offload_min_priority sink_token_length use_kv_cache_manager_v2 use_uvm
+        kv_pool_rebalance_cooldown_secs kv_pool_rebalance_min_sampled_kv_caches kv_pool_rebalance_moving_average_decay
+        kv_pool_rebalance_ratio_threshold kv_pool_rebalance_target_ratio_update_interval mamba_ssm_philox_rounds
+        mamba_ssm_stochastic_rounding mamba_state_cache_interval mamba_state_config max_attention_window
+        max_gpu_total_bytes max_tokens max_util_for_resume pool_ratio secondary_offload_min_priority sink_token_length
+        use_kv_cache_manager_v2 use_uvm
     """),
 )
 
 _SECTIONS = {
-    "attention_dp_config": section("AttentionDpConfig", **_others("""
+    "attention_dp_config": section(
+        **_others("""
         batching_wait_iters enable_balance enable_kv_cache_aware_routing kv_cache_routing_account_for_in_transfer
         kv_cache_routing_cold_start_warmup kv_cache_routing_conversation_affinity
         kv_cache_routing_fair_share_multiplier kv_cache_routing_load_balance_weight
         kv_cache_routing_match_rate_threshold kv_cache_routing_max_sessions timeout_iters
-    """), **_texts("kv_cache_routing_new_conv_placement")).or_null(),
+    """),
+        **_texts("kv_cache_routing_new_conv_placement"),
+    ).or_null(),
     "cache_transceiver_config": section(
-        "CacheTransceiverConfig",
         max_tokens_in_buffer=_COUNT.or_null(),
         **_texts("backend transceiver_runtime"),
         **_others("""
@@ -81,56 +80,37 @@ _SECTIONS = {
             kv_transfer_sender_future_timeout_ms kv_transfer_timeout_ms
         """),
     ).or_null(),
-    "cp_config": section(
-        "CpConfig", **_texts("cp_type"), **_others("fifo_version tokens_per_block use_nccl_for_alltoall")
-    ).or_null().not_in("_autodeploy", _WORLD_SIZE),
+    "cp_config": section(**_texts("cp_type"), **_others("fifo_version tokens_per_block use_nccl_for_alltoall"))
+    .or_null()
+    .not_in("_autodeploy", _WORLD_SIZE),
     "cuda_graph_config": section(
-        "CudaGraphConfig",
         **_texts("mode"),
         **_others("batch_sizes enable_padding max_batch_size max_num_token max_seq_len num_tokens seq_lens"),
     ).or_null(),
     "kv_cache_config": _KV_CACHE,
     "kv_connector_config": section(
-        "KvCacheConnectorConfig",
         **_texts("connector connector_module connector_scheduler_class connector_worker_class"),
     ).or_null(),
     "moe_config": section(
-        "MoeConfig",
         **_texts("backend"),
         **_others("disable_finalize_fusion load_balancer max_num_tokens use_low_precision_moe_combine"),
     ),
-    "nvfp4_gemm_config": section("Nvfp4GemmConfig", **_others("allowed_backends")),
+    "nvfp4_gemm_config": section(**_others("allowed_backends")),
     "scheduler_config": section(
-        "SchedulerConfig",
-        dynamic_batch_config=section("DynamicBatchConfig", **_others(
-            "dynamic_batch_moving_average_window enable_batch_size_tuning enable_max_num_tokens_tuning"
-        )).or_null(),
+        dynamic_batch_config=section(
+            **_others("dynamic_batch_moving_average_window enable_batch_size_tuning enable_max_num_tokens_tuning")
+        ).or_null(),
         **_texts("capacity_scheduler_policy context_chunking_policy waiting_queue_policy"),
         **_others("enable_prefix_aware_scheduling use_python_scheduler"),
     ),
-    "torch_compile_config": section("TorchCompileConfig", **_others("""
+    "torch_compile_config": section(
+        **_others("""
         capture_num_tokens enable_fullgraph enable_inductor enable_piecewise_cuda_graph enable_userbuffers
         max_num_streams
-    """)).or_null(),
-}  # fmt: skip
-"""Sections whose names are known."""
-
-_CLASSES = {
-    "dwdp_config": "DwdpConfig",
-    "encoder_cuda_graph_config": "EncodeCudaGraphConfig",
-    "gms_config": "GmsConfig",
-    "layer_wise_benchmarks_config": "LayerwiseBenchmarksConfig",
-    "lora_config": "LoraConfig",
-    "multimodal_config": "MultimodalConfig",
-    "mx_config": "ModelExpressConfig",
-    "peft_cache_config": "PeftCacheConfig",
-    "prometheus_metrics_config": "PrometheusMetricsConfig",
-    "ray_placement_config": "RayPlacementConfig",
-    "reorder_policy_config": "ReorderRequestPolicyConfig",
-    "sleep_config": "SleepConfig",
-    "telemetry_config": "TelemetryConfig",
+    """)
+    ).or_null(),
 }
-"""Sections of which the class alone is known."""
+"""Sections whose names are known."""
 
 _READ = {
     "backend": text(*BACKENDS),
@@ -163,10 +143,8 @@ _AUTODEPLOY = {
 }
 
 ENGINE = section(
-    "",
     **_READ,
     **_SECTIONS,
-    **{name: Field(kind="anything", class_name=class_name) for name, class_name in _CLASSES.items()},
     **_texts("""
         allreduce_strategy attn_backend checkpoint_format checkpoint_io_policy custom_tokenizer dtype generation_config
         load_format orchestrator_type otlp_traces_endpoint perf_metrics_output_dir post_processor_hook
@@ -175,18 +153,20 @@ ENGINE = section(
     """),
     **_others("""
         batch_wait_max_tokens_ratio batch_wait_timeout_iters batch_wait_timeout_ms disable_mm_encoder
-        disable_overlap_scheduler enable_autotuner enable_early_first_token_response
+        disable_overlap_scheduler dwdp_config enable_autotuner enable_early_first_token_response
         enable_encoder_decoder_mixed_cuda_graph enable_energy_metrics enable_in_graph_sampling enable_iter_req_stats
         enable_layerwise_nvtx_marker enable_lm_head_tp_in_adp enable_low_latency_host_dispatch enable_min_latency
         enable_mla_skip_correction enable_resource_governor enable_speculative_beam_history_d2h encode_only
-        encoder_max_batch_size encoder_max_num_tokens env_overrides force_dynamic_quantization
-        garbage_collection_gen0_threshold gather_generation_logits iter_stats_max_iterations
-        kv_cache_compression_config max_beam_width max_input_len max_stats_len mla_skip_correction_threshold
-        mm_encoder_only num_postprocess_workers num_serve_frontends perf_metrics_max_requests pp_partition
-        prefill_capture_num_tokens print_iter_log ray_worker_nsight_options request_stats_max_iterations
-        return_perf_metrics sampler_force_async_worker skip_tokenizer_init sparse_attention_config speculative_config
-        stream_interval trust_remote_code use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm
-        use_cute_dsl_blockscaling_mm use_fine_grained_sync
+        encoder_cuda_graph_config encoder_max_batch_size encoder_max_num_tokens env_overrides force_dynamic_quantization
+        garbage_collection_gen0_threshold gather_generation_logits gms_config iter_stats_max_iterations
+        kv_cache_compression_config layer_wise_benchmarks_config lora_config max_beam_width max_input_len max_stats_len
+        mla_skip_correction_threshold mm_encoder_only multimodal_config mx_config num_postprocess_workers
+        num_serve_frontends peft_cache_config perf_metrics_max_requests pp_partition prefill_capture_num_tokens
+        print_iter_log prometheus_metrics_config ray_placement_config ray_worker_nsight_options reorder_policy_config
+        request_stats_max_iterations return_perf_metrics sampler_force_async_worker skip_tokenizer_init sleep_config
+        sparse_attention_config speculative_config stream_interval telemetry_config trust_remote_code
+        use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm use_cute_dsl_blockscaling_bmm use_cute_dsl_blockscaling_mm
+        use_fine_grained_sync
     """),
     **{name: field.not_in("pytorch", _ONLY_AUTODEPLOY) for name, field in _AUTODEPLOY.items()},
 )
@@ -198,37 +178,3 @@ def field_at(path: Path) -> Field | None:
     for name in path:
         field = field.fields.get(name) if field else None
     return field
-
-
-CLASS_BY_TYPE = {
-    "speculative_config": (
-        "decoding_type",
-        {
-            "AUTO": "AutoDecodingConfig",
-            "DFlash": "DFlashDecodingConfig",
-            "DSpark": "DSparkDecodingConfig",
-            "Draft_Target": "DraftTargetDecodingConfig",
-            "Eagle": "EagleDecodingConfig",
-            "Eagle3": "Eagle3DecodingConfig",
-            "MTP": "MTPDecodingConfig",
-            "NGram": "NGramDecodingConfig",
-            "PARD": "PARDDecodingConfig",
-            "SA": "SADecodingConfig",
-            "SaveState": "SaveHiddenStatesDecodingConfig",
-            "User_Provided": "UserProvidedDecodingConfig",
-        },
-    ),
-    "sparse_attention_config": (
-        "algorithm",
-        {
-            "deepseek_v4": "DeepSeekV4SparseAttentionConfig",
-            "dsa": "DeepSeekSparseAttentionConfig",
-            "minimax_m3": "MiniMaxM3SparseAttentionConfig",
-            "qsa": "QSASparseAttentionConfig",
-            "rocket": "RocketSparseAttentionConfig",
-            "skip_softmax": "SkipSoftmaxAttentionConfig",
-        },
-    ),
-    "cuda_graph_config": ("mode", {"decode": "CudaGraphConfig", "encode": "EncodeCudaGraphConfig"}),
-}
-"""Sections that name their class in one of their own values. Source: as above, the `Literal` of each class."""

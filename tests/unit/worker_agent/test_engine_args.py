@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.engine_args.arguments import config_classes
 from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
@@ -211,7 +210,7 @@ def test_an_encoder_gets_its_list_alone() -> None:
         ({"max_batch_sise": 4}, "expected an argument of the engine (is it max_batch_size?), found a name that is not"),
         (
             {"kv_cache_config": {"dtyp": "fp8"}},
-            "kv_cache_config.dtyp: expected an argument of KvCacheConfig (is it dtype?)",
+            "kv_cache_config.dtyp: expected an argument of kv_cache_config (is it dtype?)",
         ),
         ({"zzz": 4}, "zzz: expected an argument of the engine, found a name that is not known here"),
     ],
@@ -248,33 +247,3 @@ def test_an_unknown_name_passes_with_a_warning_where_an_installed_engine_decides
     assert (
         told == "engine.yaml: newer: expected an argument of the engine, found a name that is not known here; passed on"
     )
-
-
-# ---------------------------------------------------------------- classes
-def test_sections_have_classes_the_deeper_first() -> None:
-    scheduler = {"dynamic_batch_config": {"enable_batch_size_tuning": True}}
-    args = effective(
-        {"cuda_graph_config": None, "attention_dp_config": {}, "model_kwargs": {"a": 1}, "scheduler_config": scheduler}
-    )
-    assert config_classes(args) == [
-        (("attention_dp_config",), "AttentionDpConfig"),
-        (("scheduler_config", "dynamic_batch_config"), "DynamicBatchConfig"),
-        (("scheduler_config",), "SchedulerConfig"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ({"speculative_config": {"decoding_type": "Eagle3"}}, "Eagle3DecodingConfig"),
-        ({"sparse_attention_config": {"algorithm": "dsa"}}, "DeepSeekSparseAttentionConfig"),
-        ({"cuda_graph_config": {"max_batch_size": 8}}, "CudaGraphConfig"),
-        ({"cuda_graph_config": {"seq_lens": [8]}}, "EncodeCudaGraphConfig"),
-        ({"cuda_graph_config": {"mode": "encode"}}, "EncodeCudaGraphConfig"),
-        ({"lora_config": {"max_lora_rank": 8}}, "LoraConfig"),
-        ({"cache_transceiver_config": {"backend": "UCX"}}, "CacheTransceiverConfig"),
-        ({"moe_config": {"backend": "TRTLLM"}}, "MoeConfig"),
-    ],
-)
-def test_a_section_may_name_its_class_itself(file: dict[str, Any], name: str) -> None:
-    assert ((next(iter(file)),), name) in config_classes(effective(file))

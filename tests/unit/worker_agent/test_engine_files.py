@@ -13,7 +13,6 @@ from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
-from worker_agent.engines.trtllm.bindings import Bindings
 
 __all__ = ["trtllm"]
 ENGINES = ROOT / "configs" / "engines"
@@ -89,8 +88,7 @@ def test_it_loads_with_the_warnings_it_is_meant_to_have(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_engine_s_own_classes_take_it(name: str, trtllm: Fake) -> None:
-    keywords = Bindings("warning").arguments(loaded(name, model="org/model"))
-    built = trtllm.submodule("llmapi.llm_args").TorchLlmArgs(**keywords)
+    built = trtllm.submodule("llmapi.llm_args").TorchLlmArgs(**loaded(name, model="org/model").as_dict())
     assert built.max_batch_size == yaml.safe_load((ENGINES / name).read_text())["max_batch_size"]
 
 

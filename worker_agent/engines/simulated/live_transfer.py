@@ -138,4 +138,4 @@ async def _fetched(fetch: Fetch) -> TransferOutcome:
 
 
 def _gone(name: int, why: str) -> web.Response:
-    return error_response(404, f"transfer {name}: {why}", "invalid_request_error", code="gone")
+    return error_response(404, f"transfer {name}: {why}", "invalid_request_error", code=_OUTCOMES[404])

@@ -3,7 +3,7 @@
     ours                                 the library's
     engine arguments, role encode        `MultimodalEncoder`
     backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
-    sections of the arguments            the classes of `llmapi.llm_args` that `config_classes` names
+    sections of the arguments            mappings, of which its own models make their classes
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
@@ -16,7 +16,7 @@ Everything is imported on use, because it takes seconds and needs a GPU. Names a
 # ruff: noqa: PLC0415  see above
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from kv_protocol.errors import shortened
 from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
-from worker_agent.engine_args.arguments import EngineArgs, config_classes
+from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.field_kinds import found
 from worker_agent.engine_args.findings import shown
 from worker_agent.engine_args.layers import Path, ValueOrigin, dotted
@@ -126,33 +126,14 @@ class Bindings:
         Raises:
             EngineError: the library refuses the arguments, or cannot load the model.
         """
-        keywords = self.arguments(args)
         try:
-            return self._class(args)(**keywords)
+            return self._class(args)(**args.as_dict())
         except ValidationError as error:
-            raise _refused(refusals(args, error)) from error
+            lines = "".join(f"\n  {refusal}" for refusal in dict.fromkeys(refusals(args, error)))
+            raise EngineError(f"the engine refuses its arguments:{lines}") from error
         except Exception as error:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
-
-    def arguments(self, args: EngineArgs) -> dict[str, Any]:
-        """Return the keywords of the engine's class; the caller owns them.
-
-        Raises:
-            EngineError: the library refuses sections.
-        """
-        from tensorrt_llm.llmapi import llm_args
-
-        keywords, problems = args.as_dict(), list[str]()  # a deep copy
-        for path, name in config_classes(args):
-            section, kind = _at(keywords, path[:-1]), getattr(llm_args, name, None)
-            try:
-                section[path[-1]] = section[path[-1]] if kind is None else kind(**section[path[-1]])
-            except ValidationError as error:
-                problems += refusals(args, error, path)
-        if problems:
-            raise _refused(problems)
-        return keywords
 
     def call(
         self,
@@ -316,11 +297,6 @@ class Bindings:
         return request
 
 
-def _refused(problems: Iterable[str]) -> EngineError:
-    lines = "".join(f"\n  {problem}" for problem in dict.fromkeys(problems))
-    return EngineError(f"the engine refuses its arguments:{lines}")
-
-
 def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
     """Return the prompt as `TextPrompt`; as `TokensPrompt` if its text is unknown and the model accepts tokens.
 
@@ -355,19 +331,13 @@ def _optional(make: Callable[[Any], Any], value: object) -> Any:  # noqa: ANN401
     return None if value is None else make(value)
 
 
-def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    for name in path:
-        values = values[name]
-    return values
-
-
 _WORD = re.compile(r"\w+")
 
 
-def refusals(args: EngineArgs, error: ValidationError, above: Path = ()) -> Iterator[str]:
-    """Yield each argument that the installed version refused, with its place; `above` is the refused section's path."""
+def refusals(args: EngineArgs, error: ValidationError) -> Iterator[str]:
+    """Yield each argument that the installed version refused, with its place."""
     for each in error.errors(include_url=False):
-        path = (*above, *(str(part) for part in each["loc"]))
+        path = tuple(str(part) for part in each["loc"])
         origin = _origin(args, path)
         place = "" if origin is None else f"{origin.place}: "
         name = f"{dotted(path)}: " if path else ""
