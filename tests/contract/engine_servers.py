@@ -24,12 +24,15 @@ from aiohttp import web
 from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import to_i64
+from kv_protocol.openai.requests import decode_chat, decode_completion
 from kv_runtime.clock import SystemClock
 from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.system.integration.event_path import PlayedSource
+from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.completions import Completions
+from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -75,12 +78,13 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
         wall_ns=clock.wall_ns,
         now_s=clock.now,
         new_id=lambda: f"id{next(ids)}",
+        parsing=AnswerParsing(PLAIN, text),
     )
 
 
 async def answered(http: web.Request, answering: Completions) -> web.StreamResponse:
-    asked = answering.chat if http.path.endswith("/chat/completions") else answering.completion
-    return (await asked(http))[0]
+    decode = decode_chat if http.path.endswith("/chat/completions") else decode_completion
+    return (await answering.answered(decode, http))[0]
 
 
 class ComputingTrtllmServe(TrtllmServeDouble):

@@ -10,6 +10,7 @@ GET  /status            whether the log is connected, and the position of each r
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
-from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PATHS, ApiEndpoint
+from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.requests import decode_chat, decode_completion
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
@@ -31,6 +33,7 @@ from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
+from worker_agent.api.response_requests import decode_response
 from worker_agent.api.tracing import WorkerTracer
 from worker_agent.port.engine import Engine
 
@@ -116,9 +119,7 @@ class AgentApi:
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._in_flight.serving(self._completions.chat)),
-                web.post("/v1/completions", self._in_flight.serving(self._completions.completion)),
-                *(web.post(PATHS[name], self._in_flight.serving(answer)) for name, answer in self._stated().items()),
+                *(web.post(PATHS[name], self._in_flight.serving(answer)) for name, answer in self._answers().items()),
                 web.get("/v1/models", self._models),
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
@@ -133,14 +134,20 @@ class AgentApi:
     @property
     def api_endpoints(self) -> tuple[str, ...]:
         """The OpenAI endpoints of the worker's registration."""
-        return (*DEFAULT_ENDPOINTS, *self._stated())
+        return tuple(self._answers())
 
-    def _stated(self) -> dict[ApiEndpoint, Answer]:
-        """Return the endpoints beyond the default ones: none on a worker that serves only one phase."""
-        if self._role != "aggregated":
-            return {}
-        stated: dict[ApiEndpoint, Answer] = {"responses": self._completions.response}
-        return stated if self._embeddings is None else {**stated, "embeddings": self._embeddings.embed}
+    def _answers(self) -> dict[ApiEndpoint, Answer]:
+        """Return what answers at each endpoint: at the default ones alone on a worker that serves only one phase."""
+        answered = self._completions.answered
+        answers: dict[ApiEndpoint, Answer] = {
+            "chat": partial(answered, decode_chat),
+            "completions": partial(answered, decode_completion),
+        }
+        if self._role == "aggregated":
+            answers["responses"] = partial(answered, decode_response)
+            if self._embeddings is not None:
+                answers["embeddings"] = self._embeddings.embed
+        return answers
 
     async def _models(self, _: web.Request) -> web.Response:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self._names]

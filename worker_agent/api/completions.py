@@ -30,7 +30,7 @@ from aiohttp import web
 from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
-from kv_protocol.openai.requests import Request, RequestInvalid, decode_chat, decode_completion
+from kv_protocol.openai.requests import Request, RequestInvalid
 from kv_runtime.http.answers import error_body, error_response
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
@@ -39,11 +39,10 @@ from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
 from worker_agent.api.generation import Generation, SeveralPrompts
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
-from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.response_answers import ResponseAnswer
-from worker_agent.api.response_requests import ResponseChat, decode_response
+from worker_agent.api.response_requests import ResponseChat
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 
@@ -71,27 +70,16 @@ class Completions:
         now_s: Callable[[], float],
         new_id: Callable[[], str],
         body_limits: BodyLimits = DEFAULT_LIMITS,
-        parsing: AnswerParsing | None = None,
+        parsing: AnswerParsing,
     ) -> None:
-        self._now_s, self._parsing = now_s, parsing or AnswerParsing(PLAIN, text)
+        self._now_s, self._parsing = now_s, parsing
         self._bodies = RequestBodies(body_limits)
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
         self._rendering = asyncio.Semaphore(1)
 
-    async def chat(self, http: web.Request) -> HandledRequest:
-        """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
-        return await self._answered(http, decode_chat)
-
-    async def completion(self, http: web.Request) -> HandledRequest:
-        """Return the answer to `POST /v1/completions`, and how the request ended."""
-        return await self._answered(http, decode_completion)
-
-    async def response(self, http: web.Request) -> HandledRequest:
-        """Return the answer to `POST /v1/responses`, and how the request ended."""
-        return await self._answered(http, decode_response)
-
-    async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> HandledRequest:
+    async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
+        """Return the answer to a request that `decode` reads, and how the request ended."""
         try:
             read = await self._bodies.read(http, decode)
             request = read.request
@@ -103,13 +91,18 @@ class Completions:
             answer = self._answer(request, first.request_id, prompts)
             generations = [self._generation(request, each, answer.id, before) for each in engine_requests]
             generation = generations[0] if prompts == 1 else SeveralPrompts(generations, request.n or 1)
-            return await self._sent(http, request, generation, answer, first)
+            if request.stream:
+                handled = await self._stream(http, generation, answer, include_usage=request.include_usage)
+            else:
+                handled = await self._unstreamed(generation, answer, first)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
         except RequestRefused as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
         except EngineError as error:
             return _failed(error), "failed"
+        self._parsing.count(generation.parsers)
+        return handled
 
     def _answer(self, request: Request, request_id: str, prompts: int) -> CompletionAnswer | ResponseAnswer:
         created = self._wall_ns() // _NS_PER_S
@@ -143,21 +136,6 @@ class Completions:
             )
             for prompt in prompts
         ]
-
-    async def _sent(
-        self,
-        http: web.Request,
-        request: Request,
-        generation: Generation | SeveralPrompts,
-        answer: CompletionAnswer | ResponseAnswer,
-        engine_request: EngineRequest,
-    ) -> HandledRequest:
-        if request.stream:
-            answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
-        else:
-            answered = await self._unstreamed(generation, answer, engine_request)
-        self._parsing.count(generation.parsers)
-        return answered
 
     def _generation(
         self, request: Request, engine_request: EngineRequest, answer_id: str, before: tuple[int, ...]

@@ -14,11 +14,10 @@ Source of the shapes: the OpenAI API reference, "Create embeddings".
 
 import base64
 import math
-import re
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 import msgspec
 from blake3 import blake3
@@ -30,7 +29,6 @@ from kv_protocol.ids import TokenId
 from kv_protocol.openai.errors import RequestInvalid, explained
 from kv_protocol.openai.option_table import Priority
 from kv_protocol.openai.options import NvExt
-from kv_protocol.openai.parts import RawPart
 
 DIMENSIONS = 256
 """Dimensions of a vector, unless the request names another number."""
@@ -41,14 +39,13 @@ NUMBERS_MAX = 1 << 20
 Vector: TypeAlias = "array[float]"
 """Of f32s."""
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)]
-_SHAPE = re.compile(rb'\s*(?:(")|\[\s*(?:(")|(\[)|))')
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/embeddings`."""
 
     model: str
-    input: msgspec.Raw
+    input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions | None = None
     add_special_tokens: bool | None = None
@@ -58,17 +55,11 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def texts(self) -> list[str] | list[list[int]]:
         """Return the texts, or the token ids of each; raise `RequestInvalid`, which names the field."""
-        found = _SHAPE.match(self.input)
-        text, of_texts, of_lists = found.groups() if found else (None, None, None)
-        inputs: list[str] | list[list[int]]
-        if text:
-            inputs = [_text.read(self.input, "input")]
-        elif of_texts:
-            inputs = _texts.read(self.input, "input")
-        elif of_lists:
-            inputs = _id_lists.read(self.input, "input")
-        else:
-            inputs = [_ids.read(self.input, "input")]
+        given = self.input if isinstance(self.input, list) else [self.input]
+        kinds = list(map(type, given))
+        if other := next((at for at, kind in enumerate(kinds) if kind is not kinds[0]), 0):
+            raise RequestInvalid(f"input[{other}]", given[other], "the same as the first: text, token id, or token ids")
+        inputs = cast("list[str] | list[list[int]]", [given] if kinds[:1] in ([], [int]) else given)
         count, numbers = len(inputs), len(inputs) * (self.dimensions or DIMENSIONS)
         if not 1 <= count <= INPUTS_MAX:
             raise RequestInvalid("input", f"{count} texts", f"1..{INPUTS_MAX}")
@@ -80,10 +71,6 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return inputs
 
 
-_text = RawPart[str](str)
-_texts = RawPart[list[str]](list[str])
-_ids = RawPart[list[int]](list[TokenId])
-_id_lists = RawPart[list[list[int]]](list[list[TokenId]])
 _decoder = msgspec.json.Decoder(EmbeddingsRequest)
 
 

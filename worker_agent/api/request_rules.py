@@ -251,8 +251,8 @@ def check_supported(
             raise RequestInvalid(field, value, "none on this worker")
     if request.stream and sampling.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
-    if sampling.best_of not in (None, sampling.choices):
-        raise RequestInvalid("best_of", sampling.best_of, f"n, {sampling.choices}, or none")
+    if request.best_of not in (None, sampling.choices):
+        raise RequestInvalid("best_of", request.best_of, f"n, {sampling.choices}, or none")
     needed: tuple[tuple[Skill, str, object, str], ...] = (
         ("guides", guide_field(request), _guide_of(sampling), "none: this worker guides no decoding"),
         ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),

@@ -1,7 +1,7 @@
 """Sampling parameters of a client's request.
 
     field of the request                               field of `Sampling`
-    n, best_of                                         choices, best_of
+    n                                                  choices
     chat: logprobs true, top_logprobs k                logprobs k, without it 0
     completion: logprobs k                             logprobs k
     guided_json, guided_regex, guided_grammar,         guide of that kind
@@ -39,7 +39,7 @@ from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sa
 
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "best_of",
+    "repetition_penalty",
 )  # fmt: skip
 _STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 """Keys of `structured_outputs` that no engine supports."""

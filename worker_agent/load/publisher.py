@@ -63,17 +63,13 @@ class LoadReports:
         self.poll_failures_total = 0
         self.failure = ""
         """Why the last poll failed; empty if it did not."""
+        self.newest: dict[int, LoadReport] = {}
+        """The report of each rank that was announced last."""
         self._polled: dict[int, LoadReport] = {}
-        self._announced: dict[int, LoadReport] = {}
-        self._resting: dict[int, tuple[LoadReport, LoadReport]] = {}
+        self._seen: dict[int, LoadReport] = {}
         self._moved_s = clock.now()
         self._fresh = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def newest(self) -> dict[int, LoadReport]:
-        """The newest report of each rank."""
-        return {dp_rank: self._resting_of(dp_rank, report) or report for dp_rank, report in self._polled.copy().items()}
 
     def parts(self, stage: int) -> list[Part]:
         """Return the parts: the polling thread, and the announcing task."""
@@ -108,12 +104,13 @@ class LoadReports:
             await until(stop, self._clock.wait(self._fresh, REST_PERIOD_S))
             self._fresh.clear()
             for dp_rank, report in self._polled.copy().items():
-                if self._announced.get(dp_rank) is not report:
-                    self._announced[dp_rank] = report
+                if self._seen.get(dp_rank) is not report:
+                    self._seen[dp_rank] = report
                     self._moved_s = self._clock.now()
                     await self._announce(dp_rank, report)
             if self._is_at_rest():
-                await self._announce_rest()
+                for dp_rank, last in self._seen.items():
+                    await self._announce(dp_rank, at_rest(last))
             await self._clock.wait(stop, REPORT_PERIOD_S)
 
     def _is_at_rest(self) -> bool:
@@ -121,18 +118,8 @@ class LoadReports:
             self._moved_s = self._clock.now()
         return self._clock.now() - self._moved_s >= REST_PERIOD_S
 
-    async def _announce_rest(self) -> None:
-        for dp_rank, last in self._announced.items():
-            report = self._resting_of(dp_rank, last) or at_rest(last)
-            self._resting[dp_rank] = (last, report)
-            await self._announce(dp_rank, report)
-
-    def _resting_of(self, dp_rank: int, last: LoadReport) -> LoadReport | None:
-        """Return the rank's idle report, if one was announced since its last report."""
-        since, report = self._resting.get(dp_rank, (None, None))
-        return report if since is last else None
-
     async def _announce(self, dp_rank: int, report: LoadReport) -> None:
+        self.newest = {**self.newest, dp_rank: report}  # a new one: other threads read it
         await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
 
 

@@ -40,7 +40,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     choices: int = 1
-    best_of: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     guide: Guide | None = None

@@ -17,7 +17,7 @@ def test_a_request_that_wishes_nothing_has_no_wishes() -> None:
 
 
 def test_wishes_keep_their_values() -> None:
-    wishes = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 1, "min_tokens": 2, "best_of": 2}
+    wishes = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 1, "min_tokens": 2}
     wishes |= {"frequency_penalty": 1.0, "presence_penalty": -1.0, "repetition_penalty": 1.5, "ignore_eos": True}
     assert sampling_of(completion(n=2, prompt_logprobs=3, **wishes)) == Sampling(
         choices=2,

@@ -282,7 +282,6 @@ def _rules(
     """Yield the rules for a request that an empty rank can serve; with `preempts`, also after its preemption."""
     yield from role_rules(request, role)
     yield from limits(request, engine, id_in_use=id_in_use)
-    yield "n", request.sampling.choices, "1 or more", request.sampling.choices >= 1
     if takes_transfer(request, role):
         yield from _handoff_rules(request)
     isl, pool, tokens_max = len(request.prompt), engine.total_kv_blocks, computed_tokens_max(request)

@@ -80,7 +80,6 @@ class TensorRTLLMEngine:
         self._abilities = Abilities(
             role=args.role,
             end_ids=self._settings.end_ids,
-            loras=self._settings.loras.keys(),
             logits_processors=self._processors.names,
             guided_by=args.value("guided_decoding_backend"),
             attention_dp=args.attention_dp_size > 1,

@@ -17,7 +17,7 @@ Rules of the roles: `worker_agent/port/rules.py`.
     the token that stopped it             stays: `include_stop_str_in_output`
     stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails
     top_k -1                              0, all tokens
-    choices n                             `n`, and `best_of` n: streamed choices cannot be ranked afterwards
+    choices n                             `n`, and `best_of` n: streamed choices cannot be ranked
     logprobs k                            max(1, k)
     rank                                  required if the engine has several; not set if the engine keeps conversations
                                           on one rank, and the request names one
@@ -37,7 +37,6 @@ from typing import Any
 import msgspec
 
 from kv_protocol.fleet import Role
-from kv_protocol.openai.option_table import LOGPROBS_MAX
 from worker_agent.media.inputs import cache_salt_of, has_media, media_rules
 from worker_agent.port.handoff import params_of
 from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
@@ -45,10 +44,6 @@ from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import EngineDescription, EngineRequest, RequestRefused
 
 NO_END_TOKEN = -1
-LOGIT_BIAS_MAX = 1024
-LOGIT_BIAS_BOUND = 100
-"""Of either sign. Source: OpenAI API reference, "Create chat completion", `logit_bias`."""
-BAD_TOKENS_MAX = 1024
 _PAD_TOKEN = 0
 _COPIED = (
     "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
@@ -80,7 +75,6 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role
     end_ids: tuple[int, ...] = ()
-    loras: Collection[str] = ()
     logits_processors: Collection[str] = ()
     guided_by: str | None = None
     attention_dp: bool = False
@@ -103,7 +97,6 @@ def check_request(
         _prompt_rules(request, engine, abilities.role),
         _sampling_rules(request.sampling, abilities),
         _named_rules(request, abilities),
-        _token_rules(request, abilities.vocab_size),
     ):
         for field, found, allowed, is_allowed in rules:
             if not is_allowed:
@@ -195,51 +188,20 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
 
 
 def _sampling_rules(sampling: Sampling, abilities: Abilities) -> Iterator[Rule]:
-    n, best_of = sampling.choices, sampling.best_of
-    yield "n", n, "1 or more", n >= 1
-    yield "best_of", best_of, f"n, {n}, or none: a stream cannot be ranked", best_of in (None, n)
-    yield "top_k", sampling.top_k, "-1 (all) or more", sampling.top_k is None or sampling.top_k >= -1
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(sampling, name)
-        yield name, value, f"0..{LOGPROBS_MAX}", value is None or 0 <= value <= LOGPROBS_MAX
-    allowed = "none: the engine was loaded without guided_decoding_backend"
+    """Yield the rules for what not every engine can do: the API has checked the values themselves."""
     guide, by = sampling.guide, abilities.guided_by
+    allowed = "none: the engine was loaded without guided_decoding_backend"
     yield "guided_decoding", "a guide", allowed, guide is None or by is not None
     is_tag = guide is not None and guide.kind == "structural_tag"
-    yield (
-        "guided_decoding",
-        "a structural tag",
-        f"another guide: {by} has none, xgrammar has",
-        not is_tag or by == "xgrammar",
-    )
+    allowed = f"another guide: {by} has none, xgrammar has"
+    yield "guided_decoding", "a structural tag", allowed, not is_tag or by == "xgrammar"
 
 
 def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
-    lora, priority = request.lora_name or None, request.queue_priority
-    yield "lora_name", lora, _one_of(abilities.loras), lora is None or lora in abilities.loras
+    allowed = ", ".join(sorted(abilities.logits_processors)) or "none: the engine was loaded without any"
     for name in request.logits_processors:
-        allowed = _one_of(abilities.logits_processors)
         yield "logits_processors", name, allowed, name in abilities.logits_processors
     n = request.sampling.choices
     yield "n", n, "1 with logits processors: they see one sequence", n == 1 or not request.logits_processors
-    yield "queue_priority", priority, "0..1", priority is None or 0 <= priority <= 1
-
-
-def _token_rules(request: EngineRequest, vocab_size: int) -> Iterator[Rule]:
-    for name, tokens, maximum in (
-        ("logit_bias", [token for token, _ in request.logit_bias], LOGIT_BIAS_MAX),
-        ("bad_token_ids", request.bad_token_ids, BAD_TOKENS_MAX),
-    ):
-        yield name, f"{len(tokens)} tokens", f"at most {maximum}", len(tokens) <= maximum
-        unknown = [token for token in tokens if token < 0 or (vocab_size and token >= vocab_size)]
-        allowed = f"token ids below {vocab_size or 'the vocabulary size'}"
-        yield name, f"{len(unknown)} others, {unknown[:1]}", allowed, not unknown
-    biases = [bias for _, bias in request.logit_bias]
-    allowed = f"-{LOGIT_BIAS_BOUND}..{LOGIT_BIAS_BOUND}"
-    yield "logit_bias", biases, allowed, all(-LOGIT_BIAS_BOUND <= bias <= LOGIT_BIAS_BOUND for bias in biases)
     allowed = "none: the size of the model's vocabulary is not known to the agent"
-    yield "logit_bias", "some", allowed, bool(vocab_size) or not biases
-
-
-def _one_of(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)) or "none: the engine was loaded without any"
+    yield "logit_bias", "some", allowed, bool(abilities.vocab_size) or not request.logit_bias
