@@ -114,7 +114,6 @@ class ServedMedia:
         return EncodeClient(
             EncodeWorkers(model, host, clock),
             self._transfer,
-            self._settings.media.rules.embeddings,
             model=model,
             form=section.form,
             token=self._settings.worker.token.get_secret_value(),

@@ -30,7 +30,6 @@ from worker_agent.media.encode_wire import (
 from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
-from worker_agent.media.safetensors import EmbeddingLimits
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
 from worker_agent.port.handoff import HandoffInvalid, handoff_of_json
 from worker_agent.port.types import EncoderUnavailable, Media
@@ -56,20 +55,19 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class EncodeClient:
-    """A client of encode workers; `close` it at the end. `limits` bound the embeddings that they send."""
+    """A client of encode workers; `close` it at the end."""
 
     def __init__(
         self,
         workers: EncodeWorkers,
         transfer: EmbeddingTransfer,
-        limits: EmbeddingLimits,
         *,
         model: str,
         form: Form,
         token: str,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self.workers, self._transfer, self._limits = workers, transfer, limits
+        self.workers, self._transfer = workers, transfer
         self._model, self._form, self._answer_s = model, form, answer_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
@@ -132,7 +130,7 @@ class EncodeClient:
     async def _fetched(self, part: MediaPart, descriptor: EmbeddingDescriptor) -> Media:
         try:
             data = await self._transfer.fetch(descriptor)
-            return await asyncio.to_thread(embeddings_media, part.field, data, self._limits)
+            return await asyncio.to_thread(embeddings_media, part.field, data)
         except MediaRefused as error:  # the embeddings are refused, not the client's media
             raise EncoderUnavailable(str(error)) from error
 

@@ -31,7 +31,6 @@ from worker_agent.port.rules import Rule
 from worker_agent.port.types import EngineRequest, Media, MediaKind
 
 _WORDS = ">8i"
-_DIMENSIONS = 2
 
 
 def of_kind(media: Sequence[Media], kind: MediaKind) -> tuple[Media, ...]:
@@ -60,9 +59,6 @@ def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rul
     yield "media", f"{len(request.media)} items", allowed, not (kinds and takes_transfer)
     allowed = "the prompt as text, beside an encode worker's handles"
     yield "text", request.text, allowed, bool(request.text) or not handles
-    shapes = [[tensor.shape for tensor in each.tensors] for each in of_kind(request.media, "embeddings")]
-    allowed = "one tensor of two dimensions an item: tokens, and the model's width"
-    yield "media", shapes, allowed, all([len(shape) for shape in each] == [_DIMENSIONS] for each in shapes)
 
 
 def cache_salt_of(request: EngineRequest) -> str | None:

@@ -29,7 +29,7 @@ from blake3 import blake3
 
 from kv_protocol.image_headers import IMAGE_TYPES, image_pixels, image_type
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
-from worker_agent.media.safetensors import EmbeddingLimits, read_tensors
+from worker_agent.media.safetensors import read_tensor
 from worker_agent.media.urls import scheme_of
 from worker_agent.port.types import Media, MediaKind
 
@@ -47,15 +47,13 @@ _FOUND_CHARACTERS_MAX = 80
 
 
 class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules for accepted media: kinds, image types, items of a request, bytes of one and of all, pixels of an image."""
+    """Rules for accepted media: kinds, items of a request, bytes of one and of all, pixels of an image."""
 
     kinds: tuple[MediaKind, ...] = ("image",)
-    image_types: tuple[str, ...] = IMAGE_TYPES
     parts_max: int = 16
     part_bytes_max: int = 50 << 20
     request_bytes_max: int = 128 << 20
     pixels_max: int = 1 << 26
-    embeddings: EmbeddingLimits = EmbeddingLimits()
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,15 +135,14 @@ def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules
     if part.kind == "embeddings":
         if declared not in _UNKNOWN_TYPES:
             raise _refused("content_type", part, declared, "application/octet-stream, of embeddings")
-        return embeddings_media(part.field, data, rules.embeddings)
+        return embeddings_media(part.field, data)
     return _checked_image(part, data, declared, rules)
 
 
-def embeddings_media(field: str, data: bytes, limits: EmbeddingLimits) -> Media:
+def embeddings_media(field: str, data: bytes) -> Media:
     """Return the embeddings of a `.safetensors` file; raise `MediaRefused` if it is not one."""
-    tensors = read_tensors(data, field, limits)
-    digest = content_digest(data)
-    return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensors=tensors)
+    tensor, digest = read_tensor(data, field), content_digest(data)
+    return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensor=tensor)
 
 
 def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
@@ -155,11 +152,11 @@ def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
 
 
 def _checked_image(part: MediaPart, data: bytes, declared: str, rules: MediaRules) -> Media:
-    allowed = f"one of {', '.join(rules.image_types)}"
-    if declared not in _UNKNOWN_TYPES and declared not in rules.image_types:
+    allowed = f"one of {', '.join(IMAGE_TYPES)}"
+    if declared not in _UNKNOWN_TYPES and declared not in IMAGE_TYPES:
         raise _refused("content_type", part, declared, allowed)
     found = image_type(data)
-    if found is None or found not in rules.image_types:
+    if found is None or found not in IMAGE_TYPES:
         raise _refused("content", part, f"bytes that begin as {found or 'no image'}", allowed)
     if declared not in _UNKNOWN_TYPES and declared != found:
         raise _refused("content", part, f"bytes of {found}, said to be {declared}", "the type that the bytes are of")

@@ -27,7 +27,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True):
-    """Media of a prompt, checked: the bytes of an image, with its `pixels`, or of embeddings, with their `tensors`.
+    """Media of a prompt, checked: the bytes of an image, with its `pixels`, or of embeddings, as a `tensor`.
 
     `digest` is the BLAKE3 of `data`, the same for equal media from any source.
     """
@@ -38,7 +38,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     digest: str
     pixels: Pixels | None = None
-    tensors: tuple[Tensor, ...] = ()
+    tensor: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Media({self.field}, {self.media_type}, {len(self.data)} bytes, {self.digest})"

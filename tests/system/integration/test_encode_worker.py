@@ -46,7 +46,6 @@ from worker_agent.media.inputs import digest_words
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import MediaPart, content_digest
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.safetensors import EmbeddingLimits
 from worker_agent.port.types import EncoderUnavailable
 
 __all__ = ["model", "trtllm"]
@@ -87,7 +86,7 @@ async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncI
     told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
     workers, transfer = EncodeWorkers(MODEL, "", ManualClock()), HttpEmbeddingTransfer(TransferSection(), ManualClock())
     async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
-        client = EncodeClient(workers, transfer, EmbeddingLimits(), **told)
+        client = EncodeClient(workers, transfer, **told)
         try:
             yield client
         finally:
@@ -125,7 +124,7 @@ async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) 
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
             prompt = await prompt_of(prompts, *parts)
-            assert [media.tensors[0].shape for media in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
+            assert [each.tensor and each.tensor.shape for each in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
         assert (made.cache.misses_total, made.cache.hits_total) == (2, 2)
         assert (made.transfer.offers.taken_total, len(made.transfer.offers)) == (5, 0)
 

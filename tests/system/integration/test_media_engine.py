@@ -30,7 +30,7 @@ from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts
 from worker_agent.media.parts import content_digest, embeddings_media
-from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
+from worker_agent.media.safetensors import read_tensor, written_tensor
 from worker_agent.port.types import EngineOutput, EngineRequest, Media, RequestRefused
 
 __all__ = ["trtllm"]
@@ -180,7 +180,7 @@ async def test_media_are_placed_while_others_are_served_and_a_stop_waits_for_non
 # ------------------------------------------------------------------------------------------- embeddings
 def embeddings(fill: float = 1.0) -> Media:
     data = written_tensor("x", "F32", (3, 2), bytes(memoryview(bytearray(24))) if not fill else SAFETENSORS[-24:])
-    return embeddings_media("f", data, EmbeddingLimits())
+    return embeddings_media("f", data)
 
 
 async def test_embeddings_take_their_rows_and_never_another_s_blocks(model: Model) -> None:
@@ -213,9 +213,9 @@ async def test_an_encoder_s_embeddings_are_files_that_another_worker_takes(
     assert prompt.text is not None
     async with three(model, "aggregated") as (encode, aggregated, _):
         (data,) = await encode.embeddings(prompt.text, prompt.media)
-        (tensor,) = read_tensors(data, "f", EmbeddingLimits())
+        tensor = read_tensor(data, "f")
         assert (tensor.dtype, tensor.shape) == ({"torch.float16": "F16"}.get(dtype, "BF16"), (TOKENS_PER_IMAGE, 8))
-        media = embeddings_media("f", data, EmbeddingLimits())
+        media = embeddings_media("f", data)
         told = await outputs(aggregated, asked(prompt, media=(media,)))
     assert told[0].prompt.count(model.token) == TOKENS_PER_IMAGE
 

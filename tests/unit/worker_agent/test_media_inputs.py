@@ -10,7 +10,7 @@ from tests.unit.worker_agent.media_samples import PNG, SAFETENSORS
 from worker_agent.engines.simulated.engine import embedding_files, encoded
 from worker_agent.media.inputs import digest_words, with_digests
 from worker_agent.media.parts import content_digest
-from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
+from worker_agent.media.safetensors import read_tensor, written_tensor
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import Media, MediaKind, RequestRefused
 
@@ -35,7 +35,7 @@ def test_an_encoder_s_hashes_become_the_digests_of_the_very_bytes() -> None:
 def test_a_file_that_is_written_is_read_back(dtype: str, size: int, shape: tuple[int, int]) -> None:
     data = bytes(range(shape[0] * shape[1] * size))
     file = written_tensor("embeddings", dtype, shape, data)
-    (tensor,) = read_tensors(file, "f", EmbeddingLimits())
+    tensor = read_tensor(file, "f")
     assert (tensor.name, tensor.dtype, tensor.shape) == ("embeddings", dtype, shape)
     assert file[tensor.begin : tensor.end] == data
     assert tensor.begin % 8 == 0
@@ -48,8 +48,8 @@ def media(kind: MediaKind, data: bytes) -> Media:
 def test_a_file_is_one_tensor_that_its_image_s_digest_fills() -> None:
     one, other = media("image", PNG), media("image", PNG[:-1])
     files = embedding_files([one, other])
-    tensors = [read_tensors(data, "f", EmbeddingLimits()) for data in files]
-    assert [[(each.dtype, each.shape) for each in tensor] for tensor in tensors] == [[("F16", (2, 16))]] * 2
+    tensors = [read_tensor(data, "f") for data in files]
+    assert [(tensor.dtype, tensor.shape) for tensor in tensors] == [("F16", (2, 16))] * 2
     assert files[0] != files[1]
     assert files == embedding_files([one, other])
 

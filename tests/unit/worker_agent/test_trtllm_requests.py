@@ -18,7 +18,7 @@ from worker_agent.engines.trtllm.requests import (
     trtllm_request,
 )
 from worker_agent.media.parts import embeddings_media
-from worker_agent.media.safetensors import EmbeddingLimits, written_tensor
+from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.rules import takes_transfer
 from worker_agent.port.sampling import Guide, Sampling, choice_pattern
@@ -28,8 +28,7 @@ ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 IMAGE = Media(field="f", kind="image", media_type="image/png", data=b"\x89", digest="0" * 64)
-FILE = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(12)), EmbeddingLimits())
-CUBE = embeddings_media("f", written_tensor("x", "F16", (1, 2, 3), bytes(12)), EmbeddingLimits())
+FILE = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(12)))
 TOKENS = st.lists(st.integers(0, 5), max_size=4)
 
 
@@ -117,7 +116,6 @@ def test_each_role_asks_for_its_part(
         ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, 'media: found "1 kinds", allowed none beside'),
         ("decode", {"handoff": STATE, "media": (IMAGE,)}, 'media: found "1 items", allowed none: the prefill worker'),
         ("aggregated", {"media": (IMAGE, FILE)}, 'media: found "embeddings and image", allowed one kind'),
-        ("aggregated", {"media": (CUBE,)}, "media: found [[[1, 2, 3]]], allowed one tensor of two"),
         ("aggregated", {"logit_bias": ((3, 1.0),)}, 'logit_bias: found "some", allowed none: the size of'),
         ("decode", {"handoff": MEDIA}, "disaggregated_params.first_gen_tokens: found null"),
         ("aggregated", {"sampling": Sampling(guide=Guide(kind="json_object"))}, 'guided_decoding: found "a guide"'),
@@ -176,7 +174,7 @@ def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
 
     assert salt(media=(IMAGE,)) is None
     assert salt(media=(IMAGE,), cache_salt="s") == "s"
-    other = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(11) + b"1"), EmbeddingLimits())
+    other = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(11) + b"1"))
     salts: list[dict[str, Any]] = [
         {"media": (FILE,)},
         {"media": (other,)},

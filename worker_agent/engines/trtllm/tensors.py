@@ -40,7 +40,8 @@ def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
 
 def tensor_of(media: Media) -> Any:  # noqa: ANN401 - torch's
     """Return the embeddings' one tensor, on the CPU, in memory of its own."""
-    torch, (tensor,) = import_module("torch"), media.tensors
+    torch, tensor = import_module("torch"), media.tensor
+    assert tensor is not None
     data = bytearray(memoryview(media.data)[tensor.begin : tensor.end])
     flat = torch.frombuffer(data, dtype=getattr(torch, _TORCH_NAMES[tensor.dtype]), count=prod(tensor.shape))
     return flat.reshape(tensor.shape)
