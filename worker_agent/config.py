@@ -185,9 +185,6 @@ class EngineSection(Section):
     default_max_tokens: int = Field(128, ge=1, le=1 << 20, description="tokens generated where none are named")
     dp_ranks: int = Field(1, ge=1, le=64, description="attention-DP ranks, each a KV cache of its own")
     host_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank in host memory; 0: no host tier")
-    window_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), max_length=8, description="attention windows in tokens, one pool each; empty: max_seq_len alone"
-    )
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
     embeddings: bool = Field(
         default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
@@ -215,21 +212,8 @@ class EngineSection(Section):
         """The parsers."""
         return AnswerFormat(self.tool_call_parser, self.reasoning_parser)
 
-    @property
-    def narrow_windows(self) -> tuple[int, ...]:
-        """The attention windows except the widest, in order."""
-        return tuple(sorted(self.window_sizes))[:-1]
-
     @model_validator(mode="after")
     def _parts_fit(self) -> "EngineSection":
-        windows, widest = self.window_sizes, max(self.window_sizes, default=self.max_seq_len)
-        rules = [
-            (len(set(windows)) < len(windows), f"window_sizes: found {windows}, each allowed once"),
-            (widest != self.max_seq_len, f"window_sizes: the widest is {widest}, not max_seq_len, {self.max_seq_len}"),
-        ]
-        problems = [problem for is_broken, problem in rules if is_broken]
-        if problems:
-            raise ValueError("; ".join(problems))
         _ = self.answer_format  # checks that the parsers fit together
         return self
 

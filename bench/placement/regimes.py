@@ -24,14 +24,16 @@ the requests after the restart is less than 1.
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.placement.windows import windowed_pool
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
 from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, Scheduling
 
 LOADS = (0.5, 1.0, 1.5)
@@ -75,13 +77,14 @@ class Regime(NamedTuple):
         """Return the fleet for a cache size."""
         kv_tokens = self.kv_tokens[CACHES.index(cache)]
         host_blocks = round(kv_tokens // TRACE_BLOCK_TOKENS * self.host_share)
-        layout = CacheLayout(host_blocks=host_blocks, narrow_windows=self.narrow_windows)
         return VirtualFleetShape(
             self.workers,
             kv_tokens,
             slowdowns=self.slowdowns,
             scheduling=self.scheduling,
-            layout=layout if host_blocks or self.narrow_windows else GPU_ONLY,
+            new_pool=partial(windowed_pool, narrow_windows=self.narrow_windows)
+            if self.narrow_windows
+            else partial(rank_pool, host_blocks=host_blocks),
             restart_s=restart_s(workload) if self.restarts else None,
         )
 

@@ -9,8 +9,8 @@ from bench.routing.tokens import OneToken, prompt_tokens
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
+from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.identity import BlockHash
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
@@ -43,7 +43,7 @@ class VirtualEngine:
         *,
         slowdown: float = 1.0,
         foreseen_max: int = FORESEEN_MAX,
-        layout: CacheLayout = GPU_ONLY,
+        new_pool: NewPool = rank_pool,
         timing: EngineTiming = H200_8B,
         id_tokens: int = TRACE_BLOCK_TOKENS,
         scheduling: Scheduling = TRTLLM,
@@ -57,7 +57,7 @@ class VirtualEngine:
             scheduling=scheduling,
             token_source=_ONE_TOKEN,
             block_hash=block_hash,
-            layout=layout,
+            new_pool=new_pool,
         )
         self.stream = CanonicalStream(description.block_size, description.max_seq_len)
         self._foreseen_max = foreseen_max

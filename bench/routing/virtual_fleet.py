@@ -40,7 +40,7 @@ from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.port.types import EngineDescription, EngineOutput
@@ -64,7 +64,7 @@ class VirtualFleetShape(NamedTuple):
     slowdown: float = 1.0
     foreseen_max: int = FORESEEN_MAX
     slowdowns: tuple[float, ...] = ()
-    layout: CacheLayout = GPU_ONLY
+    new_pool: NewPool = rank_pool
     scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
     descriptions: tuple[EngineDescription, ...] = ()
@@ -158,7 +158,7 @@ class VirtualFleet:
                 self._hashes.of_engine_block,
                 slowdown=speeds[number % len(speeds)],
                 foreseen_max=shape.foreseen_max,
-                layout=shape.layout,
+                new_pool=shape.new_pool,
                 timing=shape.timings[number] if shape.timings else H200_8B,
                 id_tokens=shape.id_tokens,
                 scheduling=shape.scheduling,

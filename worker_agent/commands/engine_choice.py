@@ -11,6 +11,7 @@ images              of an encoder alone        with --modality multimodal, where
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +31,8 @@ from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
+from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import TokenSource, scripted
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
@@ -190,14 +191,10 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         dp_ranks=tuple(range(engine.dp_ranks)),
         kv_cache_dtype=SIMULATED,
     )
-    layout = CacheLayout(
-        host_blocks=engine.host_blocks,
-        narrow_windows=engine.narrow_windows,
-    )
     simulator = Simulator(
         description,
         token_source=_token_source(settings, text),
-        layout=layout,
+        new_pool=partial(rank_pool, host_blocks=engine.host_blocks),
         role=settings.worker.role,
     )
     transfer = settings.transfer if settings.worker.role in ("prefill", "decode") else None

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from bench.placement.windows import NarrowPool, WindowedPool
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
@@ -31,7 +32,6 @@ from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
-from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
 
 TOTAL_BLOCKS = 10
 NARROW_BLOCKS = 6

@@ -1,6 +1,7 @@
 """A whole simulated engine under random requests: it reuses at admission what its events, folded, say that it holds."""
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from bench.placement.windows import windowed_pool
 from kv_protocol.events import Tier
 from tests.support.amount import examples
+from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
-from worker_agent.engines.simulated.layout import CacheLayout
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.port.types import EngineDescription, EngineRequest
 
@@ -29,12 +31,13 @@ ENGINE = EngineDescription(
     dp_ranks=(0, 1),
 )
 WINDOW = 3
-LAYOUTS = [
-    CacheLayout(),
-    CacheLayout(host_blocks=3),
-    CacheLayout(narrow_windows=(WINDOW,)),
-    CacheLayout(narrow_windows=(WINDOW,), host_blocks=3),
+Pools = tuple[NewPool, bool]
+POOLS: list[Pools] = [
+    (rank_pool, False),
+    (partial(rank_pool, host_blocks=3), False),
+    (partial(windowed_pool, narrow_windows=(WINDOW,)), True),
 ]
+"""And whether a narrow window is among them."""
 
 prompts = st.builds(lambda length, at: tuple(int(i >= at) for i in range(length)), st.integers(1, 9), st.integers(0, 9))
 requests = st.builds(
@@ -86,9 +89,9 @@ class Fold:
 class Driver:
     """An engine and the fold of what it says; every first admission of an iteration is foretold."""
 
-    def __init__(self, layout: CacheLayout, simulator_class: type[Simulator]) -> None:
-        self.simulator = simulator_class(ENGINE, layout=layout)
-        self.is_windowed = bool(layout.narrow_windows)
+    def __init__(self, new_pool: NewPool, simulator_class: type[Simulator], *, is_windowed: bool) -> None:
+        self.simulator = simulator_class(ENGINE, new_pool=new_pool)
+        self.is_windowed = is_windowed
         self.fold = Fold()
         self.waiting: dict[int, deque[EngineRequest]] = {0: deque(), 1: deque()}
         self.alive: list[str] = []
@@ -140,8 +143,8 @@ class Driver:
             assert held | on_host == self.fold.full[rank, ENGINE.max_seq_len]
 
 
-def check(layout: CacheLayout, plan: list[Any], simulator_class: type[Simulator] = Simulator) -> None:
-    driver = Driver(layout, simulator_class)
+def check(pools: Pools, plan: list[Any], simulator_class: type[Simulator] = Simulator) -> None:
+    driver = Driver(pools[0], simulator_class, is_windowed=pools[1])
     for number, each in enumerate([*plan, *["step"] * 10]):
         if each == "step":
             driver.step()
@@ -158,9 +161,9 @@ SEARCH = settings(max_examples=examples(400))
 
 
 @SEARCH
-@given(layout=st.sampled_from(LAYOUTS), plan=steps)
-def test_an_engine_reuses_at_admission_what_its_events_say_that_it_holds(layout: CacheLayout, plan: list[Any]) -> None:
-    check(layout, plan)
+@given(pools=st.sampled_from(POOLS), plan=steps)
+def test_an_engine_reuses_at_admission_what_its_events_say_that_it_holds(pools: Pools, plan: list[Any]) -> None:
+    check(pools, plan)
 
 
 class TellsLate(Simulator):
@@ -180,9 +183,9 @@ def test_the_property_fails_on_a_planted_bug() -> None:
     search = settings(SEARCH, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
 
     @search
-    @given(layout=st.sampled_from(LAYOUTS), plan=steps)
-    def planted_engine(layout: CacheLayout, plan: list[Any]) -> None:
-        check(layout, plan, TellsLate)
+    @given(pools=st.sampled_from(POOLS), plan=steps)
+    def planted_engine(pools: Pools, plan: list[Any]) -> None:
+        check(pools, plan, TellsLate)
 
     with pytest.raises((AssertionError, KeyError)):
         planted_engine()

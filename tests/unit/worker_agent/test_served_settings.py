@@ -46,9 +46,6 @@ def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Engi
             "sources: found source 'a' of dp_ranks [None, 0], allowed each rank once",
         ),
         ([TRTLLM, "trtllm.loras={'': /x}"], "trtllm.loras"),
-        (["engine.window_sizes=[0,65536]"], "engine.window_sizes"),
-        (["engine.window_sizes=[512,512,65536]"], "each allowed once"),
-        (["engine.window_sizes=[512,512]"], "window_sizes: the widest is 512, not max_seq_len, 65536"),
         (["engine.host_blocks=-1"], "engine.host_blocks"),
     ],
 )
@@ -56,12 +53,6 @@ def test_what_does_not_go_together_is_named(assignments: list[str], problem: str
     with pytest.raises(ConfigurationError) as error:
         loaded(*assignments)
     assert problem in str(error.value)
-
-
-def test_there_is_one_window_unless_more_are_given_and_the_narrower_are_told_in_order() -> None:
-    assert (loaded().engine.host_blocks, loaded().engine.narrow_windows) == (0, ())
-    windows = loaded("engine.max_seq_len=4096", "engine.window_sizes=[4096,512,128]")
-    assert windows.engine.narrow_windows == (128, 512)
 
 
 @pytest.mark.parametrize("kind", ["simulated", "trtllm"])

@@ -1,4 +1,4 @@
-"""What a simulated KV cache gives up first, what it keeps on the host, and what a narrow window holds.
+"""What a simulated KV cache gives up first, and what it keeps on the host.
 
 That it tells what it holds, and reuses what it tells, is a property: `tests/unit/properties/test_simulated_blocks.py`.
 """
@@ -6,19 +6,13 @@ That it tells what it holds, and reuses what it tells, is a property: `tests/uni
 from typing import Any
 
 import msgspec
-import pytest
 
 from kv_protocol.events import Tier
-from tests.support.engine_description import described
 from worker_agent.engines.simulated.blocks import BlockPool, HostTier
 from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.identity import EngineNamespace
-from worker_agent.engines.simulated.layout import CacheLayout
-from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.port.types import EngineRequest, RequestRefused
 
 PLAIN = EngineNamespace()
-ENGINE = described(total_kv_blocks=32, max_seq_len=128)
 
 
 class Cache:
@@ -71,33 +65,3 @@ def test_a_full_block_moves_to_the_host_and_a_partial_one_is_not_worth_the_copy(
     assert cache.pool.held_hashes(Tier.HOST) == {full}
     level = {"type": "event_diff", "new_value": 1, "old_value": 0}
     assert {"type": "updated", "block_hash": full, "cache_level": level, "priority": None} in told
-
-
-# -------------------------------------------------------------------- narrow windows
-def request(name: str, prompt: range, max_tokens: int) -> EngineRequest:
-    return EngineRequest(request_id=name, prompt=tuple(prompt), max_tokens=max_tokens)
-
-
-def test_each_window_s_pool_is_created_first_with_numbers_of_one_sequence() -> None:
-    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8, 16), narrow_blocks=12))
-    events = [msgspec.to_builtins(event) for event in simulator.drain_events()]
-    assert [
-        (event["event_id"], event["window_size"], event["data"]["num_blocks_per_cache_level"]) for event in events
-    ] == [(0, 128, [32, 0]), (1, 8, [12, 0]), (2, 16, [12, 0])]
-
-
-def test_a_decoding_sequence_keeps_no_more_than_its_window() -> None:
-    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=3))
-    simulator.submit(request("a", range(9), max_tokens=100), 0.0)
-    while simulator.has_work:
-        simulator.step(0.0)
-    with pytest.raises(RequestRefused, match="at most the 3 blocks of window 8's pool"):
-        simulator.submit(request("b", range(13), max_tokens=1), 0.0)
-
-
-def test_blocks_that_a_narrow_pool_cannot_promise_keep_a_request_waiting() -> None:
-    simulator = Simulator(ENGINE, layout=CacheLayout(narrow_windows=(8,), narrow_blocks=12))
-    for name, first in (("a", 0), ("b", 100)):
-        simulator.submit(request(name, range(first, first + 28), max_tokens=3), 0.0)
-    (row,) = simulator.step(0.0).statistics
-    assert (row.num_active_requests, row.num_queued_requests) == (1, 1)

@@ -1,15 +1,18 @@
+from functools import partial
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.placement.windows import windowed_pool
 from tests.support.amount import examples
 from tests.support.engine_description import described
 from tests.unit.worker_agent.test_simulator_scheduler import run_out, text
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, AnswerEstimate, Scheduling
-from worker_agent.port.types import EngineRequest, RequestRefused
+from worker_agent.port.types import EngineRequest
 
 ENGINE = described(max_num_batched_tokens=16)
 AHEAD = Scheduling(plans_ahead=True)
@@ -189,38 +192,22 @@ def test_the_estimated_share_falls_with_decoding_and_is_set_by_a_retraction() ->
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=10),
     blocks=st.integers(13, 30),
-    layout=st.builds(
-        CacheLayout, narrow_windows=st.sampled_from([(), (4,), (6, 20)]), narrow_blocks=st.integers(13, 30)
-    ),
+    narrow=st.sampled_from([(), (4,), (6, 20)]),
 )
 def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_many(
-    scheduling: Scheduling, sizes: list[tuple[int, int]], blocks: int, layout: CacheLayout
+    scheduling: Scheduling, sizes: list[tuple[int, int]], blocks: int, narrow: tuple[int, ...]
 ) -> None:
-    def played(blocks: int, scheduling: Scheduling, layout: CacheLayout) -> dict[str, list[int]]:
+    def played(blocks: int, scheduling: Scheduling, new_pool: NewPool) -> dict[str, list[int]]:
         description = msgspec.structs.replace(ENGINE, total_kv_blocks=blocks)
-        engine = Simulator(description, scheduling=scheduling, layout=layout)
+        engine = Simulator(description, scheduling=scheduling, new_pool=new_pool)
         for number, (prompt, max_tokens) in enumerate(sizes):
             engine.submit(request(f"r{number}", prompt, max_tokens), 0.0)
         found = {name: text(outputs) for name, outputs in run_out(engine).items()}
         assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
         return found
 
-    assert played(blocks, scheduling, layout) == played(500, TRTLLM, GPU_ONLY)
-
-
-def test_a_request_gives_way_when_a_narrow_window_has_no_block_left() -> None:
-    engine = Simulator(ENGINE, scheduling=PREEMPTS, layout=CacheLayout(narrow_windows=(4,), narrow_blocks=6))
-    for name in ("a", "b", "c", "d"):
-        engine.submit(request(name, prompt=1, max_tokens=9), 0.0)
-    assert rounds(engine)[3:6] == [["a", "b", "c", "d"], ["a", "b", "c"], ["a", "b", "c"]]
-
-
-def test_a_request_that_a_narrow_window_could_not_take_back_after_a_preemption_is_refused() -> None:
-    layout = CacheLayout(narrow_windows=(4,), narrow_blocks=3)
-    asked = request("a", prompt=8, max_tokens=9)
-    Simulator(ENGINE, scheduling=TRTLLM, layout=layout).submit(asked, 0.0)
-    with pytest.raises(RequestRefused, match="window 4"):
-        Simulator(ENGINE, scheduling=VLLM, layout=layout).submit(asked, 0.0)
+    windowed = partial(windowed_pool, narrow_windows=narrow)
+    assert played(blocks, scheduling, windowed) == played(500, TRTLLM, rank_pool)
 
 
 def test_running_requests_use_the_budget_before_waiting_ones() -> None:

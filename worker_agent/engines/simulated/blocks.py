@@ -26,13 +26,14 @@ Source: `docs/SOURCES.md` E1.1, E1.3, E3.3.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kv_protocol.events import Tier
-from worker_agent.engines.simulated.events import WindowLog, stored_block
+from worker_agent.engines.simulated.events import RankEventLog, WindowLog, stored_block
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
+from worker_agent.port.types import EngineDescription
 
 
 class HostTier:
@@ -268,3 +269,15 @@ class BlockPool:
         block = self._tree[key] = Block(key, engine_hash)
         block.sequences = 1
         return block
+
+
+def rank_pool(
+    engine: EngineDescription, events: RankEventLog, block_hash: BlockHash, *, host_blocks: int = 0
+) -> BlockPool:
+    """Return one rank's pool, whose changes go to `events`; `host_blocks`: of its host tier, 0: it has none."""
+    window = events.window(engine.max_seq_len, engine.total_kv_blocks, host_blocks)
+    host = HostTier(host_blocks, window) if host_blocks else None
+    return BlockPool(engine.total_kv_blocks, engine.block_size, window, block_hash, host)
+
+
+NewPool = Callable[[EngineDescription, RankEventLog, BlockHash], BlockPool]

@@ -26,7 +26,7 @@ from itertools import chain, islice
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import BlockTable
+from worker_agent.engines.simulated.blocks import BlockTable, NewPool, rank_pool
 from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.handovers import (
     FetchingRequests,
@@ -37,7 +37,6 @@ from worker_agent.engines.simulated.handovers import (
     resume_after_first_tokens,
 )
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, rank_pool
 from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
 from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
 from worker_agent.engines.simulated.statistics import InflightBatchingStats, IterationStats, KvCacheStats
@@ -69,7 +68,7 @@ class Rank:
         attention_dp_rank: int | msgspec.UnsetType,
         block_hash: BlockHash = trtllm_hash,
         scheduling: Scheduling = TRTLLM,
-        layout: CacheLayout = GPU_ONLY,
+        new_pool: NewPool = rank_pool,
         *,
         role: Role,
         contexts: HeldContexts,
@@ -82,7 +81,7 @@ class Rank:
         self._engine = engine
         self._token_source = token_source
         self.events = RankEventLog(attention_dp_rank)
-        self.pool = rank_pool(engine, layout, self.events, block_hash)
+        self.pool = new_pool(engine, self.events, block_hash)
         self._moved_blocks = 0
         self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
         self._waiting_tokens = 0

@@ -19,11 +19,10 @@ import msgspec
 
 from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
-from worker_agent.engines.simulated.blocks import PoolStatistics
+from worker_agent.engines.simulated.blocks import NewPool, PoolStatistics, rank_pool
 from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.engines.simulated.handovers import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
-from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.statistics import IterationStats
@@ -37,8 +36,7 @@ from worker_agent.engines.simulated.transfer import (
     TransferStatistics,
     state_of,
 )
-from worker_agent.engines.simulated.windows import narrow_blocks_max
-from worker_agent.port.rules import Rule, computed_tokens_max, limits, role_rules, takes_transfer
+from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, RequestRefused
 
 EVENT_BUFFER_MAX_SIZE = 100_000
@@ -71,7 +69,7 @@ class Simulator:
         scheduling: Scheduling = TRTLLM,
         token_source: TokenSource | None = None,
         block_hash: BlockHash = trtllm_hash,
-        layout: CacheLayout = GPU_ONLY,
+        new_pool: NewPool = rank_pool,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
         role: Role = "aggregated",
         transfers: TransferRules = NETWORK,
@@ -79,8 +77,6 @@ class Simulator:
         self.description, self.role, self.transfers = description, role, transfers
         self._contexts = HeldContexts(transfers.timeout_s)
         self._timing = timing
-        self._layout = layout
-        self._preempts = scheduling.admits != "answer"
         several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
         self._ranks = {
@@ -90,7 +86,7 @@ class Simulator:
                 dp_rank if several else msgspec.UNSET,
                 block_hash,
                 scheduling,
-                layout,
+                new_pool,
                 role=role,
                 contexts=self._contexts,
             )
@@ -128,9 +124,7 @@ class Simulator:
             RequestRefused: it can never be served, or its id is in use; the state is unchanged.
         """
         id_in_use = request.request_id in self._rank_of
-        layout, preempts = self._layout, self._preempts
-        rules = _rules(request, self.description, layout, self.role, id_in_use=id_in_use, preempts=preempts)
-        for field, found, allowed, is_allowed in rules:
+        for field, found, allowed, is_allowed in _rules(request, self.description, self.role, id_in_use=id_in_use):
             if not is_allowed:
                 raise RequestRefused(field, found, allowed)
         if self.role == "prefill":
@@ -265,32 +259,17 @@ class Simulator:
     def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
         """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.
 
-        The rank would reuse them, on GPU and host together; with narrow windows, as far as these hold their part.
+        The rank would reuse them, on GPU and host together.
         """
         return self._ranks[dp_rank].pool.held_hashes(tier)
 
 
-def _rules(
-    request: EngineRequest,
-    engine: EngineDescription,
-    layout: CacheLayout,
-    role: Role,
-    *,
-    id_in_use: bool,
-    preempts: bool,
-) -> Iterator[Rule]:
-    """Yield the rules for a request that an empty rank can serve; with `preempts`, also after its preemption."""
+def _rules(request: EngineRequest, engine: EngineDescription, role: Role, *, id_in_use: bool) -> Iterator[Rule]:
+    """Yield the rules for a request that an empty rank can serve."""
     yield from role_rules(request, role)
     yield from limits(request, engine, id_in_use=id_in_use)
     if takes_transfer(request, role):
         yield from _handoff_rules(request)
-    isl, pool, tokens_max = len(request.prompt), engine.total_kv_blocks, computed_tokens_max(request)
-    total = f"{isl} prompt tokens + max_tokens {request.max_tokens}"
-    context_tokens, narrow = tokens_max if preempts else isl, layout.narrow_blocks or pool
-    for window in layout.narrow_windows:
-        blocks = narrow_blocks_max(context_tokens, tokens_max, window, engine.block_size)
-        allowed = f"at most the {narrow} blocks of window {window}'s pool"
-        yield "max_tokens", f"{total} = {blocks} blocks", allowed, blocks <= narrow
 
 
 def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:

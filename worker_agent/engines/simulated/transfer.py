@@ -16,11 +16,11 @@ from typing import Literal
 import msgspec
 from blake3 import blake3
 
-from worker_agent.engines.simulated.layout import KV_TOKEN_BYTES
-
 TransferOutcome = Literal["done", "timeout", "gone", "lost"]
 OUTCOMES: tuple[TransferOutcome, ...] = ("done", "timeout", "gone", "lost")
 _STATE = b"simulated-kv:"
+KV_TOKEN_BYTES = 144 * 1024
+"""K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
 
 
 class TransferRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sliding-window attention: some layers see only the last tokens, and their blocks are a pool of their own.
+"""Simulated sliding windows: some layers see only the last tokens, and their blocks are a pool of their own.
 
     window before a token   the `window_size` tokens that end with it; a block that lies wholly before it has no use
     reuse of L blocks       the widest pool holds all of them, every narrow pool those of the window before token L + 1
@@ -15,14 +15,19 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
-from worker_agent.engines.simulated.events import WindowLog, stored_block
+from worker_agent.engines.simulated.events import RankEventLog, WindowLog, stored_block
 from worker_agent.engines.simulated.identity import Block, BlockHash, EngineNamespace, trtllm_hash
+from worker_agent.port.types import EngineDescription
 
 
-def narrow_blocks_max(prompt_tokens: int, tokens_max: int, window_size: int, block_size: int) -> int:
-    """Return the most blocks of a narrow pool that a request may have at once: all of its prompt's, then a window's."""
-    context_blocks, blocks, window_blocks = (-(-n // block_size) for n in (prompt_tokens, tokens_max, window_size))
-    return max(context_blocks, min(blocks, window_blocks + 1))
+def windowed_pool(
+    engine: EngineDescription, events: RankEventLog, block_hash: BlockHash, *, narrow_windows: tuple[int, ...]
+) -> BlockPool:
+    """Return one rank's pools: one of each window, in tokens, with as many blocks as the widest."""
+    blocks, block_size = engine.total_kv_blocks, engine.block_size
+    widest = events.window(engine.max_seq_len, blocks)
+    narrow = [NarrowPool(each, blocks, block_size, events.window(each, blocks)) for each in narrow_windows]
+    return WindowedPool(blocks, block_size, widest, block_hash, narrow=narrow)
 
 
 class NarrowBlock:
@@ -132,7 +137,10 @@ class NarrowPool:
         return max(0, tokens - self._window_size) // self._block_size
 
     def _blocks_max(self, prompt_tokens: int, tokens_max: int) -> int:
-        return narrow_blocks_max(prompt_tokens, tokens_max, self._window_size, self._block_size)
+        """Return the most blocks that a request may have at once: all of its prompt's, then a window's."""
+        sizes = (prompt_tokens, tokens_max, self._window_size)
+        context_blocks, blocks, window_blocks = (-(-size // self._block_size) for size in sizes)
+        return max(context_blocks, min(blocks, window_blocks + 1))
 
     def _take(self, block: NarrowBlock) -> None:
         if not block.sequences:
