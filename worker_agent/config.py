@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
@@ -195,16 +195,10 @@ class EngineSection(Section):
         description="what the simulated engine says to everything, for tests and demonstrations; empty: made-up words",
     )
 
-    @field_validator("tool_call_parser")
+    @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
-    def _known_tool_call_parser(cls, name: str) -> str:
-        canonical_tool_call_parser(name)
-        return name
-
-    @field_validator("reasoning_parser")
-    @classmethod
-    def _known_reasoning_parser(cls, name: str) -> str:
-        canonical_reasoning_parser(name)
+    def _known_parser(cls, name: str, of: ValidationInfo) -> str:
+        (canonical_tool_call_parser if of.field_name == "tool_call_parser" else canonical_reasoning_parser)(name)
         return name
 
     @property

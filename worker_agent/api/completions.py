@@ -37,7 +37,7 @@ from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
-from worker_agent.api.generation import Generation, SeveralPrompts
+from worker_agent.api.generation import Generation, SeveralPrompts, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
@@ -158,7 +158,7 @@ class Completions:
         answer: CompletionAnswer | ResponseAnswer,
         engine_request: EngineRequest,
     ) -> HandledRequest:
-        pieces = await generation.full_pieces()
+        pieces = await full_pieces(generation.pieces())
         has_prompt_logprobs = engine_request.sampling.prompt_logprobs is not None
         render = partial(
             answer.full_body,

@@ -32,7 +32,7 @@ from worker_agent.api.choice_text import ChoiceText, Piece
 from worker_agent.api.parsers.answer import AnswerParser
 from worker_agent.api.parsers.events import joined
 from worker_agent.port.engine import Engine
-from worker_agent.port.sampling import Sampling, TokenLogprobs
+from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineError, EngineOutput, EngineRequest, RequestRefused
 
 
@@ -58,11 +58,12 @@ class Generation:
         """`now_s` reads a monotonic clock; `parser_of` builds a choice's parser, which sees `shown_tokens`."""
         self._now_s = now_s
         self._engine, self._engine_request, self._before = engine, engine_request, before
-        sampling = engine_request.sampling
-        self._choices = [
-            _choice_text(choice, text, stops, parser_of(choice), shown_tokens, sampling)
-            for choice in range(sampling.choices)
-        ]
+        with_logprobs = engine_request.sampling.logprobs is not None
+        self._choices = list[ChoiceText]()
+        for choice in range(engine_request.sampling.choices):
+            parser = parser_of(choice)
+            detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
+            self._choices.append(ChoiceText(choice, detokenizer, stops, with_logprobs=with_logprobs, parser=parser))
         if before:
             self._choices[0].resume(before)
         self._new_token_ids: list[int] = []
@@ -108,10 +109,6 @@ class Generation:
                     return
         raise GenerationFailed("the engine ended this request without a reason")
 
-    async def full_pieces(self) -> list[Piece]:
-        """Return each choice as one piece; raise as `pieces`."""
-        return await full_pieces(self.pieces(), len(self._choices))
-
     def usage(self) -> dict[str, Any]:
         """Return the usage so far, of all choices together; with the reuse of a prefill worker."""
         handoff = self._engine_request.handoff
@@ -135,25 +132,13 @@ class Generation:
         return self._choices[output.choice].push(output)
 
 
-async def full_pieces(pieces: AsyncGenerator[Piece, None], choices: int) -> list[Piece]:
-    """Return each choice's pieces as one."""
-    parts: list[list[Piece]] = [[] for _ in range(choices)]
+async def full_pieces(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
+    """Return each choice's pieces as one; raise what `pieces` raises."""
+    parts: dict[int, list[Piece]] = {}
     async with aclosing(pieces):
         async for piece in pieces:
-            parts[piece.choice].append(piece)
-    return [_joined(each) for each in parts]
-
-
-def _choice_text(
-    choice: int,
-    text: Text,
-    stops: tuple[str, ...],
-    parser: AnswerParser | None,
-    shown_tokens: Collection[str],
-    sampling: Sampling,
-) -> ChoiceText:
-    detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
-    return ChoiceText(choice, detokenizer, stops, with_logprobs=sampling.logprobs is not None, parser=parser)
+            parts.setdefault(piece.choice, []).append(piece)
+    return [_joined(parts[choice]) for choice in sorted(parts)]
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -211,10 +196,6 @@ class SeveralPrompts:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-
-    async def full_pieces(self) -> list[Piece]:
-        """Return each choice as one piece; raise as `pieces`."""
-        return await full_pieces(self.pieces(), len(self._generations) * self._choices)
 
     def usage(self) -> dict[str, Any]:
         """Return the usage so far, of all prompts together."""

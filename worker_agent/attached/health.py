@@ -15,7 +15,6 @@ its models: it may have loaded an adapter.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 import structlog
 
@@ -26,42 +25,11 @@ from worker_agent.fleet.membership import Membership
 
 PROBE_PERIOD_S = 1.0
 FAILURES_MAX = 5
-
-Step = Literal["register", "leave", ""]
+_UNANSWERED = "its /health does not answer"
 
 _log = structlog.get_logger("attached")
 
 Describe = Callable[[bool], Awaitable[WorkerRegistered | None]]
-
-
-class Attachment:
-    """The registration state. `on_probe` returns the next step; the caller confirms it with `entered` or `left`."""
-
-    def __init__(self) -> None:
-        self.is_in = self._is_current = False
-        """Whether the engine is registered; and whether that is in the present log."""
-        self._failures = 0
-
-    @property
-    def is_out(self) -> bool:
-        """Whether the engine is not registered, or is about to leave."""
-        return not self.is_in or self._failures >= FAILURES_MAX
-
-    def on_probe(self, *, is_healthy: bool, is_log_new: bool = False, is_asleep: bool = False) -> Step:
-        """Return the step after a probe; empty: none."""
-        self._failures = 0 if is_healthy else self._failures + 1
-        self._is_current = self._is_current and not is_log_new
-        if is_healthy:
-            return "" if self._is_current else "register"
-        return "leave" if self.is_in and (is_asleep or self._failures >= FAILURES_MAX) else ""
-
-    def entered(self) -> None:
-        """Confirm that the registration is in the log."""
-        self.is_in = self._is_current = True
-
-    def left(self) -> None:
-        """Confirm that `WorkerLeft` is in the log."""
-        self.is_in = self._is_current = False
 
 
 class HealthWatch:
@@ -84,41 +52,40 @@ class HealthWatch:
         self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_connections, self._log_seen = clock, log_connections, log_connections()
         self._is_asleep = is_asleep
-        self._attachment = Attachment()
-        self._is_logged = False
-
-    @property
-    def is_in(self) -> bool:
-        """Whether the engine is registered."""
-        return self._attachment.is_in
+        self.is_in = self._is_current = False
+        """Whether the engine is registered; and whether that is in the present log."""
+        self._failures, self._is_logged = 0, False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Probe the engine until `stop` is set; then publish that it is draining."""
         while not stop.is_set():
             await self._probe()
             await self._clock.wait(stop, PROBE_PERIOD_S)
-        if self._attachment.is_in:
+        if self.is_in:
             await self._membership.drain()
 
     async def leave(self, reason: str) -> None:
         """Publish that the engine left, if it was registered."""
-        if self._attachment.is_in:
+        if self.is_in:
             await self._membership.leave(reason)
 
     async def _probe(self) -> None:
         before, self._log_seen = self._log_seen, self._log_connections()
-        is_log_new = self._log_seen != before
+        self._is_current = self._is_current and self._log_seen == before
         problem = await self._problem()
-        is_asleep = not problem and self._is_asleep()
-        problem = "it sleeps" if is_asleep else problem
-        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new, is_asleep=is_asleep)
+        if is_asleep := not problem and self._is_asleep():
+            problem = "it sleeps"
+        self._failures = self._failures + 1 if problem else 0
+        is_lost = is_asleep or self._failures >= FAILURES_MAX
         self._log_problem(problem)
-        if step == "register" and await self._described(anew=True) is not None and await self._membership.register():
-            self._attachment.entered()
-        elif step == "leave" and await self._membership.leave(problem if is_asleep else "its /health does not answer"):
-            self._attachment.left()
-        elif self._attachment.is_in and not problem and await self._described(anew=False):
-            await self._membership.register()
+        if not problem and not self._is_current:
+            if await self._described(anew=True) is not None and await self._membership.register():
+                self.is_in = self._is_current = True
+        elif not problem:
+            if await self._described(anew=False):
+                await self._membership.register()
+        elif self.is_in and is_lost and await self._membership.leave(problem if is_asleep else _UNANSWERED):
+            self.is_in = self._is_current = False
 
     async def _described(self, *, anew: bool) -> bool | None:
         """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
@@ -127,7 +94,7 @@ class HealthWatch:
 
     def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not registered, or is about to leave, until it answers again."""
-        is_out = bool(problem) and self._attachment.is_out
+        is_out = bool(problem) and (not self.is_in or self._failures >= FAILURES_MAX)
         if is_out and not self._is_logged:
             _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
         self._is_logged = is_out

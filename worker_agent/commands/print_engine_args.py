@@ -13,8 +13,8 @@ import msgspec
 from kv_protocol.fleet import Role
 from kv_runtime.telemetry import configure_logs
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
-from worker_agent.engine_args.layers import Replacement, dotted
+from worker_agent.engine_args.findings import EngineArgsInvalid, shown
+from worker_agent.engine_args.layers import dotted
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
 
@@ -176,25 +176,18 @@ def _as_json(args: EngineArgs) -> dict[str, Any]:
             for setting in args.settings
         },
         "engine_defaults": [dotted(path) for path in args.left_to_engine],
-        "replaced": [_replaced_as_json(replacement) for replacement in args.replaced],
-        "warnings": [_warning_as_json(warning) for warning in args.warnings],
-    }
-
-
-def _replaced_as_json(replacement: Replacement) -> dict[str, Any]:
-    return {
-        "path": replacement.name,
-        "old": shown(replacement.path, replacement.old),
-        "new": shown(replacement.path, replacement.new),
-        "old_layer": str(replacement.old_origin),
-        "new_layer": str(replacement.new_origin),
-    }
-
-
-def _warning_as_json(warning: ArgumentFinding) -> dict[str, str]:
-    return {
-        "place": warning.place,
-        "path": ".".join(warning.path),
-        "expected": warning.expected,
-        "found": warning.found,
+        "replaced": [
+            {
+                "path": each.name,
+                "old": shown(each.path, each.old),
+                "new": shown(each.path, each.new),
+                "old_layer": str(each.old_origin),
+                "new_layer": str(each.new_origin),
+            }
+            for each in args.replaced
+        ],
+        "warnings": [
+            {"place": each.place, "path": ".".join(each.path), "expected": each.expected, "found": each.found}
+            for each in args.warnings
+        ],
     }

@@ -58,8 +58,7 @@ from worker_agent.config import AgentSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, WorkerStreams, end_unrun, event_path, polled_engine
 from worker_agent.events.mirror import ENGINE
-from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
-from worker_agent.fleet.canary_rules import Canary
+from worker_agent.fleet.canary import Canary, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.publisher import LoadReports

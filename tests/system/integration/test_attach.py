@@ -36,7 +36,7 @@ from tests.system.integration.event_path import endpoint_of, playing, running_in
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.attached.client import EngineClient
-from worker_agent.attached.health import PROBE_PERIOD_S, HealthWatch
+from worker_agent.attached.health import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
 from worker_agent.engines.vllm import Vllm
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.fleet.membership import Membership
@@ -218,8 +218,8 @@ async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, ki
     assert shown_families(shown) - COMMANDS["worker-agent attach"].keys() == set()
 
 
-async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: EventLog) -> None:
-    health, clock, stop, sleeps = HealthOf(), ManualClock(), asyncio.Event(), [False]
+async def test_an_engine_is_described_again_and_leaves_while_it_sleeps_or_does_not_answer(log: EventLog) -> None:
+    health, clock, stop, sleeps, connections = HealthOf(), ManualClock(), asyncio.Event(), [False], [0]
     loras: list[tuple[str, ...]] = [()]
     async with (
         health.serving() as base_url,
@@ -250,7 +250,7 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
             client,
             membership,
             clock,
-            log_connections=lambda: 0,
+            log_connections=lambda: connections[0],
             describe=describe,
             is_asleep=lambda: sleeps[0],
         )
@@ -267,6 +267,25 @@ async def test_an_engine_is_described_again_and_leaves_while_it_sleeps(log: Even
         sleeps[0] = False
         await probe(1)
         await eventually(lambda: isinstance(told[-1], WorkerRegistered))
+        assert len(told) == 4
+        for failures in (FAILURES_MAX - 1, FAILURES_MAX - 1):
+            health.status = 500
+            await probe(failures)
+            health.status = 200
+            await probe(1)
+        assert (len(told), watch.is_in) == (4, True)
+        health.status, connections[0] = 500, 1
+        await probe(1)
+        health.status = 200
+        await probe(2)
+        await eventually(lambda: len(told) == 5 and isinstance(told[-1], WorkerRegistered))
+        health.status = 500
+        await probe(FAILURES_MAX + 1)
+        await eventually(lambda: len(told) == 6 and isinstance(told[-1], WorkerLeft))
+        assert not watch.is_in
+        health.status = 200
+        await probe(1)
+        await eventually(lambda: len(told) == 7 and watch.is_in)
         stop.set()
         await running_watch
 

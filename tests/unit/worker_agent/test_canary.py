@@ -17,8 +17,7 @@ from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import registered
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
-from worker_agent.fleet.canary_rules import OUTCOMES, SALT, Canary, canary_request
+from worker_agent.fleet.canary import BEGIN_ID, OUTCOMES, SALT, Canary, CanaryWatch, MonitoredEngine, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.port.types import EngineError, EngineOutput, EngineRequest

@@ -16,7 +16,7 @@ from kv_runtime.text.byte_model import ByteText
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.choice_text import Piece
-from worker_agent.api.generation import Generation, GenerationFailed
+from worker_agent.api.generation import Generation, GenerationFailed, full_pieces
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
@@ -97,7 +97,7 @@ def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
     )
     streamed = collected(generation(engine, choices=len(said), stops=stops))
     events = b"".join(answer.events(piece) for piece in streamed)
-    whole = asyncio.run(generation(engine, choices=len(said), stops=stops).full_pieces())
+    whole = asyncio.run(full_pieces(generation(engine, choices=len(said), stops=stops).pieces()))
     expected = msgspec.json.decode(answer.full_body(whole, {}))["choices"]
     assert [choice_of(events, choice) for choice in range(len(said))] == expected
     assert engine.open == 0
@@ -158,7 +158,7 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
         collected(generation(engine, choices=2))
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
-        asyncio.run(generation(engine, choices=2).full_pieces())
+        asyncio.run(full_pieces(generation(engine, choices=2).pieces()))
     assert engine.open == 0
 
 

@@ -134,10 +134,3 @@ async def _error_of(engine: SimulatedEngine) -> Exception | None:
     except EngineStopped as error:
         return error
     return None
-
-
-async def test_of_statistics_the_newest_are_kept() -> None:
-    clock = LeapingClock()
-    async with running(clock, statistics_max=3) as engine:
-        await arrivals_s(engine, clock, request(max_tokens=8))
-        assert [row["iter"] for row in engine.iteration_stats(0)] == [5, 6, 7]

@@ -51,7 +51,7 @@ class _ChoiceQueue(NamedTuple):
 class SimulatedEngine:
     """An `Engine` made of a simulator and a clock. It owns the simulator, and steps it on the event loop only.
 
-    The event buffer is the simulator's; the newest `statistics_max` rows of statistics are kept. A stream's queue holds
+    The event buffer is the simulator's; the newest `STATISTICS_MAX` rows of statistics are kept. A stream's queue holds
     at most its request's `max_tokens` for each choice. Prefill and decode engines need a `transfer` section.
     """
 
@@ -61,7 +61,6 @@ class SimulatedEngine:
         clock: Clock,
         *,
         speed: float = 1.0,
-        statistics_max: int = STATISTICS_MAX,
         transfer: TransferSection | None = None,
     ) -> None:
         self._simulator = simulator
@@ -80,7 +79,7 @@ class SimulatedEngine:
         self._stop_at_s: float | None = None
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
-        self._statistics = deque[IterationStats](maxlen=statistics_max)
+        self._statistics = deque[IterationStats](maxlen=STATISTICS_MAX)
 
     def describe(self) -> EngineDescription:
         """Return the simulator's description."""

@@ -1,5 +1,20 @@
 """Loads TensorRT-LLM's engine and describes it.
 
+Computes the longest sequence of a TensorRT-LLM engine (PyTorch backend) before the engine is loaded.
+
+    the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
+                        is one of `_COUNTED`: there the positions are scaled already
+    the argument        `max_seq_len`: the smaller of it and the model's. With TLLM_ALLOW_LONG_MAX_MODEL_LEN
+                        it counts alone
+    neither             the engine is not loaded
+
+The engine computes this length in its own process and does not report it: `llm.args.max_seq_len` stays None. For a
+model without positions it assumes 2,048 tokens; the agent requires the argument instead. `max_input_len` has no effect.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/models/modeling_utils.py` (`infer_max_seq_len`),
+`tensorrt_llm/_torch/pyexecutor/model_engine.py` (`_init_max_seq_len`), `tensorrt_llm/executor/base_worker.py`
+(`setup_engine`).
+
 Finds the data type of a TensorRT-LLM engine's KV cache (PyTorch backend), which the engine does not report.
 
     `kv_cache_config.dtype`      fp8, nvfp4: that one; `auto`: the checkpoint's
@@ -12,15 +27,15 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/pyexecutor/model_loader.py` (`
 `tensorrt_llm/_torch/model_config.py` (`load_hf_quant_config`).
 """
 
+import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
-from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len, sections
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
 from worker_agent.media.models import model_config
@@ -102,9 +117,9 @@ def seq_len_before(args: EngineArgs) -> int | None:
     try:
         config = {**model_config(model), **(args.value("model_kwargs") or {})}
         longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
-        return engine_seq_len(requested, config, model=model, allows_longer=longer)
-    except (TextError, SequenceLengthUnknown) as error:
+    except TextError as error:
         raise EngineError(str(error)) from error
+    return engine_seq_len(requested, config, model=model, allows_longer=longer)
 
 
 def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescription:
@@ -169,6 +184,9 @@ def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # 
     return tokens if tokens < max_seq_len - 1 else 0
 
 
+_COUNTED = ("su", "longrope", "llama3", "yarn")
+_SECTIONS = ("text_config", "llm_config", "language_config")
+"""The keys under which multimodal models have the configuration of their language model."""
 _NAMED_BY_CHECKPOINT = (None, "", "auto")
 
 
@@ -195,3 +213,43 @@ def _quantizes_kv(quantization: object) -> bool:
     return isinstance(quantization, Mapping) and any(
         key.startswith("kv_cache") and quantization[key] for key in quantization
     )
+
+
+def model_seq_len(config: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence of a model in tokens, by its `config.json`; None where that has no positions."""
+    for section in sections(config):
+        positions = section.get("max_position_embeddings")
+        if type(positions) is int and positions > 0:
+            return math.ceil(positions * _factor(section.get("rope_scaling")))
+    return None
+
+
+def engine_seq_len(requested: int | None, config: Mapping[str, Any], *, model: str, allows_longer: bool) -> int:
+    """Return the longest sequence that the engine will serve, in tokens. `requested` is the engine argument.
+
+    Raises:
+        EngineError: neither the model nor the argument has it.
+    """
+    own = model_seq_len(config)
+    if requested is not None:
+        return requested if own is None or allows_longer else min(requested, own)
+    if own is not None:
+        return own
+    found = "no max_position_embeddings" if config else "no config.json"
+    allowed = "one that has it, or the engine argument max_seq_len"
+    raise EngineError(f"max_seq_len: found none, and {found} of model {model!r}, allowed {allowed}")
+
+
+def sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a model's `config.json`, then the parts of it that are about the language model."""
+    yield config
+    for name in _SECTIONS:
+        if isinstance(section := config.get(name), Mapping):
+            yield section
+
+
+def _factor(scaling: object) -> float:
+    if not isinstance(scaling, Mapping) or scaling.get("type", scaling.get("rope_type")) in _COUNTED:
+        return 1.0
+    factor = scaling.get("factor", 1.0)
+    return float(factor) if type(factor) in (int, float) and factor > 0 else 1.0
