@@ -28,7 +28,7 @@ from tests.support.engine_description import described
 from tests.system.integration.engine_doubles import Rank
 from tests.system.integration.event_path import endpoint_of, playing, zmq_context
 from worker_agent.attached.config import AttachSettings
-from worker_agent.commands.attach import run_attached
+from worker_agent.commands.processes import run_attached
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 

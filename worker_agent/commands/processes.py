@@ -1,27 +1,42 @@
-"""The commands `worker-agent serve` and `attach`; the modules of these names compose their processes."""
+"""The commands `worker-agent serve`, whose process `serve.py` composes, and `attach`.
+
+`attach` brings an engine that runs in another process into the fleet, while this process runs: it is one
+`AttachedWorker` with a connection to the log and a status page of its own.
+"""
 
 import asyncio
+import os
 import sys
+import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import zmq.asyncio
 
+from kv_protocol.fleet_gate import FleetGate
+from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
-from kv_runtime.event_log import BrokerUnavailable, StoppedUnconnected
+from kv_runtime.event_log import BrokerUnavailable, EventLog, StoppedUnconnected
 from kv_runtime.http.acceptor import PortUsed
+from kv_runtime.http.hosts import url_of
 from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.process import print_lines, run_process
-from kv_runtime.supervise import PartGaveUp
+from kv_runtime.supervise import Part, PartGaveUp, run_parts
 from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
+from kv_runtime.text.loading import load_text
+from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
+from worker_agent.api.status import status_server
+from worker_agent.api.tracing import SERVICE
 from worker_agent.attached.config import SERVERS, AttachSettings
-from worker_agent.commands.attach import run_attached
+from worker_agent.attached.worker import AttachedWorker, Host, check
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
 from worker_agent.commands.serve import run_served
@@ -32,6 +47,8 @@ from worker_agent.engine_args.sources import EngineArgsSources
 from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
+
+_MARGIN_S = 2.0
 
 SettingsT = TypeVar("SettingsT", AgentSettings, AttachSettings)
 
@@ -119,6 +136,43 @@ def _run(
         return
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")
+
+
+async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
+    """Represent the engine until `stop` is set; `report` receives one line: what was found, and the status page.
+
+    Raises: as `AttachedWorker.run`, and `PortUsed` for the status page's port.
+    """
+    settings = settings.model_copy(update={"worker": settings.worker.identified()})
+    check(settings)
+    async with AsyncExitStack() as cleanup:
+        log = await EventLog.connect(
+            settings.nats.url,
+            name=f"worker-agent {settings.worker.id}",
+            user=settings.nats.user,
+            token=settings.nats.credentials.get_secret_value(),
+            awaited_until=stop,
+        )
+        cleanup.push_async_callback(log.close)
+        context = zmq.asyncio.Context()
+        cleanup.callback(context.destroy, linger=0)
+        opened = opened_event_tracing if settings.engine.requests == "direct" else opened_tracing
+        tracing = opened(settings.tracing, os.environ, uuid.uuid4().hex[:16], service=SERVICE)
+        host = Host(log, context, SystemClock(), FleetGate(settings.nats.fleet_secrets), load_text, tracing)
+        worker = AttachedWorker(settings, host, lambda line, _: report(f"streams of {line}; status on {at}"))
+        http = status_server(
+            settings.control,
+            log,
+            tracing,
+            lambda: worker.consolidators,
+            families=worker.families,
+            sources=worker.polled_status,
+        )
+        await http.start()
+        at = url_of(settings.control.host, http.port)
+        spans = [] if tracing is None else [tracing.exporter.part(1)]
+        parts = [Part("worker", worker.run, 0), *spans, Part("http", http.run, 1, dict), Part("event-log", log.run, 2)]
+        await run_parts(parts, stop=stop, drain_s=worker.drain_s + _MARGIN_S)
 
 
 def _attach(settings: AttachSettings) -> None:

@@ -49,9 +49,7 @@ Check = Callable[[Tree, Circumstances], Iterator[ArgumentFinding]]
 
 def findings(tree: Tree, circumstances: Circumstances) -> list[ArgumentFinding]:
     """Return what the checks in the table above find in the engine's arguments."""
-    checks: list[Check] = [
-        _version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp,
-    ]  # fmt: skip
+    checks: tuple[Check, ...] = (_version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp)
     return [finding for check in checks for finding in check(tree, circumstances)]
 
 
@@ -68,12 +66,6 @@ def attention_dp_size(tree: Tree) -> int:
     return int(at(tree, "tensor_parallel_size") or 1) if at(tree, "enable_attention_dp") else 1
 
 
-def longest_input(tree: Tree) -> int | None:
-    """Return the length in tokens of the longest prompt that the engine accepts; None: the model defines it."""
-    max_seq_len = at(tree, "max_seq_len")
-    return None if max_seq_len is None else max_seq_len - 1
-
-
 def _reuse(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
     if circumstances.publishes_kv_events and at(tree, *_REUSE) is False:
         expected = "true where KV events are published (without reuse there are none: the router only balances load)"
@@ -86,9 +78,9 @@ def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentF
         return
     if at(tree, *_TRANSCEIVER) is None:
         yield _finding("warning", tree, _TRANSCEIVER, "nothing", f"how a {role} worker's KV is transferred: NIXL, UCX")
-    buffer, longest = at(tree, *_BUFFER), longest_input(tree)
-    if buffer is not None and longest is not None and buffer < longest:
-        expected = f"{longest} or more, the longest input (max_seq_len - 1): a longer one is never transferred"
+    buffer, max_seq_len = at(tree, *_BUFFER), at(tree, "max_seq_len")
+    if buffer is not None and max_seq_len is not None and buffer < max_seq_len - 1:
+        expected = f"{max_seq_len - 1} or more, the longest input (max_seq_len - 1): a longer one is never transferred"
         yield _finding("error" if role == "prefill" else "warning", tree, _BUFFER, str(buffer), expected)
 
 
@@ -137,9 +129,6 @@ def _version(_tree: Tree, circumstances: Circumstances) -> Iterator[ArgumentFind
 
 
 def _finding(severity: Severity, tree: Tree, path: Path, found: str, expected: str) -> ArgumentFinding:
-    return ArgumentFinding(severity=severity, place=_place(tree, path), path=path, found=found, expected=expected)
-
-
-def _place(tree: Tree, path: Path) -> str:
     node = node_at(tree, path)
-    return "not given" if node is None else node.origin.place
+    place = "not given" if node is None else node.origin.place
+    return ArgumentFinding(severity=severity, place=place, path=path, found=found, expected=expected)

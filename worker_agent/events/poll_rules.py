@@ -72,19 +72,11 @@ class DrainedMoment(NamedTuple):
     lost: Mapping[int, int]
 
 
-class _Read(NamedTuple):
-    lost: int
-    seq: int
-
-
-_NOTHING = _Read(0, 0)
-
-
 class Relearning:
     """The ranks of one source."""
 
     def __init__(self) -> None:
-        self._read: dict[int, _Read] = {}
+        self._read: dict[int, tuple[int, int]] = {}  # the events lost, and the stream's seq when that was read
         self._over: dict[int, int] = {}
 
     def on_progress(
@@ -92,11 +84,11 @@ class Relearning:
     ) -> None:
         """Note the progress of the source, of the delivery and of the rank's stream."""
         lost = drained.lost.get(dp_rank, 0)
-        if delivered >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:
-            self._read[dp_rank] = _Read(lost, last_seq)
-        read = self._read.get(dp_rank, _NOTHING)
-        if published_seq >= read.seq:
-            self._over[dp_rank] = read.lost
+        read_lost, read_seq = self._read.get(dp_rank, (0, 0))
+        if delivered >= drained.sequence and lost > read_lost:
+            self._read[dp_rank] = read_lost, read_seq = lost, last_seq
+        if published_seq >= read_seq:
+            self._over[dp_rank] = read_lost
 
     def missing(self, dp_rank: int, lost: int) -> int:
         """Return how many of the events lost so far belong to losses that are not over."""

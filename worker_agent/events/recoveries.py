@@ -21,6 +21,7 @@ into chunks while it is sent. Source: `kv_protocol/recovery.py`.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from kv_protocol.digest import differing_buckets
@@ -109,17 +110,10 @@ def dump(
     request_id: int, outbox: Outbox, held: HeldBlocks, chunk_blocks: int, buckets: bytes = b""
 ) -> Iterator[DumpChunk]:
     """Return the chunks, at least one, of the blocks held at the outbox's last seq: all, or those of `buckets`."""
-    return _chunks(request_id, outbox.epoch, outbox.last_seq, held, chunk_blocks, buckets)
-
-
-def _chunks(
-    request_id: int, epoch: int, last_seq: int, held: HeldBlocks, chunk_blocks: int, buckets: bytes
-) -> Iterator[DumpChunk]:
-    parts = block_columns(held, chunk_blocks)
-    of = max(1, -(-len(held) // chunk_blocks))
-    for index in range(of):
-        part = next(parts, _NO_BLOCKS)
-        yield DumpChunk(
+    epoch, last_seq, of = outbox.epoch, outbox.last_seq, max(1, -(-len(held) // chunk_blocks))
+    parts = chain(block_columns(held, chunk_blocks), [_NO_BLOCKS])
+    return (
+        DumpChunk(
             request_id=request_id,
             epoch=epoch,
             last_seq=last_seq,
@@ -130,6 +124,8 @@ def _chunks(
             tiers=part.tiers,
             buckets=buckets,
         )
+        for index, part in zip(range(of), parts, strict=False)
+    )
 
 
 def _replay(request_id: int, outbox: Outbox, tail: list[bytes]) -> Iterator[ReplayChunk]:

@@ -13,21 +13,14 @@ request); the pauses: `docs/SOURCES.md` D6.5.
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 Row = dict[str, Any]
+Pauses = tuple[float, float, float]
+"""The shortest and the longest, in seconds, and how many times as long as the one before it each is."""
 
-
-class Pauses(NamedTuple):
-    """From the `shortest` to the `longest`, in seconds; each is `growth` times the one before it."""
-
-    shortest_s: float
-    longest_s: float
-    growth: float
-
-
-EVENT_PAUSES = Pauses(0.005, 0.020, 1.5)
-STATISTICS_PAUSES = Pauses(0.010, 0.100, 2.0)
+EVENT_PAUSES = (0.005, 0.020, 1.5)
+STATISTICS_PAUSES = (0.010, 0.100, 2.0)
 
 
 class RowPoller:
@@ -40,7 +33,8 @@ class RowPoller:
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._pauses, self._pause_s = pauses, pauses.shortest_s
+        self._shortest_s, self._longest_s, self._growth = pauses
+        self._pause_s = self._shortest_s
         self._now_s, self._sleep = now_s, sleep
 
     def rows(self, fetch: Callable[[], list[Row]], timeout_s: float) -> list[Row]:
@@ -51,6 +45,6 @@ class RowPoller:
             if left_s <= 0:
                 return []
             self._sleep(min(self._pause_s, left_s))
-            self._pause_s = min(self._pause_s * self._pauses.growth, self._pauses.longest_s)
-        self._pause_s = self._pauses.shortest_s
+            self._pause_s = min(self._pause_s * self._growth, self._longest_s)
+        self._pause_s = self._shortest_s
         return rows
