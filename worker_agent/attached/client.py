@@ -16,11 +16,12 @@ from typing import Literal, Self
 
 import aiohttp
 
+from kv_runtime.http.answer_body import bounded_body
+
 ANSWER_S = 2.0
 ANSWER_BYTES_MAX = 4 << 20
 _CONNECTIONS = 8
 _OK = 200
-_CHUNK_BYTES = 64 << 10
 
 Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
@@ -100,18 +101,10 @@ class EngineClient:
             async with sent as response:
                 if response.status != _OK:
                     raise EngineUnanswered("status", f"status {response.status}")
-                return await _bounded(response, bytes_max)
+                if (body := await bounded_body(response, bytes_max)) is None:
+                    raise EngineUnanswered("oversize", f"more than {bytes_max} bytes")
+                return body
         except TimeoutError as error:
             raise EngineUnanswered("slow", f"no whole answer within {answer_s} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
-
-
-async def _bounded(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    parts, size = [], 0
-    async for part in response.content.iter_chunked(_CHUNK_BYTES):
-        size += len(part)
-        if size > bytes_max:
-            raise EngineUnanswered("oversize", f"more than {bytes_max} bytes")
-        parts.append(part)
-    return b"".join(parts)

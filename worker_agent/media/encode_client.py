@@ -17,6 +17,7 @@ from typing import get_args
 import aiohttp
 import msgspec
 
+from kv_runtime.http.answer_body import bounded_body
 from worker_agent.media.chats import EncodedMedia
 from worker_agent.media.encode_wire import (
     PATH,
@@ -35,7 +36,6 @@ from worker_agent.port.handoff import HandoffInvalid, handoff_of_json
 from worker_agent.port.types import EncoderUnavailable, Media
 
 _ANSWER_BYTES_MAX = 8 << 20
-_CHUNK_BYTES = 64 << 10
 _OK, _REFUSED = 200, 400
 ANSWER_S = 30.0
 """How long an answer may take: an encode worker gives up loading its media earlier, and queues few requests."""
@@ -112,8 +112,8 @@ class EncodeClient:
                 asyncio.timeout(self._answer_s),
                 self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
-                data = await _bounded(response)
-                if response.status != _OK:
+                data = await bounded_body(response, _ANSWER_BYTES_MAX)
+                if data is None or response.status != _OK:
                     raise _refusal(response, data)
                 return read_answer(data)
         except TimeoutError as error:
@@ -135,7 +135,9 @@ class EncodeClient:
             raise EncoderUnavailable(str(error)) from error
 
 
-def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
+def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefused | EncoderUnavailable:
+    if data is None:
+        return EncoderUnavailable(f"an answer of more than {_ANSWER_BYTES_MAX} bytes")
     try:
         reported = msgspec.json.decode(data, type=_ErrorBody).error
     except msgspec.DecodeError:
@@ -153,16 +155,6 @@ def _handles(answer: EncodeAnswer) -> EncodedMedia:
     if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
         raise EncoderUnavailable("not a handle for each item")
     return EncodedMedia(handoff=handoff)
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body; raise `EncodeUnreadable` if it is longer than any answer."""
-    data = bytearray()
-    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-        data += chunk
-        if len(data) > _ANSWER_BYTES_MAX:
-            raise EncodeUnreadable(f"more than {_ANSWER_BYTES_MAX} bytes")
-    return bytes(data)
 
 
 def _refused(code: str, reported: _Error) -> MediaRefused:

@@ -23,6 +23,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
+from kv_runtime.http.answer_body import bounded_body
 from worker_agent.media.addresses import Address
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
@@ -113,14 +114,12 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
     allowed = f"at most {bytes_max} bytes"
     if response.content_length is not None and response.content_length > bytes_max:
         raise MediaRefused("too_large", field, f"{response.content_length} bytes, by Content-Length", allowed)
-    data = bytearray()
-    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-        data += chunk
-        if len(data) > bytes_max:
-            raise MediaRefused("too_large", field, f"more than {bytes_max} bytes", allowed)
+    data = await bounded_body(response, bytes_max)
+    if data is None:
+        raise MediaRefused("too_large", field, f"more than {bytes_max} bytes", allowed)
     if not data:
         raise MediaRefused("content", field, "0 bytes", f"1..{bytes_max} bytes")
-    return FetchedBody(bytes(data), response.headers.get(hdrs.CONTENT_TYPE))
+    return FetchedBody(data, response.headers.get(hdrs.CONTENT_TYPE))
 
 
 def _session(addresses: tuple[Address, ...], bytes_max: int) -> aiohttp.ClientSession:

@@ -19,6 +19,7 @@ from yarl import URL
 
 from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
+from kv_runtime.http.answer_body import bounded_body
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
@@ -144,12 +145,9 @@ async def _read(address: Address, descriptor: HttpDescriptor) -> bytes:
     ):
         if response.status != _OK:
             raise _refused("expired", descriptor, f"embeddings that wait; the answer is {response.status}")
-        data = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            data += chunk
-            if len(data) > descriptor.size_bytes:
-                raise _refused("too_large", descriptor, "as many bytes as were offered")
-    return bytes(data)
+        if (data := await bounded_body(response, descriptor.size_bytes)) is None:
+            raise _refused("too_large", descriptor, "as many bytes as were offered")
+    return data
 
 
 def _refused(reason: MediaReason, descriptor: HttpDescriptor, allowed: str) -> MediaRefused:

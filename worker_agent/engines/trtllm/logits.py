@@ -17,7 +17,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -27,13 +27,8 @@ _log = structlog.get_logger("logits")
 _BEAM = (1, 1)
 
 
-class Processor(Protocol):
-    """Changes the logits of one sequence's next token."""
-
-    def __call__(self, token_ids: Sequence[int], logits: Any) -> None:  # noqa: ANN401 - an array of the engine's kind
-        """Change `logits`, one for each token of the vocabulary, in place; `token_ids` begin with the prompt."""
-
-
+Processor = Callable[[Sequence[int], Any], None]
+"""Changes logits in place, one for each token of the vocabulary; the tokens so far begin with the prompt."""
 Factory = Callable[[], Processor]
 
 
