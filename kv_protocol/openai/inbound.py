@@ -29,6 +29,8 @@ from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 _TEXT_FORMAT = b'{"type":"text"}'
 Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+FEW_MESSAGES = 192
+"""Of a chat that is read, and rendered, at once."""
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -86,15 +88,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: ClassVar[str] = "completions"
     """The endpoint of the request, and its path."""
     path: ClassVar[str] = COMPLETIONS
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a chat of which no key is set that changes its prompt, its phases or its choices.
-
-        Then `token_data`, `salt`, `changed_by`, `read_options`, `names_phase` and `ineffective` are empty, and
-        `has_one_choice` is true: ask none of them.
-        """
-        return False
 
     @property
     def include_usage(self) -> bool:
@@ -191,11 +184,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     prompt_token_ids: msgspec.Raw = ABSENT
 
     @property
-    def is_plain(self) -> bool:
-        """Whether no key is set that changes its prompt, its phases or its choices."""
-        return _uncommon(self) == _NONE_SET
-
-    @property
     def limit_tokens(self) -> int | None:
         """The most tokens to generate, by either of its names."""
         return self.max_completion_tokens or self.max_tokens
@@ -234,7 +222,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 class ReadChat(ChatInbound, frozen=True, kw_only=True):
     """The same, decoded with its messages: a short one of which the prompt is wanted. Their JSON is in the body."""
 
-    messages: Messages  # type: ignore[assignment]
+    messages: Annotated[Messages, msgspec.Meta(max_length=FEW_MESSAGES)]  # type: ignore[assignment]
 
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the messages."""
@@ -275,12 +263,13 @@ _UNCHANGED = (ABSENT,) * len(_CHANGING)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 
-_UNCOMMON = (
-    "nvext", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS, "tools", "documents",
-    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt",
+UNCOMMON_KEYS = (
+    "nvext", "extra_args", "priority", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS,
+    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message",
+    "add_generation_prompt", *_GUIDES,
 )  # fmt: skip
-_uncommon = attrgetter(*_UNCOMMON)
-_NONE_SET = _uncommon(ChatInbound(model=""))
+"""A chat or completion without them states no wishes to the router: `token_data`, `salt`, `changed_by`, `read_options`,
+`names_phase` and `ineffective` are empty, `targets` and `is_guided` too, and a chat `has_one_choice`."""
 _messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -54,7 +54,6 @@ async def _explain(request: FleetRequest, serving: Serving) -> None:
     try:
         exchange.path = _asked_path(exchange)
         await serving.read(request)
-        request.is_read = True
         decided.append(_decided(request, serving))
         if request.plan.is_aside:
             request.plan = request.plan.prefilled()

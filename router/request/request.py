@@ -63,7 +63,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     body: Body
     inbound: Inbound
-    prompt: EncodedPrompt | None
+    prompt: EncodedPrompt | None = None
     plan: RequestPlan
     route: RouteRequest
     """Of the present phase; `first_route` is as the client sent it."""
@@ -71,7 +71,6 @@ class Request(CallbackCoroutine, Generic[A]):
     model = ""
     ticket: "Ticket | None" = None
     """Its place in the queue, while it waits there."""
-    is_read = False
     events_when_left = 0
     """How many events of the answer behind the first had come when the client left."""
     attempt: A | None = None
@@ -95,18 +94,20 @@ class Request(CallbackCoroutine, Generic[A]):
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
 
+    gateway: Gateway | None = None
+    """It sends the request itself; None: the router does."""
+    trace: TracedRequest | None = None
+
     def __init__(
-        self,
-        exchange: Exchange,
-        destination: Destination[A],
-        records: RequestRecords[A],
-        mode: str = "",
-        gateway: Gateway | None = None,
-        trace: TracedRequest | None = None,
+        self, exchange: Exchange, destination: Destination[A], records: RequestRecords[A], mode: str = ""
     ) -> None:
-        """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
-        self.exchange, self.destination, self.records = exchange, destination, records
-        self.mode, self.gateway, self.trace = mode, gateway, trace
+        """`mode` is that of metrics and logs."""
+        self.exchange, self.destination, self.records, self.mode = exchange, destination, records, mode
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all was read: the plan comes last."""
+        return hasattr(self, "plan")
 
     # ------------------------------------------------------------------------------------------- to a worker
 
@@ -124,7 +125,6 @@ class Request(CallbackCoroutine, Generic[A]):
     async def _live(self) -> None:
         destination = self.destination
         await destination.read(self)
-        self.is_read = True
         if not destination.admits(self):
             destination.waited(self, await self.until_resumed())
         await self._send()

@@ -27,7 +27,6 @@ from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from router.http.heads import Headers
-from router.prompt.chains import EncodedPrompt
 
 TAINTS_MAX = 16
 _NAME_CHARACTERS_MAX = 128
@@ -42,43 +41,37 @@ _CONSTRAINTS = frozenset(
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-def route_request(
-    new_id: Callable[[], str],
-    inbound: Inbound,
-    headers: Headers,
-    hashing: Hashing,
-    prompt: EncodedPrompt | None,
-    *,
-    lora: str = "",
-    tenant: str = "",
-    allowed_workers: frozenset[str] | None = None,
-) -> RouteRequest:
-    """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
+WISHING_HEADERS = _CONSTRAINTS | {b"x-request-id"}
+"""All headers that are read here."""
+
+
+def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers, hashing: Hashing) -> RouteRequest:
+    """Return the routing fields of a request whose prompt is not read.
 
     `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
     """
     plain = RouteRequest(
         decision_id=new_id(),
-        request_id=(b"x-request-id" in headers and _name(headers, b"x-request-id")) or new_id(),
+        request_id=new_id(),
         model=inbound.model,
-        isl_tokens=0 if prompt is None else prompt.token_count,
+        isl_tokens=0,
         block_size=hashing.block_size,
         hash_scheme=hashing.scheme,
-        sequence_hashes=b"" if prompt is None else prompt.sequence_hashes,
         max_tokens=inbound.limit_tokens or 0,
-        lora=lora,
-        tenant=tenant,
         endpoint=inbound.endpoint,
-        allowed_workers=allowed_workers,
     )
+    return replace(plain, **wishes(inbound, headers))
+
+
+def wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
+    """Return the fields that state a request's wishes; raise `RequestInvalid`: a header has an invalid value."""
+    name = _name(headers, b"x-request-id")
+    named = {"request_id": name} if name else {}
     is_plain = inbound.nvext is None and inbound.extra_args is None and inbound.priority is None
-    if is_plain and _CONSTRAINTS.isdisjoint(headers):
-        return plain
-    return replace(plain, **_wishes(inbound, headers))
+    return named if is_plain and _CONSTRAINTS.isdisjoint(headers) else named | _constraints(inbound, headers)
 
 
-def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
-    """Return the fields that state a request's wishes."""
+def _constraints(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     hints = inbound.extension.hints
     return {
         "session_id": _session(headers) if inbound.endpoint in PROMPT_ENDPOINTS else "",

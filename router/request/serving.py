@@ -1,7 +1,6 @@
 """Where requests of clients go: the workers of the fleet. Admission, decisions, calls, answers."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
@@ -29,8 +28,8 @@ from router.queue.gate import Admission
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
 from router.request.calls import CONTINUABLE_HEADER, Calls
-from router.request.destination import Destination, Gateway
-from router.request.reading import RequestReader
+from router.request.destination import Gateway
+from router.request.reading import FleetReader
 from router.request.records import FleetRecords
 from router.request.replies import refuse
 from router.request.request import Request
@@ -52,7 +51,7 @@ _RANKS_MAX = 4096
 FleetRequest = Request[RankAttempt]
 
 
-class Serving(Destination[RankAttempt]):
+class Serving(FleetReader):
     """The parts that serve requests at workers."""
 
     def __init__(
@@ -74,10 +73,9 @@ class Serving(Destination[RankAttempt]):
 
         `tracer` is None if tracing is off.
         """
-        self.routing, self.metrics, self.new_id = routing, metrics, new_id
+        super().__init__(routing, prompts, metrics, tenants, settings, new_id)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self.records = FleetRecords(routing, admission, metrics, self.request_log)
-        self.reader = RequestReader(routing, prompts, metrics, tenants, settings, new_id)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
@@ -89,20 +87,22 @@ class Serving(Destination[RankAttempt]):
 
         `mode` is that of its metrics, that in force without it.
         """
-        metrics, account = self.metrics, exchange.account
+        metrics = self.metrics
         if metrics.inflight >= self._inflight_max:
             metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
             return None
-        if account is not None and (refusal := account.refusal(self.routing.clock.now())) is not None:
+        if exchange.account is not None and (refusal := exchange.account.refusal(self._now())) is not None:
             metrics.rejected(refusal.param or "")
             self.refuse(exchange, refusal)
             return None
         metrics.inflight += 1
-        trace = None if self._tracer is None else self._tracer.begin(exchange.headers, exchange.began_s)
-        mode = mode or self.routing.state.policy.mode
-        request: FleetRequest = Request(exchange, self, self.records, mode, gateway, trace)
+        request: FleetRequest = Request(exchange, self, self.records, mode or self._state.policy.mode)
+        if gateway is not None:
+            request.gateway = gateway
+        if self._tracer is not None:
+            request.trace = self._tracer.begin(exchange.headers, exchange.began_s)
         request.begin()
         return request
 
@@ -111,11 +111,7 @@ class Serving(Destination[RankAttempt]):
         self.request_log.refused(refusal)
         refuse(exchange, refusal)
 
-    # ------------------------------------------------------------------------------------------- reading, admission
-
-    def read(self, request: FleetRequest) -> Coroutine[Any, Any, None]:
-        """Set the request's body, prompt, route and plan."""
-        return self.reader.read(request)
+    # ------------------------------------------------------------------------------------------- admission
 
     def admits(self, request: FleetRequest) -> bool:
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
@@ -139,7 +135,7 @@ class Serving(Destination[RankAttempt]):
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
-        request.route = self.reader.route_of(request, request.plan)
+        request.route = self.route_of(request, request.plan)
         if pinned is not None:
             request.route = replace(request.route, pinned_worker=pinned)
 
@@ -216,7 +212,7 @@ class Serving(Destination[RankAttempt]):
         plans = [plan]
         if plan.phase in ("prefill", "decode") and not plan.is_fixed:
             plans.append(plan.beside("alone"))
-        than, routes = request.attempt.rank, [self.reader.route_of(request, each) for each in plans]
+        than, routes = request.attempt.rank, [self.route_of(request, each) for each in plans]
         return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 
     def lost(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> str:

@@ -79,7 +79,7 @@ class Life(Destination[Try], RequestRecords[Try]):
         request.body = Body(request.exchange.body)
         request.inbound = decode_inbound(request.exchange.path, request.exchange.body)
         request.prompt = None
-        request.route = route_request(lambda: "id", request.inbound, {}, Hashing(16), None)
+        request.route = route_request(lambda: "id", request.inbound, {}, Hashing(16))
         request.plan = self._plan
 
     def admits(self, request: Request[Try]) -> bool:
