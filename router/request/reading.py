@@ -116,7 +116,7 @@ class FleetReader(Destination[RankAttempt]):
         served = self._served.get((inbound.model, inbound.endpoint))
         if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
             served = self._resolve(inbound)
-        isl_tokens, blocks, new_id = 0, b"", self.new_id
+        isl_tokens, blocks = 0, b""
         if served.has_prompts:
             prompt = self._prompts.short_chat(inbound, served.hashing, served.seed) if is_plain else None
             if prompt is None:
@@ -128,8 +128,8 @@ class FleetReader(Destination[RankAttempt]):
                 request.trace.prompted(perf_counter() - parsed_s)
         request.route = request.first_route = replace(
             served.route,
-            decision_id=new_id(),
-            request_id=new_id(),
+            decision_id=self.new_id(),
+            request_id=self.new_id(),
             isl_tokens=isl_tokens,
             sequence_hashes=blocks,
             max_tokens=inbound.limit_tokens or 0,

@@ -14,6 +14,7 @@ from router.config import RouterSettings
 from router.decision.eligibility import exclusion, exclusions, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
+from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
@@ -113,11 +114,16 @@ class Serving(FleetReader):
 
     # ------------------------------------------------------------------------------------------- admission
 
+    def _follow(self, policy: Policy) -> None:
+        super()._follow(policy)
+        self._is_bounded = self._admission.is_bounded(policy)
+
     def admits(self, request: FleetRequest) -> bool:
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
-        if self._admission.admits(request.route):
+        admission = self._admission
+        if not (self._is_bounded or admission.tickets) or admission.admits(request.route):
             return True
-        request.ticket = self._admission.wait(request.route, request.resume, request.resume)
+        request.ticket = self._admission.wait(request.route, request.resume)
         return False
 
     def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:

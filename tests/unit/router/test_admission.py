@@ -23,6 +23,9 @@ class Seats:
     def __init__(self, free: int) -> None:
         self.free = free
 
+    def is_bounded(self, _: Policy) -> bool:
+        return True
+
     def has_headroom(self, _: RouteRequest) -> bool:
         return self.free > 0
 
@@ -37,7 +40,7 @@ def asked(
     if admission.admits(request):
         admitted()
         return None
-    return admission.wait(request, admitted, refused)
+    return admission.wait(request, lambda refusal: admitted() if refusal is None else refused(refusal))
 
 
 class Door:
