@@ -76,7 +76,8 @@ class Warming:
         client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
-        Request(exchange, cache, cache).begin()
+        request = Request(exchange, cache, cache)
+        request.run(request.live())
         try:
             async with asyncio.timeout(within_s):
                 await cache.over.wait()

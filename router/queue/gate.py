@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -37,6 +38,8 @@ from router.queue.waiting import Place, QueuedRequest, QueueLimits
 
 _log = structlog.get_logger("router")
 
+Told = Callable[[Refusal | None], None]
+"""Called once: None admits the request."""
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
 _SIGHTS_MAX = 64
@@ -55,16 +58,14 @@ class HeadroomProbe(Protocol):
         """Return how many tokens of its prompt no rank holds."""
 
 
-class _Sight:
+class _Sight(msgspec.Struct):
     """Cached spare tokens of a model's ranks, for requests without constraints."""
 
-    __slots__ = ("breaker_changes", "fleet_changes", "seq_len_min", "spare_tokens", "until_s")
-
-    def __init__(
-        self, spare_tokens: float, until_s: float, seq_len_min: int, fleet_changes: int, breaker_changes: int
-    ) -> None:
-        self.spare_tokens, self.until_s, self.seq_len_min = spare_tokens, until_s, seq_len_min
-        self.fleet_changes, self.breaker_changes = fleet_changes, breaker_changes
+    spare_tokens: float
+    until_s: float
+    seq_len_min: int
+    fleet_changes: int
+    breaker_changes: int
 
 
 class FleetHeadroom:
@@ -140,38 +141,6 @@ class FleetHeadroom:
             return None
 
 
-class Ticket:
-    """A request in admission, until its callback is called."""
-
-    __slots__ = ("_admission", "_ended_s", "_place", "_told")
-
-    def __init__(self, admission: "Admission", place: Place, told: Callable[[Refusal | None], None]) -> None:
-        self._admission, self._place = admission, place
-        self._told: Callable[[Refusal | None], None] | None = told
-        self._ended_s: float | None = None
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds from the request to the callback; so far, while it waits."""
-        return (self._admission.now_s() if self._ended_s is None else self._ended_s) - self._place.arrived_s
-
-    def cancel(self) -> None:
-        """The client left: the callback is not called any more. No effect after it, or a second time."""
-        if self._ended_s is None:
-            self._admission.cancel(self._place)
-            self._end()
-
-    def tell(self, refusal: Refusal | None) -> None:
-        """The request is admitted, or refused; called by the admission only."""
-        told = self._end()
-        if told is not None:
-            told(refusal)
-
-    def _end(self) -> Callable[[Refusal | None], None] | None:
-        told, self._told, self._ended_s = self._told, None, self._admission.now_s()
-        return told
-
-
 class Admission:
     """Admits, queues and refuses requests."""
 
@@ -179,8 +148,8 @@ class Admission:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
         self.is_bounded = headroom.is_bounded
-        self.tickets: dict[int, Ticket] = {}
-        """Of the requests that wait."""
+        self.waiting: dict[int, Told] = {}
+        """The callbacks of the requests that wait, by their arrivals."""
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
@@ -190,38 +159,38 @@ class Admission:
 
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        return not (self.tickets and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
+        return not (self.waiting and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
 
-    def wait(self, request: RouteRequest, told: Callable[[Refusal | None], None]) -> Ticket | None:
-        """Return the ticket of a waiting request; None if `told` was called already."""
-        is_first = not self.tickets or not self.queue.is_waited_for(request)
+    def wait(self, request: RouteRequest, told: Told) -> Place | None:
+        """Return the place of a waiting request; None if `told` was called already."""
+        is_first = not self.waiting or not self.queue.is_waited_for(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, Refusal):
             told(placed)
             return None
-        ticket = self.tickets[placed.arrival] = Ticket(self, placed, told)
+        self.waiting[placed.arrival] = told
         self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self.queue.stop(self.now_s()))
         elif not is_first:
             self.poke()
-        return ticket if placed.arrival in self.tickets else None
+        return placed if placed.arrival in self.waiting else None
 
     def cancel(self, place: Place) -> None:
-        """Remove the request from the queue."""
+        """The client left: the callback is not called any more. No effect after it, or a second time."""
         self.queue.cancel(place)
-        self.tickets.pop(place.arrival, None)
+        self.waiting.pop(place.arrival, None)
 
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
-        if not self.tickets:
+        if not self.waiting:
             return
         self._is_poked = True
         if self._is_admitting:
             return
         self._is_admitting = True
         try:
-            while self._is_poked and self.tickets:
+            while self._is_poked and self.waiting:
                 self._is_poked = False
                 for model in self.queue.models():
                     self._admit_of(model)
@@ -230,7 +199,7 @@ class Admission:
 
     def _admit_of(self, model: str) -> None:
         while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
-            self.tickets.pop(place.arrival).tell(None)
+            self.waiting.pop(place.arrival)(None)
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
         return self._headroom.has_headroom(waiting.request)
@@ -240,7 +209,7 @@ class Admission:
         while not stop.is_set():
             await until(stop, self._has_waiting.wait())
             self._has_waiting.clear()
-            while self.tickets and not stop.is_set():
+            while self.waiting and not stop.is_set():
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
@@ -248,12 +217,12 @@ class Admission:
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
-        if self.tickets:
+        if self.waiting:
             self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
     def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
-            ticket = self.tickets.pop(place.arrival, None)
-            if ticket is not None:
-                ticket.tell(why)
+            told = self.waiting.pop(place.arrival, None)
+            if told is not None:
+                told(why)

@@ -32,15 +32,15 @@ from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
-from router.request.bodies import BodyParser
+from router.request.bodies import BodyParser, read_passed
 from router.request.destination import Destination
-from router.request.passed import MODE as PASSED
-from router.request.passed import read_passed
-from router.request.route_request import WISHING_HEADERS, wishes
+from router.request.route_request import WISHING_HEADERS, plain_route, wishes
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
 
+PASSED = "other"
+"""The mode of requests to other paths, which are passed on as they are."""
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 _ONCE = first_plan("whole", retry_limit=0)
@@ -83,11 +83,13 @@ class FleetReader(Destination[RankAttempt]):
         self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.bodies = BodyParser(settings.data.body_limits())
         self._state, self._fleet, self._now = routing.state, routing.state.fleet, routing.clock.now
+        self._parsed, self._tokenized = metrics.parsed, metrics.tokenized
         self._prompts, self._tenants = prompts, tenants
         self._conditional = settings.disaggregation.limits()
         failures, disaggregation = settings.failures, settings.disaggregation
         self._whole = first_plan("whole", retry_limit=failures.retry_limit)
         self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
+        self._plans = {None: self._whole, False: self._whole, True: self._resumable}
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
         self._encodes_always = settings.tokens.always
         self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, WISHING_HEADERS | tenants.headers)
@@ -111,7 +113,7 @@ class FleetReader(Destination[RankAttempt]):
         else:
             inbound, is_plain = await self._read_apart(request), False
         parsed_s = perf_counter()
-        self.metrics.parsed(parsed_s - began_s)
+        self._parsed(parsed_s - began_s)
         request.model = inbound.model
         served = self._served.get((inbound.model, inbound.endpoint))
         if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
@@ -123,7 +125,7 @@ class FleetReader(Destination[RankAttempt]):
                 prompt = await self._prompted(request, served)
                 is_plain = is_plain and not prompt.unrendered and prompt.token_count <= _MIGRATED_TOKENS_MAX
             request.prompt, isl_tokens, blocks = prompt, prompt.token_count, prompt.sequence_hashes
-            self.metrics.tokenized(perf_counter() - parsed_s)
+            self._tokenized(perf_counter() - parsed_s)
             if request.trace is not None:
                 request.trace.prompted(perf_counter() - parsed_s)
         request.route = request.first_route = replace(
@@ -182,18 +184,8 @@ class FleetReader(Destination[RankAttempt]):
             hashing,
             hash_seed(lora),
             fleet.images(name, now_s),
-            RouteRequest(
-                decision_id="",
-                request_id="",
-                model=name,
-                isl_tokens=0,
-                block_size=hashing.block_size,
-                hash_scheme=hashing.scheme,
-                lora=lora,
-                tenant=tenant,
-                endpoint=endpoint,
-            ),
-            {None: self._whole, False: self._whole, True: self._resumable} if is_aggregated else None,
+            replace(plain_route(inbound, hashing), lora=lora, tenant=tenant),
+            self._plans if is_aggregated else None,
         )
         return served
 

@@ -38,11 +38,22 @@ _CONSTRAINTS = frozenset(
     }
 )  # fmt: skip
 """Headers that, like `nvext`, state a request's wishes: most requests have none."""
+WISHING_HEADERS = _CONSTRAINTS | {b"x-request-id"}
+"""All headers that are read here."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-WISHING_HEADERS = _CONSTRAINTS | {b"x-request-id"}
-"""All headers that are read here."""
+def plain_route(inbound: Inbound, hashing: Hashing) -> RouteRequest:
+    """Return the routing fields of requests that state no wishes, without their ids and what else each has."""
+    return RouteRequest(
+        decision_id="",
+        request_id="",
+        model=inbound.model,
+        isl_tokens=0,
+        block_size=hashing.block_size,
+        hash_scheme=hashing.scheme,
+        endpoint=inbound.endpoint,
+    )
 
 
 def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers, hashing: Hashing) -> RouteRequest:
@@ -50,17 +61,8 @@ def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers,
 
     `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
     """
-    plain = RouteRequest(
-        decision_id=new_id(),
-        request_id=new_id(),
-        model=inbound.model,
-        isl_tokens=0,
-        block_size=hashing.block_size,
-        hash_scheme=hashing.scheme,
-        max_tokens=inbound.limit_tokens or 0,
-        endpoint=inbound.endpoint,
-    )
-    return replace(plain, **wishes(inbound, headers))
+    own = {"decision_id": new_id(), "request_id": new_id(), "max_tokens": inbound.limit_tokens or 0}
+    return replace(plain_route(inbound, hashing), **own | wishes(inbound, headers))
 
 
 def wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:

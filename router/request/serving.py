@@ -104,7 +104,7 @@ class Serving(FleetReader):
             request.gateway = gateway
         if self._tracer is not None:
             request.trace = self._tracer.begin(exchange.headers, exchange.began_s)
-        request.begin()
+        request.run(request.live())
         return request
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
@@ -121,18 +121,19 @@ class Serving(FleetReader):
     def admits(self, request: FleetRequest) -> bool:
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
         admission = self._admission
-        if not (self._is_bounded or admission.tickets) or admission.admits(request.route):
+        if not (self._is_bounded or admission.waiting) or admission.admits(request.route):
             return True
-        request.ticket = self._admission.wait(request.route, request.resume)
+        request.place = admission.wait(request.route, request.resume)
         return False
 
     def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:
         """The request was resumed; raise `RequestRejected` if it was turned away."""
-        ticket, request.ticket = request.ticket, None
-        if ticket is not None:
-            self.metrics.queue_waited(ticket.waited_s)
+        place, request.place = request.place, None
+        if place is not None:
+            waited_s = self._now() - place.arrived_s
+            self.metrics.queue_waited(waited_s)
             if request.trace is not None:
-                request.trace.waited(ticket.waited_s)
+                request.trace.waited(waited_s)
         if refusal is not None:
             self.metrics.rejected(refusal.code or "")
             raise RequestRejected(refusal)

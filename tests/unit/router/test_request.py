@@ -66,7 +66,7 @@ class Life(Destination[Try], RequestRecords[Try]):
         data = json.dumps({"model": "m", "prompt": "hello"} | body).encode()
         self.exchange = Exchange(self, "POST", COMPLETIONS, "", {}, data, 0.0)
         self.request = Request(self.exchange, self, self)
-        self.request.begin()
+        self.request.run(self.request.live())
 
     def taken(self) -> list[str]:
         """Return the facts since the last call."""
