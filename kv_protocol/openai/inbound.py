@@ -14,7 +14,6 @@ One pass over the body; a mode that reads no overlap decodes nothing of the mess
 ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -127,9 +126,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_guided(self) -> bool:
         """Whether the response has to follow a grammar: another worker cannot resume it."""
-        if _guides(self) == _NO_GUIDES:
-            return False
-        guides = [bytes(guide) for guide in _guides(self) if is_given(guide)]
+        guides = [bytes(getattr(self, key)) for key in filter(self._gives, _GUIDES)]
         return any(guide.translate(None, b" \t\r\n") != _TEXT_FORMAT for guide in guides)
 
     @property
@@ -140,7 +137,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
         (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
         sgl-project/sglang, `python/sglang/srt/entrypoints/openai/protocol.py` (`lora_path`).
         """
-        return "" if _changing(self) == _UNCHANGED else next(filter(self._gives, _CHANGING), "")
+        return next(filter(self._gives, _CHANGING), "")
 
     def _gives(self, key: str) -> bool:
         return is_given(getattr(self, key))
@@ -253,13 +250,9 @@ _GUIDES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
     "regex", "ebnf", "response_format",
 )  # fmt: skip
-_guides = attrgetter(*_GUIDES)
-_NO_GUIDES = (ABSENT,) * len(_GUIDES)
 _CHANGING = (
     "chat_template", "lora_path", "media_io_kwargs", "mm_processor_kwargs", "prompt_embeds", "truncate_prompt_tokens",
 )  # fmt: skip
-_changing = attrgetter(*_CHANGING)
-_UNCHANGED = (ABSENT,) * len(_CHANGING)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 

@@ -1,6 +1,6 @@
 """Reads requests: body, prompt, routing fields, and the phases in which the present fleet serves them.
 
-A plain request is a short chat or completion that states no wishes (`UNCOMMON_KEYS`, `WISHING_HEADERS`): its route and
+A plain request is a chat or completion that states no wishes (`UNCOMMON_KEYS`, `WISHING_HEADERS`): its route and
 its plan are those of its model. The fields of any other request are read one by one.
 """
 
@@ -44,6 +44,7 @@ PASSED = "other"
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
 _ONCE = first_plan("whole", retry_limit=0)
+_UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
 PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbound(model=""))
 """Plain requests of each type."""
 
@@ -92,7 +93,7 @@ class FleetReader(Destination[RankAttempt]):
         self._plans = {None: self._whole, False: self._whole, True: self._resumable}
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
         self._encodes_always = settings.tokens.always
-        self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, WISHING_HEADERS | tenants.headers)
+        self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, [*WISHING_HEADERS, *tenants.headers])
         self._served: dict[tuple[str, str], _ServedModel] = {}
 
     async def read(self, request: "FleetRequest") -> None:
@@ -107,24 +108,26 @@ class FleetReader(Destination[RankAttempt]):
             self._follow(policy)
         data = exchange.body
         if len(data) <= SCANNED_BYTES and request.mode != PASSED:
-            inbound = self._decode(exchange.path, data)
-            request.body, request.inbound = Body(data), inbound
-            is_plain = request.gateway is None and self._plain.have(inbound, exchange.headers)
+            body, inbound = Body(data), self._decode(exchange.path, data)
+        elif request.mode == PASSED:
+            body, inbound = await read_passed(request, self.bodies, self._fleet)
         else:
-            inbound, is_plain = await self._read_apart(request), False
+            body, inbound = await request.later(self.bodies.read(exchange.path, data, self._decode))
+        request.body, request.inbound, request.model = body, inbound, inbound.model
         parsed_s = perf_counter()
         self._parsed(parsed_s - began_s)
-        request.model = inbound.model
         served = self._served.get((inbound.model, inbound.endpoint))
         if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
             served = self._resolve(inbound)
-        isl_tokens, blocks = 0, b""
+        is_plain = request.gateway is None and self._plain.have(inbound, exchange.headers)
+        prompt = _UNREAD
         if served.has_prompts:
-            prompt = self._prompts.short_chat(inbound, served.hashing, served.seed) if is_plain else None
-            if prompt is None:
-                prompt = await self._prompted(request, served)
-                is_plain = is_plain and not prompt.unrendered and prompt.token_count <= _MIGRATED_TOKENS_MAX
-            request.prompt, isl_tokens, blocks = prompt, prompt.token_count, prompt.sequence_hashes
+            made = self._prompts.short_chat(inbound, served.hashing, served.seed) if is_plain else None
+            if made is None:
+                asked = body, inbound, served.hashing, served.route.lora, served.images
+                made = await request.later(self._prompts.prompt(*asked))
+                is_plain = is_plain and not made.unrendered and made.token_count <= _MIGRATED_TOKENS_MAX
+            request.prompt = prompt = made
             self._tokenized(perf_counter() - parsed_s)
             if request.trace is not None:
                 request.trace.prompted(perf_counter() - parsed_s)
@@ -132,8 +135,8 @@ class FleetReader(Destination[RankAttempt]):
             served.route,
             decision_id=self.new_id(),
             request_id=self.new_id(),
-            isl_tokens=isl_tokens,
-            sequence_hashes=blocks,
+            isl_tokens=prompt.token_count,
+            sequence_hashes=prompt.sequence_hashes,
             max_tokens=inbound.limit_tokens or 0,
         )
         if is_plain and served.plans is not None:
@@ -147,21 +150,6 @@ class FleetReader(Destination[RankAttempt]):
         self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
         self._decode = self._prompts.decode if reads_prompts else decode_inbound
         self._served.clear()
-
-    async def _read_apart(self, request: "FleetRequest") -> Inbound:
-        """Read a long body, or one that is passed on."""
-        exchange = request.exchange
-        if request.mode == PASSED:
-            request.body, request.inbound = await read_passed(request, self.bodies, self._fleet)
-        else:
-            request.body, request.inbound = await request.later(
-                self.bodies.read(exchange.path, exchange.body, self._decode)
-            )
-        return request.inbound
-
-    async def _prompted(self, request: "FleetRequest", served: _ServedModel) -> EncodedPrompt:
-        asked = request.body, request.inbound, served.hashing, served.route.lora, served.images
-        return await request.later(self._prompts.prompt(*asked))
 
     def _resolve(self, inbound: Inbound) -> _ServedModel:
         """Return what the present fleet says of a model at an endpoint."""

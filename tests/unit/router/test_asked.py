@@ -16,7 +16,7 @@ from router.request.reading import PLAIN as SAMPLES
 from router.request.route_request import WISHING_HEADERS, route_request
 
 HASHING = Hashing(16, "xxh3-1337")
-PLAIN = built.PlainRequests(SAMPLES, UNCOMMON_KEYS, WISHING_HEADERS)
+PLAIN = built.PlainRequests(SAMPLES, UNCOMMON_KEYS, [*WISHING_HEADERS])
 BOOLEANS = ("add_special_tokens", "continue_final_message", "add_generation_prompt")
 
 
