@@ -34,7 +34,7 @@ from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
 from router.request.bodies import BodyParser, read_passed
 from router.request.destination import Destination
-from router.request.route_request import WISHING_HEADERS, plain_route, wishes
+from router.request.route_request import WISHING_HEADERS, plain_route, stated_id, wishes
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
@@ -106,7 +106,7 @@ class FleetReader(Destination[RankAttempt]):
         exchange, policy, began_s = request.exchange, self._state.policy, perf_counter()
         if policy is not self._policy:
             self._follow(policy)
-        data = exchange.body
+        data, headers = exchange.body, exchange.headers
         if len(data) <= SCANNED_BYTES and request.mode != PASSED:
             body, inbound = Body(data), self._decode(exchange.path, data)
         elif request.mode == PASSED:
@@ -119,7 +119,7 @@ class FleetReader(Destination[RankAttempt]):
         served = self._served.get((inbound.model, inbound.endpoint))
         if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
             served = self._resolve(inbound)
-        is_plain = request.gateway is None and self._plain.have(inbound, exchange.headers)
+        is_plain = request.gateway is None and self._plain.have(inbound, headers)
         prompt = _UNREAD
         if served.has_prompts:
             made = self._prompts.short_chat(inbound, served.hashing, served.seed) if is_plain else None
@@ -134,7 +134,7 @@ class FleetReader(Destination[RankAttempt]):
         request.route = request.first_route = replace(
             served.route,
             decision_id=self.new_id(),
-            request_id=self.new_id(),
+            request_id=(b"x-request-id" in headers and stated_id(headers)) or self.new_id(),
             isl_tokens=prompt.token_count,
             sequence_hashes=prompt.sequence_hashes,
             max_tokens=inbound.limit_tokens or 0,

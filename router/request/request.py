@@ -69,6 +69,9 @@ class Request(CallbackCoroutine, Generic[A]):
     """Of the present phase; `first_route` is as the client sent it."""
     first_route: RouteRequest
     model = ""
+    gateway: Gateway | None = None
+    """It sends the request itself; None: the router does."""
+    trace: TracedRequest | None = None
     place: "Place | None" = None
     """In the queue, while it waits there."""
     events_when_left = 0
@@ -94,10 +97,6 @@ class Request(CallbackCoroutine, Generic[A]):
     """Whether the client has the beginning of a stream that another worker is to continue."""
     _aside: BufferedResponse | None = None
 
-    gateway: Gateway | None = None
-    """It sends the request itself; None: the router does."""
-    trace: TracedRequest | None = None
-
     def __init__(
         self, exchange: Exchange, destination: Destination[A], records: RequestRecords[A], mode: str = ""
     ) -> None:
@@ -121,7 +120,7 @@ class Request(CallbackCoroutine, Generic[A]):
         """Read and serve the request of a client that is there; `run` it."""
         self.exchange.when_gone, destination = self._left, self.destination
         await destination.read(self)
-        if not destination.admits(self):
+        if destination.is_bounded and not destination.admits(self):
             destination.waited(self, await self.until_resumed())
         await self._send()
 

@@ -31,15 +31,13 @@ from router.http.heads import Headers
 TAINTS_MAX = 16
 _NAME_CHARACTERS_MAX = 128
 _WEIGHT_MAX = 1e6
-_CONSTRAINTS = frozenset(
+WISHING_HEADERS = frozenset(
     {
         b"x-worker-instance-id", b"x-dp-rank", b"x-session-id", b"x-required-taints", b"x-preferred-taints",
         b"x-request-priority", b"x-request-strict-priority",
     }
 )  # fmt: skip
 """Headers that, like `nvext`, state a request's wishes: most requests have none."""
-WISHING_HEADERS = _CONSTRAINTS | {b"x-request-id"}
-"""All headers that are read here."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -61,19 +59,25 @@ def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers,
 
     `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
     """
-    own = {"decision_id": new_id(), "request_id": new_id(), "max_tokens": inbound.limit_tokens or 0}
-    return replace(plain_route(inbound, hashing), **own | wishes(inbound, headers))
+    return replace(
+        plain_route(inbound, hashing),
+        decision_id=new_id(),
+        request_id=stated_id(headers) or new_id(),
+        max_tokens=inbound.limit_tokens or 0,
+        **wishes(inbound, headers),
+    )
+
+
+def stated_id(headers: Headers) -> str:
+    """Return the client's name for the request; empty: it has none that can be shown."""
+    return _name(headers, b"x-request-id")
 
 
 def wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     """Return the fields that state a request's wishes; raise `RequestInvalid`: a header has an invalid value."""
-    name = _name(headers, b"x-request-id")
-    named = {"request_id": name} if name else {}
     is_plain = inbound.nvext is None and inbound.extra_args is None and inbound.priority is None
-    return named if is_plain and _CONSTRAINTS.isdisjoint(headers) else named | _constraints(inbound, headers)
-
-
-def _constraints(inbound: Inbound, headers: Headers) -> dict[str, Any]:
+    if is_plain and WISHING_HEADERS.isdisjoint(headers):
+        return {}
     hints = inbound.extension.hints
     return {
         "session_id": _session(headers) if inbound.endpoint in PROMPT_ENDPOINTS else "",

@@ -116,14 +116,14 @@ class Serving(FleetReader):
 
     def _follow(self, policy: Policy) -> None:
         super()._follow(policy)
-        self._is_bounded = self._admission.is_bounded(policy)
+        self.is_bounded = self._admission.is_bounded(policy)
+        self._admission.poke()  # else those that waited under the last one could be overtaken
 
     def admits(self, request: FleetRequest) -> bool:
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
-        admission = self._admission
-        if not (self._is_bounded or admission.waiting) or admission.admits(request.route):
+        if self._admission.admits(request.route):
             return True
-        request.place = admission.wait(request.route, request.resume)
+        request.place = self._admission.wait(request.route, request.resume)
         return False
 
     def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:

@@ -53,7 +53,7 @@ class Try(Attempt):
 class Life(Destination[Try], RequestRecords[Try]):
     """A request, its client and its destination in one: `facts` are what came of it, in order."""
 
-    http_1_1 = True
+    http_1_1 = is_bounded = True
     writing_paused = False
 
     def __init__(self, *chosen: str | RequestRejected, phase: Any = "whole", retries: int = 1, migrations: int = 0,
