@@ -34,7 +34,7 @@ from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
 from router.request.bodies import BodyParser, read_passed
 from router.request.destination import Destination
-from router.request.route_request import WISHING_HEADERS, plain_route, stated_id, wishes
+from router.request.route_request import WISHING_HEADERS, name_in, plain_route, wishes
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
@@ -134,7 +134,7 @@ class FleetReader(Destination[RankAttempt]):
         request.route = request.first_route = replace(
             served.route,
             decision_id=self.new_id(),
-            request_id=(b"x-request-id" in headers and stated_id(headers)) or self.new_id(),
+            request_id=(b"x-request-id" in headers and name_in(headers, b"x-request-id")) or self.new_id(),
             isl_tokens=prompt.token_count,
             sequence_hashes=prompt.sequence_hashes,
             max_tokens=inbound.limit_tokens or 0,

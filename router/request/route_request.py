@@ -62,15 +62,10 @@ def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers,
     return replace(
         plain_route(inbound, hashing),
         decision_id=new_id(),
-        request_id=stated_id(headers) or new_id(),
+        request_id=name_in(headers, b"x-request-id") or new_id(),
         max_tokens=inbound.limit_tokens or 0,
         **wishes(inbound, headers),
     )
-
-
-def stated_id(headers: Headers) -> str:
-    """Return the client's name for the request; empty: it has none that can be shown."""
-    return _name(headers, b"x-request-id")
 
 
 def wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
@@ -97,20 +92,14 @@ def _first(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _name(headers: Headers, header: bytes) -> str:
+def name_in(headers: Headers, header: bytes) -> str:
     """Return a printable name; empty if the header is missing or not printable."""
-    raw = headers.get(header)
-    if raw is None:
-        return ""
-    try:
-        value = raw.decode()
-    except UnicodeDecodeError:
-        return ""
+    value = headers.get(header, b"").decode("utf-8", "surrogateescape")
     return value if len(value) <= _NAME_CHARACTERS_MAX and value.isprintable() else ""
 
 
 def _session(headers: Headers) -> str:
-    session, found = _name(headers, b"x-session-id"), headers.get(b"x-session-id")
+    session, found = name_in(headers, b"x-session-id"), headers.get(b"x-session-id")
     if found and not session:
         shown = found[:_NAME_CHARACTERS_MAX].decode("utf-8", "replace")
         raise RequestInvalid("x-session-id", shown, f"1..{_NAME_CHARACTERS_MAX} printable characters")
