@@ -21,7 +21,7 @@ In little-endian bytes:
 """
 
 import struct
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,7 +30,6 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME, TEXT_SCHEME
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.ledger import Routed
-from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8
 RANKS_MAX = 0xFFFF
@@ -72,8 +71,8 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     decision_id: str
     request_id: str
     model: str
-    isl_tokens: int
-    block_size: int
+    isl_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
     hash_scheme: str = HASH_SCHEME
     sequence_hashes: bytes = b""
     max_tokens: int = 0
@@ -96,13 +95,10 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     prefill_worker: str | None = None
     allowed_workers: frozenset[str] | None = None
 
-    def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
+    def check(self) -> None:
+        """Raise `LimitExceeded` for a part of a hash; for decoded records, whose numbers the decoder has checked."""
         if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
-        if not 0 <= self.isl_tokens <= U64_MASK:
-            raise LimitExceeded("isl_tokens", self.isl_tokens, "u64")
 
     @property
     def known_tokens(self) -> int:
@@ -147,6 +143,9 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     terms: bytes = b""
     costs: bytes = b""
     overlap: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.request.check()
 
     def check(self) -> None:
         """Raise `LimitExceeded` for a number or a column that no router writes."""

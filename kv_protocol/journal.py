@@ -234,6 +234,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_on
     request: RouteRequest
     exclusions: tuple[Exclusion, ...]
 
+    def __post_init__(self) -> None:
+        self.request.check()
+
 
 class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=True):
     """`count` records at this place were dropped: the log was away or too slow."""

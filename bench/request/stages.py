@@ -58,7 +58,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.request.request",
         "router.request.attempt",
         "router.request.callback_coroutine",
-        "router.request.passed",
         "router.request.reading",
         "router.request.records",
         "router.request.serving",

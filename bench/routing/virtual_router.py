@@ -121,7 +121,7 @@ class VirtualRouter:
         if self._admission.admits(request):
             admitted()
         else:
-            self._admission.wait(request, admitted, _refused)
+            self._admission.wait(request, partial(_told, admitted))
 
     def on_progress(self) -> None:
         """Tokens came: requests that fit now are admitted."""
@@ -147,9 +147,9 @@ class VirtualRouter:
         self._routing.tick()
 
 
-def _refused(refusal: Refusal) -> None:
-    """Never called: the queue has no bound."""
-    raise AssertionError(refusal.message)
+def _told(admitted: Callable[[], None], refusal: Refusal | None) -> None:
+    assert refusal is None, "the queue has no bound"
+    admitted()
 
 
 def route_request_of(request_id: str, request: TraceRequest, sequence_hashes: bytes, block_size: int) -> RouteRequest:

@@ -14,7 +14,6 @@ One pass over the body; a mode that reads no overlap decodes nothing of the mess
 ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -29,6 +28,8 @@ from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 _TEXT_FORMAT = b'{"type":"text"}'
 Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+FEW_MESSAGES = 192
+"""Of a chat that is read, and rendered, at once."""
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -88,15 +89,6 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     path: ClassVar[str] = COMPLETIONS
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is a chat of which no key is set that changes its prompt, its phases or its choices.
-
-        Then `token_data`, `salt`, `changed_by`, `read_options`, `names_phase` and `ineffective` are empty, and
-        `has_one_choice` is true: ask none of them.
-        """
-        return False
-
-    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -134,9 +126,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_guided(self) -> bool:
         """Whether the response has to follow a grammar: another worker cannot resume it."""
-        if _guides(self) == _NO_GUIDES:
-            return False
-        guides = [bytes(guide) for guide in _guides(self) if is_given(guide)]
+        guides = [bytes(getattr(self, key)) for key in filter(self._gives, _GUIDES)]
         return any(guide.translate(None, b" \t\r\n") != _TEXT_FORMAT for guide in guides)
 
     @property
@@ -147,7 +137,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
         (`chat_template`, `mm_processor_kwargs`, `media_io_kwargs`, `truncate_prompt_tokens`, `prompt_embeds`);
         sgl-project/sglang, `python/sglang/srt/entrypoints/openai/protocol.py` (`lora_path`).
         """
-        return "" if _changing(self) == _UNCHANGED else next(filter(self._gives, _CHANGING), "")
+        return next(filter(self._gives, _CHANGING), "")
 
     def _gives(self, key: str) -> bool:
         return is_given(getattr(self, key))
@@ -191,11 +181,6 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     prompt_token_ids: msgspec.Raw = ABSENT
 
     @property
-    def is_plain(self) -> bool:
-        """Whether no key is set that changes its prompt, its phases or its choices."""
-        return _uncommon(self) == _NONE_SET
-
-    @property
     def limit_tokens(self) -> int | None:
         """The most tokens to generate, by either of its names."""
         return self.max_completion_tokens or self.max_tokens
@@ -234,7 +219,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
 class ReadChat(ChatInbound, frozen=True, kw_only=True):
     """The same, decoded with its messages: a short one of which the prompt is wanted. Their JSON is in the body."""
 
-    messages: Messages  # type: ignore[assignment]
+    messages: Annotated[Messages, msgspec.Meta(max_length=FEW_MESSAGES)]  # type: ignore[assignment]
 
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the messages."""
@@ -265,22 +250,19 @@ _GUIDES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
     "regex", "ebnf", "response_format",
 )  # fmt: skip
-_guides = attrgetter(*_GUIDES)
-_NO_GUIDES = (ABSENT,) * len(_GUIDES)
 _CHANGING = (
     "chat_template", "lora_path", "media_io_kwargs", "mm_processor_kwargs", "prompt_embeds", "truncate_prompt_tokens",
 )  # fmt: skip
-_changing = attrgetter(*_CHANGING)
-_UNCHANGED = (ABSENT,) * len(_CHANGING)
 CHANGING_KEYS = (*_CHANGING, "add_special_tokens")
 """What `changed_by` may be."""
 
-_UNCOMMON = (
-    "nvext", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS, "tools", "documents",
-    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt",
+UNCOMMON_KEYS = (
+    "nvext", "extra_args", "priority", "cache_salt", "n", "disaggregated_params", "prompt_token_ids", *CHANGING_KEYS,
+    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "continue_final_message",
+    "add_generation_prompt", *_GUIDES,
 )  # fmt: skip
-_uncommon = attrgetter(*_UNCOMMON)
-_NONE_SET = _uncommon(ChatInbound(model=""))
+"""A chat or completion without them states no wishes to the router: `token_data`, `salt`, `changed_by`, `read_options`,
+`names_phase` and `ineffective` are empty, `targets` and `is_guided` too, and a chat `has_one_choice`."""
 _messages = RawPart[list[dict[str, Any]]](Messages)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])

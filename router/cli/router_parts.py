@@ -157,7 +157,7 @@ class RouterParts:
         self._recent = RecentPrompts()
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
-        self._bodies = serving.reader.bodies
+        self._bodies = serving.bodies
         saved = self._savings.attribution.total
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
         self._trends = Trends(self._clock, arrived, lambda: Sums(*saved()), self._gauges, bounds_s)

@@ -76,7 +76,8 @@ class Warming:
         client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
-        Request(exchange, cache, cache).begin()
+        request = Request(exchange, cache, cache)
+        request.run(request.live())
         try:
             async with asyncio.timeout(within_s):
                 await cache.over.wait()
@@ -105,7 +106,7 @@ class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     async def read(self, request: FleetRequest) -> None:
         """Set the wish's body, prompt and route, and a plan with one try at each phase."""
         exchange, wish = request.exchange, self._wish
-        read = await request.later(self._serving.reader.bodies.read(exchange.path, exchange.body))
+        read = await request.later(self._serving.bodies.read(exchange.path, exchange.body))
         request.body, request.inbound = read
         request.prompt, request.route, request.first_route = wish.prompt, wish.route, wish.route
         request.plan = first_plan(wish.route.phase, retry_limit=0, falls_back=False)

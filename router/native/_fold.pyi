@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 23
+INTERFACE: int = 24
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -225,6 +225,10 @@ class Lease:
     ttft_s: Final[float | None]
     itl_s: Final[float | None]
     ended: Final[bytes]
+
+class PlainRequests:
+    def __init__(self, samples: tuple[object, ...], keys: tuple[str, ...], headers: list[bytes], /) -> None: ...
+    def have(self, request: object, headers: dict[bytes, bytes], /) -> bool: ...
 
 TAIL_BYTES: int
 

@@ -36,7 +36,8 @@ def pool_endpoints(service: PoolService) -> Replies:
         else:
             metrics.began()
             pools = Pools(service)
-            Request(exchange, pools, pools).begin()
+            request = Request(exchange, pools, pools)
+            request.run(request.live())
 
     def explain(exchange: Exchange) -> None:
         pools = Pools(service)

@@ -71,7 +71,7 @@ def pool_question(
 ) -> tuple[RouteRequest, PoolQuestion]:
     """Return the request's fields, and the input of the grids; raise `RequestInvalid`."""
     isl_tokens, isl_origin = _isl(service, inbound, prompt)
-    route = service.route_request(inbound, headers, _HASHING, None)
+    route = service.route_request(inbound, headers, _HASHING)
     is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
     has_priority = is_prioritised or inbound.extension.hints.priority is not None
     asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)

@@ -33,7 +33,7 @@ from indexer.embedded import chat_pieces, hash_blocks
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import TEXT_SCHEME, Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
-from kv_protocol.openai.inbound import CHANGING_KEYS, ReadChat
+from kv_protocol.openai.inbound import CHANGING_KEYS, FEW_MESSAGES, ReadChat
 from kv_protocol.openai.requests import CompletionInbound, Inbound, RequestInvalid, decode_inbound
 from kv_runtime.text.byte_model import END, MARK_OF_ROLE, ByteText
 from kv_runtime.text.chat_messages import HasImages, TextError, split_images
@@ -62,8 +62,6 @@ UNRENDERED_KEYS = (
 """What a metric tells apart."""
 _KEY_END = re.compile(r"[.\[]")
 _UNPRINTED = re.compile(r"[^\w.\[\]-]", re.ASCII)
-_MESSAGES_MAX = 192
-"""Of a chat that is rendered on the loop."""
 
 
 class PromptLimits(NamedTuple):
@@ -136,17 +134,15 @@ class ModelPrompts:
             RequestInvalid: `nvext.token_data` is no list of ids.
             EncodersBusy: too much text waits to be encoded.
         """
-        is_plain = inbound.is_plain and not self.other_chats
-        seed = hash_seed(lora, "" if is_plain else inbound.salt)
+        seed = hash_seed(lora, inbound.salt)
         try:
-            if not is_aside and len(body.text) > (self._off_loop_bytes if is_plain else _READ_BYTES_MAX):
+            if not is_aside and len(body.text) > _READ_BYTES_MAX:
                 return self._later(body, inbound, hashing, lora, images)
-            if not is_plain and (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
+            if (made := self._not_a_chat(body, inbound, hashing, seed, is_aside=is_aside)) is not None:
                 return made
-            messages = inbound.read_messages()
-            if not is_aside and len(messages) > _MESSAGES_MAX:
+            messages, options = inbound.read_messages(), inbound.read_options()
+            if not is_aside and len(messages) > FEW_MESSAGES:
                 return self._later(body, inbound, hashing, lora, images)
-            options = {} if is_plain else inbound.read_options()
             try:
                 return self._of_tokens(self._pack_chat(messages, **options), "messages", hashing, seed)
             except HasImages:
@@ -159,6 +155,18 @@ class ModelPrompts:
             if error.field.startswith(_TOKEN_DATA):
                 raise
             return self._not_rendered(body, inbound, hashing, seed, error.field)
+
+    def short_chat(self, chat: Inbound, hashing: Hashing, seed: int) -> EncodedPrompt | None:
+        """Return the prompt of a chat without `UNCOMMON_KEYS` that was decoded with its messages.
+
+        None: it is none, or has more than text, or cannot be rendered: ask `prompt`.
+        """
+        if self.other_chats or not isinstance(chat, ReadChat):
+            return None
+        try:
+            return self._of_tokens(self._pack_chat(chat.messages), "messages", hashing, seed)
+        except (HasImages, TextError, RequestInvalid):
+            return None
 
     def _later(self, *asked: Any) -> "asyncio.Future[EncodedPrompt]":  # noqa: ANN401 - what `prompt` is given
         """Return the future prompt, which a thread makes."""

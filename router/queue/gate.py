@@ -1,13 +1,13 @@
 """Runs the queue (`admission.py`) with the router's clock and callbacks.
 
     admits  whether the request goes on at once: there is headroom, and no request waits for it
-    wait    for a request that does not: `admitted` or `refused` is called once, later, from `poke` or `run`; if the
-            queue is full, `refused` is called at once. After `cancel` neither is called
+    wait    for a request that does not: its callback is called once, later, from `poke` or `run`, with the refusal or
+            None; if the queue is full, at once. After `cancel` it is not called
     poke    load fell, or a worker came back: requests that fit now are admitted
     run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
             `poke` announced
 
-A request that is admitted, at once or by `admitted`, is decided, and its work promised (`Routing.take`), before the
+A request that is admitted, at once or later, is decided, and its work promised (`Routing.take`), before the
 next one is looked at: its headroom depends on it. So a queued request is placed by the index and the load at the time
 of its admission.
 
@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -28,6 +29,7 @@ from kv_runtime.supervise import until
 from router.decision.eligibility import constrains
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.headroom import Headroom
+from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
@@ -36,6 +38,8 @@ from router.queue.waiting import Place, QueuedRequest, QueueLimits
 
 _log = structlog.get_logger("router")
 
+Told = Callable[[Refusal | None], None]
+"""Called once: None admits the request."""
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
 _SIGHTS_MAX = 64
@@ -47,20 +51,21 @@ class HeadroomProbe(Protocol):
     def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may be admitted."""
 
+    def is_bounded(self, policy: Policy) -> bool:
+        """Return whether a request may lack headroom under the policy."""
+
     def uncached_tokens(self, request: RouteRequest) -> int:
         """Return how many tokens of its prompt no rank holds."""
 
 
-class _Sight:
+class _Sight(msgspec.Struct):
     """Cached spare tokens of a model's ranks, for requests without constraints."""
 
-    __slots__ = ("breaker_changes", "fleet_changes", "seq_len_min", "spare_tokens", "until_s")
-
-    def __init__(
-        self, spare_tokens: float, until_s: float, seq_len_min: int, fleet_changes: int, breaker_changes: int
-    ) -> None:
-        self.spare_tokens, self.until_s, self.seq_len_min = spare_tokens, until_s, seq_len_min
-        self.fleet_changes, self.breaker_changes = fleet_changes, breaker_changes
+    spare_tokens: float
+    until_s: float
+    seq_len_min: int
+    fleet_changes: int
+    breaker_changes: int
 
 
 class FleetHeadroom:
@@ -71,6 +76,10 @@ class FleetHeadroom:
         self._headroom = None if threshold is None else Headroom(threshold)
         self._sights: dict[tuple[str, str], _Sight] = {}
         """By model and OpenAI endpoint."""
+
+    def is_bounded(self, policy: Policy) -> bool:
+        """Return whether a threshold is set, or requests wait for a rank that meets their targets."""
+        return self._headroom is not None or policy.unmet == "queue"
 
     def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may be admitted; true also if no rank is eligible."""
@@ -132,60 +141,15 @@ class FleetHeadroom:
             return None
 
 
-class Ticket:
-    """A request in admission, until one of its callbacks is called."""
-
-    __slots__ = ("_admission", "_admitted", "_ended_s", "_place", "_refused")
-
-    def __init__(
-        self,
-        admission: "Admission",
-        place: Place,
-        admitted: Callable[[], None],
-        refused: Callable[[Refusal], None],
-    ) -> None:
-        self._admission, self._place = admission, place
-        self._admitted: Callable[[], None] | None = admitted
-        self._refused: Callable[[Refusal], None] | None = refused
-        self._ended_s: float | None = None
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds from the request to the callback; so far, while it waits."""
-        return (self._admission.now_s() if self._ended_s is None else self._ended_s) - self._place.arrived_s
-
-    def cancel(self) -> None:
-        """The client left: no callback is called any more. No effect after a callback, or a second time."""
-        if self._ended_s is None:
-            self._admission.cancel(self._place)
-            self._end()
-
-    def admit(self) -> None:
-        """Admit the request; called by the admission only."""
-        admitted = self._admitted
-        self._end()
-        if admitted is not None:
-            admitted()
-
-    def refuse(self, refusal: Refusal) -> None:
-        """Refuse the request; called by the admission only."""
-        refused = self._refused
-        self._end()
-        if refused is not None:
-            refused(refusal)
-
-    def _end(self) -> None:
-        self._ended_s = self._admission.now_s()
-        self._admitted = self._refused = None
-
-
 class Admission:
     """Admits, queues and refuses requests."""
 
     def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
-        self._tickets: dict[int, Ticket] = {}
+        self.is_bounded = headroom.is_bounded
+        self._waiting: dict[int, Told] = {}
+        """The callbacks of the requests that wait, by their arrivals."""
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
@@ -195,39 +159,38 @@ class Admission:
 
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        is_first = not self._tickets or not self.queue.is_waited_for(request)
-        return is_first and self._headroom.has_headroom(request)
+        return not (self._waiting and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
 
-    def wait(
-        self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
-    ) -> Ticket | None:
-        """Return the ticket of a waiting request; None if a callback was called already."""
-        is_first = not self._tickets or not self.queue.is_waited_for(request)
+    def wait(self, request: RouteRequest, told: Told) -> Place | None:
+        """Return the place of a waiting request; None if `told` was called already."""
+        is_first = not self._waiting or not self.queue.is_waited_for(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, Refusal):
-            refused(placed)
+            told(placed)
             return None
-        ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
+        self._waiting[placed.arrival] = told
         self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self.queue.stop(self.now_s()))
         elif not is_first:
             self.poke()
-        return ticket if placed.arrival in self._tickets else None
+        return placed if placed.arrival in self._waiting else None
 
     def cancel(self, place: Place) -> None:
-        """Remove the request from the queue."""
+        """The client left: the callback is not called any more. No effect after it, or a second time."""
         self.queue.cancel(place)
-        self._tickets.pop(place.arrival, None)
+        self._waiting.pop(place.arrival, None)
 
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
+        if not self._waiting:
+            return
         self._is_poked = True
-        if self._is_admitting or not self._tickets:
+        if self._is_admitting:
             return
         self._is_admitting = True
         try:
-            while self._is_poked and self._tickets:
+            while self._is_poked and self._waiting:
                 self._is_poked = False
                 for model in self.queue.models():
                     self._admit_of(model)
@@ -236,7 +199,7 @@ class Admission:
 
     def _admit_of(self, model: str) -> None:
         while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
-            self._tickets.pop(place.arrival).admit()
+            self._waiting.pop(place.arrival)(None)
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
         return self._headroom.has_headroom(waiting.request)
@@ -246,7 +209,7 @@ class Admission:
         while not stop.is_set():
             await until(stop, self._has_waiting.wait())
             self._has_waiting.clear()
-            while self._tickets and not stop.is_set():
+            while self._waiting and not stop.is_set():
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
@@ -254,12 +217,12 @@ class Admission:
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
-        if self._tickets:
+        if self._waiting:
             self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
     def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
-            ticket = self._tickets.pop(place.arrival, None)
-            if ticket is not None:
-                ticket.refuse(why)
+            told = self._waiting.pop(place.arrival, None)
+            if told is not None:
+                told(why)

@@ -26,6 +26,9 @@ class TenantNames:
 
     def __init__(self, by: str, secret: bytes) -> None:
         self._by, self._secret = by, secret
+        of_keys, own = (b"authorization", b"x-api-key"), () if by == "none" else (by.encode(),)
+        self.headers = frozenset(of_keys if by == "api_key" else own)
+        """Those that are read: all requests without them have the same tenant."""
 
     def name(self, header: Callable[[bytes], bytes | None], account: str | None = None) -> str:
         """Return the tenant of a request, at most `NAME_CHARACTERS_MAX` printable characters; empty for `none`.

@@ -12,13 +12,23 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai.requests import Inbound, decode_inbound
+from kv_protocol.openai.decoding import decode_passed
+from kv_protocol.openai.passed import PassedInbound, passed_form
+from kv_protocol.openai.requests import Inbound, RequestInvalid, decode_inbound
+from router.fleet.registry import Fleet
+from router.http.exchange import Exchange
 from router.prompt.encoding_pool import EncodingPool
 
 if TYPE_CHECKING:
     import asyncio
 
+    from router.request.serving import FleetRequest
+
+_BEGINNING = 64
+"""Bytes in which the first one of a JSON object is looked for."""
 
 ReadBody = tuple[Body, Inbound]
 """A request body, and the fields that the router reads of it."""
@@ -48,3 +58,30 @@ class BodyParser:
             return body, decode(path, body.text)
 
         return self.pool.submit(read_large, len(data))
+
+
+async def read_passed(request: "FleetRequest", bodies: BodyParser, fleet: Fleet) -> ReadBody:
+    """Return the body of such a request, parsed if it is JSON; raise `RequestInvalid`."""
+    exchange = request.exchange
+    path, data = exchange.path, exchange.body
+    if data[:_BEGINNING].lstrip()[:1] != b"{":
+        return Body(data), _completed(passed_form(path, data), exchange, fleet)
+    body, inbound = await request.later(bodies.read(path, data, decode_passed))
+    assert isinstance(inbound, PassedInbound)
+    return body, _completed(inbound, exchange, fleet)
+
+
+def _completed(inbound: PassedInbound, exchange: Exchange, fleet: Fleet) -> PassedInbound:
+    """Return the request with its query and a model: if it names none, that of the workers that state the path.
+
+    Raises:
+        RequestInvalid: they serve several.
+    """
+    path = f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path
+    if inbound.model:
+        return replace(inbound, path=path)
+    registrations = [worker.registration for worker in fleet.workers()]
+    names = {each.served_names[0] for each in registrations if exchange.path in each.api_endpoints}
+    if len(names) > 1:
+        raise RequestInvalid("model", None, f"one of {', '.join(sorted(names))}")
+    return replace(inbound, path=path, model=next(iter(names), ""))

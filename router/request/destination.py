@@ -47,6 +47,8 @@ class Destination(ABC, Generic[A]):
     """Where requests go. Its methods are called in the order of a request's life."""
 
     __slots__ = ()
+    is_bounded = False
+    """Whether a request may have to wait: `admits` is asked."""
 
     @abstractmethod
     def read(self, request: "Request[A]") -> Coroutine[Any, Any, None]:

@@ -3,29 +3,32 @@
 POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`request.py`)
      /v1/responses, /v1/embeddings
 POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
-POST, GET other paths that workers state      passed on (`passed.py`)
+POST, GET other paths that workers state      passed on as they are to a worker that states the path, where
+                                              `data.passed_paths` has it; placed by load, `/v1/messages` by its text.
+                                              Limits, retries before the first byte and metrics are those of all
+                                              requests; the mode in metrics is `other`
 """
 
 from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
-from kv_protocol.openai.endpoints import PATHS
+from kv_protocol.openai.endpoints import CLOSED_PATHS, PATHS
 from kv_protocol.openai.requests import RequestInvalid
 from router.decision.report_text import explanation
 from router.decision.verdict import Verdict
 from router.http.exchange import Exchange
 from router.http.refusals import RequestRejected
-from router.request.passed import METHODS, is_passed
-from router.request.passed import MODE as PASSED
+from router.request.reading import PASSED
 from router.request.replies import Endpoint, Replies, answer, refusal_of
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
+_METHODS = ("GET", "POST")
 _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 
 
 def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
-    """Return the data plane's service; `passed_paths` are open besides, where a worker states them (`passed.py`)."""
+    """Return the data plane's service; `passed_paths` are open besides, where a worker states them."""
     routing = serving.routing
 
     def explains(exchange: Exchange) -> None:
@@ -34,7 +37,7 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
 
     def passes(exchange: Exchange) -> bool:
         path, workers = exchange.path, routing.state.fleet.workers()
-        if exchange.method not in METHODS or not is_passed(path, passed_paths):
+        if exchange.method not in _METHODS or not is_passed(path, passed_paths):
             return False
         if not any(path in each.registration.api_endpoints for each in workers):
             return False
@@ -43,6 +46,13 @@ def endpoints(serving: Serving, *, passed_paths: Sequence[str] = ()) -> Replies:
 
     posts: dict[str, Endpoint] = {**dict.fromkeys(PATHS.values(), serving.serve), "/v1/route": explains}
     return Replies(posts, routing.state.fleet.models, routing.readiness, serving.refuse, passes)
+
+
+def is_passed(path: str, allowed: Sequence[str]) -> bool:
+    """Return whether requests to the path are passed on: it is in `allowed`, or below one that ends with a slash."""
+    if path in allowed:
+        return True
+    return path not in CLOSED_PATHS and any(each.endswith("/") and path.startswith(each) for each in allowed)
 
 
 async def _explain(request: FleetRequest, serving: Serving) -> None:
@@ -54,7 +64,6 @@ async def _explain(request: FleetRequest, serving: Serving) -> None:
     try:
         exchange.path = _asked_path(exchange)
         await serving.read(request)
-        request.is_read = True
         decided.append(_decided(request, serving))
         if request.plan.is_aside:
             request.plan = request.plan.prefilled()

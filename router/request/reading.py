@@ -1,60 +1,76 @@
-"""Reads requests: body, prompt, routing fields, and the phases in which the present fleet serves them."""
+"""Reads requests: body, prompt, routing fields, and the phases in which the present fleet serves them.
 
-from collections.abc import Callable, Coroutine
+A plain request is a chat or completion that states no wishes (`UNCOMMON_KEYS`, `WISHING_HEADERS`): its route and
+its plan are those of its model. The fields of any other request are read one by one.
+"""
+
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body
 from kv_protocol.decided import RouteRequest
-from kv_protocol.hashing import Hashing
+from kv_protocol.hashing import Hashing, hash_seed
 from kv_protocol.images import ImageRule
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, PROMPT_ENDPOINTS
+from kv_protocol.openai.inbound import UNCOMMON_KEYS, ChatInbound, CompletionInbound, Inbound, ReadChat
 from kv_protocol.openai.requests import decode_inbound
 from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, first_phase, first_plan
+from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
 from router.metrics.request import RequestMetrics
+from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from router.queue.tenants import TenantNames
-from router.request.bodies import BodyParser
-from router.request.passed import MODE as PASSED
-from router.request.passed import read_passed
-from router.request.route_request import route_request
+from router.request.attempt import RankAttempt
+from router.request.bodies import BodyParser, read_passed
+from router.request.destination import Destination
+from router.request.route_request import WISHING_HEADERS, name_in, plain_route, wishes
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest
 
+PASSED = "other"
+"""The mode of requests to other paths, which are passed on as they are."""
 _MIGRATED_TOKENS_MAX = 1 << 20
 """Longer prompts do not migrate: to compute one again would take a worker for minutes."""
-
-
 _ONCE = first_plan("whole", retry_limit=0)
+_UNREAD = EncodedPrompt(b"", 0, Hashing(1), b"")
+PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbound(model=""))
+"""Plain requests of each type."""
 
 
-class _ResolvedModel(NamedTuple):
-    """A model's name resolved, valid until the fleet changes or a worker's fitness expires."""
+class _ServedModel(msgspec.Struct, frozen=True):
+    """What requests for a model at an endpoint share until the fleet changes or a worker's fitness expires."""
 
-    hashing: Hashing
-    lora: str
-    images: ImageRule | None
     changes: int
     """Of the fleet, so far."""
     valid_until_s: float
-    endpoints: frozenset[str]
-    """All OpenAI endpoints that the model's workers state."""
-    is_aggregated: bool
-    """Whether all of its workers compute prompts and generate."""
+    has_prompts: bool
+    """Whether prompts are read."""
+    hashing: Hashing
+    seed: int
+    """Of the hashes, without a salt."""
+    images: ImageRule | None
+    route: RouteRequest
+    """Of a plain request, without what differs from one to the next."""
+    plans: Mapping[bool | None, RequestPlan] | None
+    """Of a plain request that streams one answer, or not; None: they depend on the workers that are fit."""
 
 
-class RequestReader:
+class FleetReader(Destination[RankAttempt]):
     """Reads the requests that workers of the fleet serve."""
+
+    _policy: Policy | None = None
 
     def __init__(
         self,
@@ -65,16 +81,20 @@ class RequestReader:
         settings: RouterSettings,
         new_id: Callable[[], str],
     ) -> None:
+        self.routing, self.metrics, self.new_id = routing, metrics, new_id
         self.bodies = BodyParser(settings.data.body_limits())
-        self._routing, self._prompts, self._metrics = routing, prompts, metrics
-        self._tenants, self._new_id = tenants, new_id
+        self._state, self._fleet, self._now = routing.state, routing.state.fleet, routing.clock.now
+        self._parsed, self._tokenized = metrics.parsed, metrics.tokenized
+        self._prompts, self._tenants = prompts, tenants
         self._conditional = settings.disaggregation.limits()
         failures, disaggregation = settings.failures, settings.disaggregation
         self._whole = first_plan("whole", retry_limit=failures.retry_limit)
         self._resumable = replace(self._whole, migration_limit=failures.migration_limit)
+        self._plans = {None: self._whole, False: self._whole, True: self._resumable}
         self._splits_prompts, self._accepts_params = disaggregation.enabled, disaggregation.accept_params
         self._encodes_always = settings.tokens.always
-        self._models: dict[str, _ResolvedModel] = {}
+        self._plain = built.PlainRequests(PLAIN, UNCOMMON_KEYS, [*WISHING_HEADERS, *tenants.headers])
+        self._served: dict[tuple[str, str], _ServedModel] = {}
 
     async def read(self, request: "FleetRequest") -> None:
         """Set the request's body, prompt, route and plan.
@@ -83,75 +103,116 @@ class RequestReader:
             RequestInvalid: a field or a header cannot be read.
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
-        exchange, metrics, routing, began_s = request.exchange, self._metrics, self._routing, perf_counter()
-        headers, data = exchange.headers, exchange.body
-        reads_prompts = self._encodes_always or routing.state.reads_overlap
-        decode = self._prompts.decode if reads_prompts else decode_inbound
-        if request.mode == PASSED:
-            body, inbound = await read_passed(request, self.bodies, routing.state.fleet)
-        elif len(data) <= SCANNED_BYTES:
-            body, inbound = Body(data), decode(exchange.path, data)
+        exchange, policy, began_s = request.exchange, self._state.policy, perf_counter()
+        if policy is not self._policy:
+            self._follow(policy)
+        data, headers = exchange.body, exchange.headers
+        if len(data) <= SCANNED_BYTES and request.mode != PASSED:
+            body, inbound = Body(data), self._decode(exchange.path, data)
+        elif request.mode == PASSED:
+            body, inbound = await read_passed(request, self.bodies, self._fleet)
         else:
-            body, inbound = await request.later(self.bodies.read(exchange.path, data, decode))
+            body, inbound = await request.later(self.bodies.read(exchange.path, data, self._decode))
+        request.body, request.inbound, request.model = body, inbound, inbound.model
         parsed_s = perf_counter()
-        metrics.parsed(parsed_s - began_s)
-        request.body, request.inbound = body, inbound
-        name = request.model = inbound.model or ""
-        model, prompt = self._models.get(name), None
-        if model is None or model.changes != routing.state.fleet.changes or routing.clock.now() >= model.valid_until_s:
-            model = self._resolve(name)
-        endpoint, hashing = inbound.endpoint, model.hashing
-        if endpoint not in model.endpoints:
-            raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, model.endpoints))
-        if reads_prompts and endpoint in PROMPT_ENDPOINTS:
-            made = self._prompts.prompt(body, inbound, hashing, model.lora, model.images)
-            if isinstance(made, EncodedPrompt):
-                prompt = made
-            else:
-                encoding: Coroutine[Any, Any, EncodedPrompt] = request.later(made)
-                del made  # its error would refer to itself
-                prompt = await encoding
-            hashing, prompt_s = prompt.hashing, perf_counter() - parsed_s
-            metrics.tokenized(prompt_s)
+        self._parsed(parsed_s - began_s)
+        served = self._served.get((inbound.model, inbound.endpoint))
+        if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
+            served = self._resolve(inbound)
+        is_plain = request.gateway is None and self._plain.have(inbound, headers)
+        prompt = _UNREAD
+        if served.has_prompts:
+            made = self._prompts.short_chat(inbound, served.hashing, served.seed) if is_plain else None
+            if made is None:
+                asked = body, inbound, served.hashing, served.route.lora, served.images
+                made = await request.later(self._prompts.prompt(*asked))
+                is_plain = is_plain and not made.unrendered and made.token_count <= _MIGRATED_TOKENS_MAX
+            request.prompt = prompt = made
+            self._tokenized(perf_counter() - parsed_s)
             if request.trace is not None:
-                request.trace.prompted(prompt_s)
-        request.prompt = prompt
-        request.route = request.first_route = route_request(
-            self._new_id,
-            inbound,
-            headers,
-            hashing,
-            prompt,
-            lora=model.lora,
-            tenant=self._tenants.name(headers.get, None if exchange.account is None else exchange.account.name),
-            allowed_workers=None if request.gateway is None else request.gateway.allowed_workers,
+                request.trace.prompted(perf_counter() - parsed_s)
+        request.route = request.first_route = replace(
+            served.route,
+            decision_id=self.new_id(),
+            request_id=(b"x-request-id" in headers and name_in(headers, b"x-request-id")) or self.new_id(),
+            isl_tokens=prompt.token_count,
+            sequence_hashes=prompt.sequence_hashes,
+            max_tokens=inbound.limit_tokens or 0,
         )
-        plan = request.plan = self._plan_of(request, model)
-        if plan.phase != "whole":
-            request.plan = self._placed(request, plan)
-            request.route = self.route_of(request, request.plan)
+        if is_plain and served.plans is not None:
+            request.plan = served.plans[inbound.stream and inbound.has_one_choice]
+        else:
+            self._plan(request, served, is_plain=is_plain)
 
-    def _plan_of(self, request: "FleetRequest", model: _ResolvedModel) -> RequestPlan:
+    def _follow(self, policy: Policy) -> None:
+        """Another policy is in force."""
+        self._policy, reads_prompts = policy, self._encodes_always or self._state.reads_overlap
+        self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
+        self._decode = self._prompts.decode if reads_prompts else decode_inbound
+        self._served.clear()
+
+    def _resolve(self, inbound: Inbound) -> _ServedModel:
+        """Return what the present fleet says of a model at an endpoint."""
+        (name, endpoint), fleet, now_s = (inbound.model, inbound.endpoint), self._fleet, self._now()
+        if (name, endpoint) in self._served:
+            self._served.clear()  # the fleet has changed
+        hashing = fleet.hashing(name, now_s)
+        if hashing is None:
+            raise RequestRejected(refusals.unknown_model(name, fleet.models()))
+        workers = fleet.serving(name)
+        endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
+        if endpoint not in endpoints:
+            raise RequestRejected(refusals.endpoint_not_served(inbound.path, name, endpoints))
+        is_aggregated = all(worker.registration.role == "aggregated" for worker in workers)
+        lora, tenant = fleet.lora_of(name), self._tenants.name(lambda _: None)
+        served = self._served[name, endpoint] = _ServedModel(
+            fleet.changes,
+            fleet.valid_until_s(workers, now_s),
+            endpoint in self._prompt_endpoints,
+            hashing,
+            hash_seed(lora),
+            fleet.images(name, now_s),
+            replace(plain_route(inbound, hashing), lora=lora, tenant=tenant),
+            self._plans if is_aggregated else None,
+        )
+        return served
+
+    def _plan(self, request: "FleetRequest", served: _ServedModel, *, is_plain: bool) -> None:
+        """Add the request's wishes to its route, and plan its phases; raise `RequestInvalid`."""
+        if not is_plain:
+            exchange, gateway, prompt = request.exchange, request.gateway, request.prompt
+            account = None if exchange.account is None else exchange.account.name
+            request.route = request.first_route = replace(
+                request.route,
+                **wishes(request.inbound, exchange.headers),
+                tenant=self._tenants.name(exchange.headers.get, account),
+                allowed_workers=None if gateway is None else gateway.allowed_workers,
+                hash_scheme=served.hashing.scheme if prompt is None else prompt.hashing.scheme,
+            )
+        plan = self._plan_of(request, served)
+        if plan.phase != "whole":
+            plan = self._placed(request, plan)
+            request.route = self.route_of(request, plan)
+        request.plan = plan
+
+    def _plan_of(self, request: "FleetRequest", served: _ServedModel) -> RequestPlan:
         """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
         inbound, route = request.inbound, request.route
         is_sent_here = request.gateway is None  # else once, and to one worker
         whole, resumable = (self._whole, self._resumable) if is_sent_here else (_ONCE, _ONCE)
         if route.endpoint not in DEFAULT_ENDPOINTS:
             return whole
-        is_one = inbound.is_plain
-        if not is_one:
-            if inbound.names_phase:
-                phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
-                return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
-            is_one = inbound.has_one_choice
-        is_long = route.isl_tokens > _MIGRATED_TOKENS_MAX
+        if inbound.names_phase:
+            phase = requested_phase(bytes(inbound.disaggregated_params), accepted=self._accepts_params)
+            return first_plan(phase, retry_limit=whole.retry_limit, fixed=True)
+        is_one, is_long = inbound.has_one_choice, route.isl_tokens > _MIGRATED_TOKENS_MAX
         plan = resumable if inbound.stream and is_one and not (is_long or inbound.is_guided) else whole
-        if model.is_aggregated:
+        if served.plans is not None:
             return plan
-        now_s = self._routing.clock.now()
-        roles = self._routing.state.model_view(route.model, route.block_size, route.hash_scheme, now_s).roles
+        view = self._state.model_view(route.model, route.block_size, route.hash_scheme, self._now())
         # for one token no KV would be fetched
-        phase = first_phase(roles, may_split=self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1)
+        may_split = self._splits_prompts and is_sent_here and is_one and route.max_tokens != 1
+        phase = first_phase(view.roles, may_split=may_split)
         return first_plan(phase, retry_limit=plan.retry_limit, migration_limit=plan.migration_limit)
 
     def _placed(self, request: "FleetRequest", plan: RequestPlan) -> RequestPlan:
@@ -159,31 +220,12 @@ class RequestReader:
         if self._conditional.policy == "off" or not plan.is_aside:
             return plan
         try:
-            verdict = self._routing.decide(self.route_of(request, plan.beside("alone")))
+            verdict = self.routing.decide(self.route_of(request, plan.beside("alone")))
         except (NoEligibleWorker, WorkerNotNamed):
             return plan
         placed = placement(verdict, self._conditional)
-        self._metrics.placed(placed.reason)
+        self.metrics.placed(placed.reason)
         return plan.computed_at_decode() if placed.is_local else plan
-
-    def _resolve(self, name: str) -> _ResolvedModel:
-        """Return what the present fleet says of a model."""
-        fleet, now_s = self._routing.state.fleet, self._routing.clock.now()
-        hashing = fleet.hashing(name, now_s)
-        if hashing is None:
-            self._models.pop(name, None)
-            raise RequestRejected(refusals.unknown_model(name, fleet.models()))
-        workers = fleet.serving(name)
-        known = self._models[name] = _ResolvedModel(
-            hashing,
-            fleet.lora_of(name),
-            fleet.images(name, now_s),
-            fleet.changes,
-            fleet.valid_until_s(workers, now_s),
-            frozenset(each for worker in workers for each in worker.registration.api_endpoints),
-            all(worker.registration.role == "aggregated" for worker in workers),
-        )
-        return known
 
     def route_of(self, request: "FleetRequest", plan: RequestPlan) -> RouteRequest:
         """Return the routing fields for the plan's phase.
@@ -198,7 +240,7 @@ class RequestReader:
             pins["prefill_worker"] = ""
         elif phase == "decode":
             rank = request.prefilled_by
-            prefill = None if rank is None else self._routing.state.fleet.worker(rank.worker_id)
+            prefill = None if rank is None else self._fleet.worker(rank.worker_id)
             pins = {"session_id": "", "prefill_worker": "" if prefill is None else prefill.registration.worker_id}
             pins["transfer_domain"] = None if prefill is None else prefill.registration.transfer_domain
-        return replace(request.first_route, phase=phase, tried=plan.tried, decision_id=self._new_id(), **pins)
+        return replace(request.first_route, phase=phase, tried=plan.tried, decision_id=self.new_id(), **pins)

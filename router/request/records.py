@@ -126,8 +126,8 @@ class FleetRecords(RequestRecords[RankAttempt]):
     def ended(self, request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None) -> None:
         """The request is over: count and log it, and send its trace if it is wanted."""
         metrics, attempts, trace = self._metrics, request.attempts, request.trace
-        if request.ticket is not None:
-            request.ticket.cancel()
+        if request.place is not None:
+            self._admission.cancel(request.place)
         e2e_s = perf_counter() - request.exchange.began_s
         if request.exchange.account is not None:
             _charge(request, request.exchange.account)

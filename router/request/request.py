@@ -14,7 +14,7 @@
 A prefill worker's answer is collected, and its handoff sent to a decode worker (`plan.py`). Where a request goes is its
 `Destination`'s concern (`destination.py`).
 
-`_live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
+`live` takes the request to its worker, in the turn of the event loop in which it came unless it waits for a thread or
 for admission. What the worker's answer brings are the calls of a handler. One of them ends the request, or runs what
 leads to another worker: `_retry`, `_migrate`, `_go_on_from_prefill`, `_move`.
 """
@@ -48,7 +48,7 @@ from router.request.tracer import TracedRequest
 
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
-    from router.queue.gate import Ticket
+    from router.queue.waiting import Place
 
 _USAGE_BYTES = 4096
 
@@ -56,22 +56,24 @@ A = TypeVar("A", bound=Attempt)
 
 
 class Request(CallbackCoroutine, Generic[A]):
-    """One request on its way; the handler of its own calls. `begin` starts it; `explain` only has it read and decided.
+    """One request on its way; the handler of its own calls. `live` is its life; `explain` only has it read and decided.
 
     `body`, `inbound` and `model` are set once the body is parsed, `prompt`, `plan` and `route` once it `is_read`.
     """
 
     body: Body
     inbound: Inbound
-    prompt: EncodedPrompt | None
+    prompt: EncodedPrompt | None = None
     plan: RequestPlan
     route: RouteRequest
     """Of the present phase; `first_route` is as the client sent it."""
     first_route: RouteRequest
     model = ""
-    ticket: "Ticket | None" = None
-    """Its place in the queue, while it waits there."""
-    is_read = False
+    gateway: Gateway | None = None
+    """It sends the request itself; None: the router does."""
+    trace: TracedRequest | None = None
+    place: "Place | None" = None
+    """In the queue, while it waits there."""
     events_when_left = 0
     """How many events of the answer behind the first had come when the client left."""
     attempt: A | None = None
@@ -96,24 +98,17 @@ class Request(CallbackCoroutine, Generic[A]):
     _aside: BufferedResponse | None = None
 
     def __init__(
-        self,
-        exchange: Exchange,
-        destination: Destination[A],
-        records: RequestRecords[A],
-        mode: str = "",
-        gateway: Gateway | None = None,
-        trace: TracedRequest | None = None,
+        self, exchange: Exchange, destination: Destination[A], records: RequestRecords[A], mode: str = ""
     ) -> None:
-        """`mode` is that of metrics and logs; `gateway` sends the request itself; None: the router does."""
-        self.exchange, self.destination, self.records = exchange, destination, records
-        self.mode, self.gateway, self.trace = mode, gateway, trace
+        """`mode` is that of metrics and logs."""
+        self.exchange, self.destination, self.records, self.mode = exchange, destination, records, mode
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all was read: the plan comes last."""
+        return hasattr(self, "plan")
 
     # ------------------------------------------------------------------------------------------- to a worker
-
-    def begin(self) -> None:
-        """Read and serve the request of a client that is there."""
-        self.exchange.when_gone = self._left
-        self.run(self._live())
 
     def explain(self, explained: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that only reads the request, in place of its life."""
@@ -121,11 +116,11 @@ class Request(CallbackCoroutine, Generic[A]):
         if not self.is_over:
             self.run(explained)
 
-    async def _live(self) -> None:
-        destination = self.destination
+    async def live(self) -> None:
+        """Read and serve the request of a client that is there; `run` it."""
+        self.exchange.when_gone, destination = self._left, self.destination
         await destination.read(self)
-        self.is_read = True
-        if not destination.admits(self):
+        if destination.is_bounded and not destination.admits(self):
             destination.waited(self, await self.until_resumed())
         self._send()
 

@@ -27,12 +27,11 @@ from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.openai.requests import Inbound, RequestInvalid
 from router.http.heads import Headers
-from router.prompt.chains import EncodedPrompt
 
 TAINTS_MAX = 16
 _NAME_CHARACTERS_MAX = 128
 _WEIGHT_MAX = 1e6
-_CONSTRAINTS = frozenset(
+WISHING_HEADERS = frozenset(
     {
         b"x-worker-instance-id", b"x-dp-rank", b"x-session-id", b"x-required-taints", b"x-preferred-taints",
         b"x-request-priority", b"x-request-strict-priority",
@@ -42,43 +41,38 @@ _CONSTRAINTS = frozenset(
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-def route_request(
-    new_id: Callable[[], str],
-    inbound: Inbound,
-    headers: Headers,
-    hashing: Hashing,
-    prompt: EncodedPrompt | None,
-    *,
-    lora: str = "",
-    tenant: str = "",
-    allowed_workers: frozenset[str] | None = None,
-) -> RouteRequest:
-    """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
+def plain_route(inbound: Inbound, hashing: Hashing) -> RouteRequest:
+    """Return the routing fields of requests that state no wishes, without their ids and what else each has."""
+    return RouteRequest(
+        decision_id="",
+        request_id="",
+        model=inbound.model,
+        isl_tokens=0,
+        block_size=hashing.block_size,
+        hash_scheme=hashing.scheme,
+        endpoint=inbound.endpoint,
+    )
+
+
+def route_request(new_id: Callable[[], str], inbound: Inbound, headers: Headers, hashing: Hashing) -> RouteRequest:
+    """Return the routing fields of a request whose prompt is not read.
 
     `new_id` returns unique names. Raises `RequestInvalid`: a header has an invalid value.
     """
-    plain = RouteRequest(
+    return replace(
+        plain_route(inbound, hashing),
         decision_id=new_id(),
-        request_id=(b"x-request-id" in headers and _name(headers, b"x-request-id")) or new_id(),
-        model=inbound.model,
-        isl_tokens=0 if prompt is None else prompt.token_count,
-        block_size=hashing.block_size,
-        hash_scheme=hashing.scheme,
-        sequence_hashes=b"" if prompt is None else prompt.sequence_hashes,
+        request_id=name_in(headers, b"x-request-id") or new_id(),
         max_tokens=inbound.limit_tokens or 0,
-        lora=lora,
-        tenant=tenant,
-        endpoint=inbound.endpoint,
-        allowed_workers=allowed_workers,
+        **wishes(inbound, headers),
     )
+
+
+def wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
+    """Return the fields that state a request's wishes; raise `RequestInvalid`: a header has an invalid value."""
     is_plain = inbound.nvext is None and inbound.extra_args is None and inbound.priority is None
-    if is_plain and _CONSTRAINTS.isdisjoint(headers):
-        return plain
-    return replace(plain, **_wishes(inbound, headers))
-
-
-def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
-    """Return the fields that state a request's wishes."""
+    if is_plain and WISHING_HEADERS.isdisjoint(headers):
+        return {}
     hints = inbound.extension.hints
     return {
         "session_id": _session(headers) if inbound.endpoint in PROMPT_ENDPOINTS else "",
@@ -98,20 +92,14 @@ def _first(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _name(headers: Headers, header: bytes) -> str:
+def name_in(headers: Headers, header: bytes) -> str:
     """Return a printable name; empty if the header is missing or not printable."""
-    raw = headers.get(header)
-    if raw is None:
-        return ""
-    try:
-        value = raw.decode()
-    except UnicodeDecodeError:
-        return ""
+    value = headers.get(header, b"").decode("utf-8", "surrogateescape")
     return value if len(value) <= _NAME_CHARACTERS_MAX and value.isprintable() else ""
 
 
 def _session(headers: Headers) -> str:
-    session, found = _name(headers, b"x-session-id"), headers.get(b"x-session-id")
+    session, found = name_in(headers, b"x-session-id"), headers.get(b"x-session-id")
     if found and not session:
         shown = found[:_NAME_CHARACTERS_MAX].decode("utf-8", "replace")
         raise RequestInvalid("x-session-id", shown, f"1..{_NAME_CHARACTERS_MAX} printable characters")

@@ -1,7 +1,6 @@
 """Where requests of clients go: the workers of the fleet. Admission, decisions, calls, answers."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
@@ -15,6 +14,7 @@ from router.config import RouterSettings
 from router.decision.eligibility import exclusion, exclusions, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
+from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
@@ -29,7 +29,7 @@ from router.queue.tenants import TenantNames
 from router.request.attempt import RankAttempt
 from router.request.calls import Calls
 from router.request.destination import Gateway
-from router.request.reading import RequestReader
+from router.request.reading import FleetReader
 from router.request.records import FleetRecords
 from router.request.replies import refuse
 from router.request.request import Request
@@ -46,7 +46,7 @@ _CLIENT_FAULTS = frozenset({"pinned", "taint", "lora", "endpoint"})
 FleetRequest = Request[RankAttempt]
 
 
-class Serving(Calls):
+class Serving(FleetReader, Calls):
     """The parts that serve requests at workers."""
 
     def __init__(
@@ -68,11 +68,10 @@ class Serving(Calls):
 
         `tracer` is None if tracing is off.
         """
-        super().__init__(settings, prompts.detokenizer)
-        self.routing, self.metrics, self.new_id = routing, metrics, new_id
+        FleetReader.__init__(self, routing, prompts, metrics, tenants, settings, new_id)
+        Calls.__init__(self, settings, prompts.detokenizer)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self.records = FleetRecords(routing, admission, metrics, self.request_log)
-        self.reader = RequestReader(routing, prompts, metrics, tenants, settings, new_id)
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
@@ -82,21 +81,23 @@ class Serving(Calls):
 
         `mode` is that of its metrics, that in force without it.
         """
-        metrics, account = self.metrics, exchange.account
+        metrics = self.metrics
         if metrics.inflight >= self._inflight_max:
             metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self._inflight_max} requests are being served; try again"
             self.refuse(exchange, refusals.unavailable(message, "overloaded"))
             return None
-        if account is not None and (refusal := account.refusal(self.routing.clock.now())) is not None:
+        if exchange.account is not None and (refusal := exchange.account.refusal(self._now())) is not None:
             metrics.rejected(refusal.param or "")
             self.refuse(exchange, refusal)
             return None
         metrics.inflight += 1
-        trace = None if self._tracer is None else self._tracer.begin(exchange.headers, exchange.began_s)
-        mode = mode or self.routing.state.policy.mode
-        request: FleetRequest = Request(exchange, self, self.records, mode, gateway, trace)
-        request.begin()
+        request: FleetRequest = Request(exchange, self, self.records, mode or self._state.policy.mode)
+        if gateway is not None:
+            request.gateway = gateway
+        if self._tracer is not None:
+            request.trace = self._tracer.begin(exchange.headers, exchange.began_s)
+        request.run(request.live())
         return request
 
     def refuse(self, exchange: Exchange, refusal: Refusal) -> None:
@@ -104,26 +105,28 @@ class Serving(Calls):
         self.request_log.refused(refusal)
         refuse(exchange, refusal)
 
-    # ------------------------------------------------------------------------------------------- reading, admission
+    # ------------------------------------------------------------------------------------------- admission
 
-    def read(self, request: FleetRequest) -> Coroutine[Any, Any, None]:
-        """Set the request's body, prompt, route and plan."""
-        return self.reader.read(request)
+    def _follow(self, policy: Policy) -> None:
+        super()._follow(policy)
+        self.is_bounded = self._admission.is_bounded(policy)
+        self._admission.poke()  # else those that waited under the last one could be overtaken
 
     def admits(self, request: FleetRequest) -> bool:
         """Return whether the request goes on at once; else it is resumed later, with a refusal or None."""
         if self._admission.admits(request.route):
             return True
-        request.ticket = self._admission.wait(request.route, request.resume, request.resume)
+        request.place = self._admission.wait(request.route, request.resume)
         return False
 
     def waited(self, request: FleetRequest, refusal: Refusal | None) -> None:
         """The request was resumed; raise `RequestRejected` if it was turned away."""
-        ticket, request.ticket = request.ticket, None
-        if ticket is not None:
-            self.metrics.queue_waited(ticket.waited_s)
+        place, request.place = request.place, None
+        if place is not None:
+            waited_s = self._now() - place.arrived_s
+            self.metrics.queue_waited(waited_s)
             if request.trace is not None:
-                request.trace.waited(ticket.waited_s)
+                request.trace.waited(waited_s)
         if refusal is not None:
             self.metrics.rejected(refusal.code or "")
             raise RequestRejected(refusal)
@@ -132,7 +135,7 @@ class Serving(Calls):
 
     def routed(self, request: FleetRequest, pinned: str | None = None) -> None:
         """Set `route` to that of the plan's present phase, under a new decision id. `pinned`: the only worker."""
-        request.route = self.reader.route_of(request, request.plan)
+        request.route = self.route_of(request, request.plan)
         if pinned is not None:
             request.route = replace(request.route, pinned_worker=pinned)
 
@@ -210,7 +213,7 @@ class Serving(Calls):
         plans = [plan]
         if plan.phase in ("prefill", "decode") and not plan.is_fixed:
             plans.append(plan.beside("alone"))
-        than, routes = request.attempt.rank, [self.reader.route_of(request, each) for each in plans]
+        than, routes = request.attempt.rank, [self.route_of(request, each) for each in plans]
         return any("" in exclusions(ranks, replace(each, tried=(*each.tried, than))) for each in routes)
 
     def lost(self, attempt: RankAttempt, quiet_s: float, *, begun: bool) -> str:

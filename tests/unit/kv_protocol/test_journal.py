@@ -266,12 +266,17 @@ def test_a_decision_whose_columns_do_not_agree_is_refused(changed: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("changed", "field"), [({"sequence_hashes": b"1234567"}, "sequence_hashes"), ({"block_size": 0}, "block_size")]
+    ("fields", "reason"),
+    [
+        (["d", "r", "m", 1, 16, "x", b"1234567"], "sequence_hashes: found '7 bytes', allowed 8 bytes a block"),
+        (["d", "r", "m", 1, 0], r"`int` >= 1 - at `\$\[3\]\[0\] refused\.request\.block_size`"),
+        (["d", "r", "m", -1, 16], r"`int` >= 0 - at `\$\[3\]\[0\] refused\.request\.isl_tokens`"),
+    ],
 )
-def test_a_request_that_may_not_be_is_refused(changed: dict[str, Any], field: str) -> None:
-    fields = {name: getattr(REQUEST, name) for name in RouteRequest.__struct_fields__}
-    with pytest.raises(LimitExceeded, match=f"^{field}: found "):
-        RouteRequest(**fields | changed)
+def test_a_request_that_may_not_be_is_refused(fields: list[Any], reason: str) -> None:
+    record = msgspec.msgpack.encode(["refused", 1.0, fields, []])
+    with pytest.raises(MalformedMessage, match=reason):
+        decode_journal(pack_journal(1, 1, 1, record))
 
 
 def test_a_decision_says_what_it_promised_of_its_request() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_protocol.openai.inbound import CHANGING_KEYS, ReadChat
+from kv_protocol.openai.inbound import CHANGING_KEYS, FEW_MESSAGES, ReadChat
 from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
-from kv_protocol.openai.options import AgentHints, Targets
+from kv_protocol.openai.options import NO_TARGETS, AgentHints, Targets
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,
@@ -85,26 +85,18 @@ def test_a_chat_longer_than_asked_keeps_the_bytes_of_its_messages() -> None:
     assert not isinstance(decode_inbound(CHAT, body, len(body) - 1), ReadChat)
 
 
-def test_a_chat_is_plain_if_no_question_about_its_prompt_phases_or_choices_has_another_answer() -> None:
-    plain = chat(stream=True, max_tokens=5, temperature=0.5, stop="x", priority=1, response_format={"type": "text"})
-    assert plain.is_plain
+def test_of_a_chat_without_uncommon_keys_each_question_about_them_has_one_answer() -> None:
+    plain = chat(stream=True, max_tokens=5, temperature=0.5, stop="x")
     assert (plain.token_data(), plain.salt, plain.changed_by, plain.read_options()) == (None, "", "", {})
     assert (plain.names_phase, plain.has_one_choice, plain.ineffective) == (False, True, ())
-    assert not completion().is_plain
+    assert (plain.is_guided, plain.targets) == (False, NO_TARGETS)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *((key, True) for key in CHANGING_KEYS),
-        *((key, [{}]) for key in ("tools", "documents")),
-        *((key, {"a": 1}) for key in ("chat_template_kwargs", "disaggregated_params", "nvext")),
-        *((key, True) for key in ("continue_final_message", "add_generation_prompt")),
-        ("reasoning_effort", "low"), ("cache_salt", "s"), ("n", 2), ("prompt_token_ids", [1]),
-    ],
-)  # fmt: skip
-def test_each_key_of_a_prompt_of_phases_or_of_choices_makes_a_chat_one_that_is_not_plain(key: str, value: Any) -> None:
-    assert not chat(**{key: value}).is_plain
+def test_a_chat_of_many_messages_keeps_their_bytes() -> None:
+    message = {"role": "user", "content": "hi"}
+    for count, kind in ((FEW_MESSAGES, ReadChat), (FEW_MESSAGES + 1, ChatInbound)):
+        body = json.dumps({"model": "m", "messages": [message] * count}).encode()
+        assert type(read_with_messages(CHAT, body)) is kind
 
 
 @pytest.mark.parametrize("key", CHANGING_KEYS)

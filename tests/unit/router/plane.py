@@ -312,7 +312,7 @@ async def running_plane(
     bounds = limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0)
     plane = Plane(settings, policy or Policy(), bounds, tracer, decisions_max)
     stop, read = asyncio.Event(), threading.Event()
-    pools = plane.serving.reader.bodies.pool, plane.prompts.pool
+    pools = plane.serving.bodies.pool, plane.prompts.pool
     for work in (each for pool in pools for each in (pool.work, pool.work_large)):
         threading.Thread(target=work, args=(read,), daemon=True).start()
     await plane.server.start("127.0.0.1", 0)

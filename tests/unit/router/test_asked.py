@@ -8,21 +8,27 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import Hashing
+from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai.inbound import UNCOMMON_KEYS
 from kv_protocol.openai.requests import RequestInvalid, decode_inbound
-from router.request.route_request import route_request
+from router.native import built
+from router.request.reading import PLAIN as SAMPLES
+from router.request.route_request import WISHING_HEADERS, route_request
 
 HASHING = Hashing(16, "xxh3-1337")
+PLAIN = built.PlainRequests(SAMPLES, UNCOMMON_KEYS, [*WISHING_HEADERS])
+BOOLEANS = ("add_special_tokens", "continue_final_message", "add_generation_prompt")
 
 
 def asked(headers: dict[bytes, bytes] | None = None, **body: Any) -> RouteRequest:
     numbers = count(1)
     inbound = decode_inbound("/v1/completions", json.dumps({"model": "m", "prompt": "hello"} | body).encode())
-    return route_request(lambda: f"id-{next(numbers)}", inbound, headers or {}, HASHING, None, tenant="t")
+    return route_request(lambda: f"id-{next(numbers)}", inbound, headers or {}, HASHING)
 
 
 def test_without_a_word_nothing_is_asked_but_the_model() -> None:
     found = asked()
-    assert (found.decision_id, found.request_id, found.model, found.tenant) == ("id-1", "id-2", "m", "t")
+    assert (found.decision_id, found.request_id, found.model) == ("id-1", "id-2", "m")
     assert (found.isl_tokens, found.sequence_hashes, found.block_size) == (0, b"", 16)
     assert (found.pinned_worker, found.pinned_dp_rank, found.session_id, found.priority) == (None, None, "", 0)
 
@@ -99,3 +105,30 @@ def test_a_header_that_cannot_be_read_is_refused_by_its_name(header: str, value:
 @pytest.mark.parametrize("value", [b"", b"x" * 129, b"\xff\xfe", b"a\tb"])
 def test_a_request_id_that_cannot_be_shown_is_replaced(value: bytes) -> None:
     assert asked({b"x-request-id": value}).request_id == "id-2"
+
+
+def is_plain(endpoint: ApiEndpoint = "chat", headers: dict[bytes, bytes] | None = None, **fields: Any) -> bool:
+    given = {"messages": [{"role": "user", "content": "hi"}]} if endpoint == "chat" else {"prompt": "hi"}
+    body = json.dumps({"model": "m", "stream": True, "temperature": 0.5, "stop": "x"} | given | fields).encode()
+    found = {PLAIN.have(decode_inbound(PATHS[endpoint], body, most), headers or {}) for most in (0, len(body))}
+    assert len(found) == 1, "with its messages or without them"
+    return found.pop()
+
+
+def test_a_chat_or_a_completion_that_states_no_wish_is_plain() -> None:
+    assert is_plain(max_tokens=5, stream_options={"include_usage": True}, seed=3, n=None)
+    assert is_plain("completions", {b"accept": b"*/*", b"authorization": b"Bearer key"}, echo=True)
+    assert not PLAIN.have(decode_inbound("/v1/embeddings", b'{"model":"m","input":"x"}'), {})
+
+
+@pytest.mark.parametrize("key", UNCOMMON_KEYS)
+def test_each_key_that_is_a_wish_makes_a_chat_one_that_is_not_plain(key: str) -> None:
+    wish = {"nvext": {}, "extra_args": {}, "cache_salt": "s", "reasoning_effort": "low", "n": 2, "priority": 1}
+    wishes: dict[str, Any] = {key: wish.get(key, True if key in BOOLEANS else [{}])}
+    assert not is_plain(**wishes)
+
+
+@pytest.mark.parametrize("header", sorted(WISHING_HEADERS))
+def test_each_header_that_is_a_wish_makes_a_request_one_that_is_not_plain(header: bytes) -> None:
+    assert not is_plain(headers={header: b""})
+    assert not is_plain("completions", {header: b"x"})

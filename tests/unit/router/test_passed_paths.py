@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
-from router.request.passed import is_passed
+from router.request.endpoints import is_passed
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import Upstream, answers, streams

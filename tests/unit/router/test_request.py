@@ -54,7 +54,7 @@ class Try(Attempt):
 class Life(Destination[Try], RequestRecords[Try]):
     """A request, its client and its destination in one: `facts` are what came of it, in order."""
 
-    http_1_1 = True
+    http_1_1 = is_bounded = True
     writing_paused = False
     origins = UpstreamOrigins()
 
@@ -68,7 +68,7 @@ class Life(Destination[Try], RequestRecords[Try]):
         data = json.dumps({"model": "m", "prompt": "hello"} | body).encode()
         self.exchange = Exchange(self, "POST", COMPLETIONS, "", {}, data, 0.0)
         self.request = Request(self.exchange, self, self)
-        self.request.begin()
+        self.request.run(self.request.live())
 
     def taken(self) -> list[str]:
         """Return the facts since the last call."""
@@ -81,7 +81,7 @@ class Life(Destination[Try], RequestRecords[Try]):
         request.body = Body(request.exchange.body)
         request.inbound = decode_inbound(request.exchange.path, request.exchange.body)
         request.prompt = None
-        request.route = route_request(lambda: "id", request.inbound, {}, Hashing(16), None)
+        request.route = route_request(lambda: "id", request.inbound, {}, Hashing(16))
         request.plan = self._plan
 
     def admits(self, request: Request[Try]) -> bool:
