@@ -1,4 +1,4 @@
-// What the readers of heads, bodies and usage share (`heads.cpp`, `body.cpp`, `usage.cpp`).
+// What the readers of heads, bodies and answers share (`heads.cpp`, `body.cpp`, `answer.cpp`).
 #pragma once
 
 #include <array>
@@ -67,6 +67,6 @@ std::string shown(Text found);
 
 void bind_heads(nanobind::module_& module);
 void bind_bodies(nanobind::module_& module);
-void bind_usage(nanobind::module_& module);
+void bind_answers(nanobind::module_& module);
 
 }  // namespace kv::http

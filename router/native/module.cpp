@@ -3,10 +3,10 @@
 
 NB_MODULE(_fold, module) {
     module.doc() = "The fold that a router decides by, and its readers of HTTP, in C++.";
-    module.attr("INTERFACE") = 21;
+    module.attr("INTERFACE") = 22;
     nanobind::set_leak_warnings(false);  // a process may end while verdicts are still referenced
+    kv::http::bind_answers(module);
     kv::bind_core(module);
     kv::http::bind_heads(module);
     kv::http::bind_bodies(module);
-    kv::http::bind_usage(module);
 }

@@ -185,7 +185,8 @@ class Admission:
     def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
-        self._tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, Ticket] = {}
+        """Of the requests that wait; while there are none, `poke` does nothing."""
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
@@ -195,39 +196,39 @@ class Admission:
 
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        is_first = not self._tickets or not self.queue.is_waited_for(request)
+        is_first = not self.tickets or not self.queue.is_waited_for(request)
         return is_first and self._headroom.has_headroom(request)
 
     def wait(
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
         """Return the ticket of a waiting request; None if a callback was called already."""
-        is_first = not self._tickets or not self.queue.is_waited_for(request)
+        is_first = not self.tickets or not self.queue.is_waited_for(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, Refusal):
             refused(placed)
             return None
-        ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
+        ticket = self.tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
         self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self.queue.stop(self.now_s()))
         elif not is_first:
             self.poke()
-        return ticket if placed.arrival in self._tickets else None
+        return ticket if placed.arrival in self.tickets else None
 
     def cancel(self, place: Place) -> None:
         """Remove the request from the queue."""
         self.queue.cancel(place)
-        self._tickets.pop(place.arrival, None)
+        self.tickets.pop(place.arrival, None)
 
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
         self._is_poked = True
-        if self._is_admitting or not self._tickets:
+        if self._is_admitting or not self.tickets:
             return
         self._is_admitting = True
         try:
-            while self._is_poked and self._tickets:
+            while self._is_poked and self.tickets:
                 self._is_poked = False
                 for model in self.queue.models():
                     self._admit_of(model)
@@ -236,7 +237,7 @@ class Admission:
 
     def _admit_of(self, model: str) -> None:
         while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
-            self._tickets.pop(place.arrival).admit()
+            self.tickets.pop(place.arrival).admit()
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
         return self._headroom.has_headroom(waiting.request)
@@ -246,7 +247,7 @@ class Admission:
         while not stop.is_set():
             await until(stop, self._has_waiting.wait())
             self._has_waiting.clear()
-            while self._tickets and not stop.is_set():
+            while self.tickets and not stop.is_set():
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
@@ -254,12 +255,12 @@ class Admission:
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
-        if self._tickets:
+        if self.tickets:
             self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
     def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
-            ticket = self._tickets.pop(place.arrival, None)
+            ticket = self.tickets.pop(place.arrival, None)
             if ticket is not None:
                 ticket.refuse(why)

@@ -36,9 +36,9 @@ from router.http.exchange import Exchange, UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
-from router.http.usage import usage_in
+from router.native import built
 from router.prompt.chains import EncodedPrompt
-from router.request.attempt import Attempt
+from router.request.attempt import NO_ANSWER, Attempt
 from router.request.callback_coroutine import CallbackCoroutine
 from router.request.destination import Destination, Gateway, RequestRecords
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
@@ -49,8 +49,6 @@ from router.request.tracer import TracedRequest
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
     from router.queue.gate import Ticket
-
-_USAGE_BYTES = 4096
 
 A = TypeVar("A", bound=Attempt)
 
@@ -186,7 +184,9 @@ class Request(CallbackCoroutine, Generic[A]):
                 attempt.fail("body", str(error))
                 await self._retry(attempt)
                 return
-        attempt.usage, attempt.later_tokens = usage_in(body[-_USAGE_BYTES:]), 0
+        attempt.answer = built.answer_of(
+            body[-built.TAIL_BYTES :], attempt.headers, attempt.is_streamed, has_begun=True
+        )
         if answer.is_final:
             events = b""
             if attempt.is_success and self.inbound.stream:
@@ -255,17 +255,15 @@ class Request(CallbackCoroutine, Generic[A]):
         if self.is_over:
             return
         self.is_over, attempt = True, self.attempt
-        if self._waiting is not None:
-            self.stop()
         if attempt is not None:
-            is_complete = attempt.later_tokens is not None or outcome == "cancelled"
+            is_complete = attempt.answer is not NO_ANSWER or outcome == "cancelled"
             self._settle(attempt, outcome if is_complete else "failed")
         self.records.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
         self.attempt = None
-        self.attempts = (*self.attempts, attempt)
         self.records.settle(self, attempt, outcome)
+        self.attempts += (attempt,)
 
     def _refuse(self, refusal: Refusal, loss: StreamLoss = "no_worker") -> None:
         """End with an error; `loss` is why a stream that has begun is lost."""
@@ -295,7 +293,10 @@ class Request(CallbackCoroutine, Generic[A]):
         if self.is_over:
             return
         fetches = self.attempt is None and self.handoff is not None and self.plan.phase == "decode"
+        if self.ticket is not None:
+            self.ticket.cancel()
         self.end("cancelled")
+        self.stop()
         aside = self._aside
         if aside is not None:
             aside.give_up()
@@ -342,7 +343,7 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The answer is complete, at the client, or in the router for a prefill worker's."""
-        attempt, buffer = self.attempt, self.replay_buffer
+        attempt, buffer, tokens_before, is_one = self.attempt, self.replay_buffer, 0, self.inbound.has_one_choice
         if attempt is None:
             return
         if self.plan.is_aside:
@@ -351,16 +352,11 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         if buffer is not None:
             later_events = buffer.later_tokens or later_events
-        usage = usage_in(tail)
-        output_tokens, later_tokens = usage.output_tokens, later_events
-        if not self.inbound.has_one_choice:
-            later_tokens = 0
-        elif output_tokens is not None and (later_events or not attempt.is_streamed):
-            before = 0 if self.progress is None else self.progress.token_count
-            later_tokens = max(0, output_tokens - before - 1)
-        attempt.usage, attempt.later_tokens = usage, later_tokens
-        attempt.came_whole = bool(tail) and not attempt.has_begun
-        self.end(attempt.end_outcome)
+            tokens_before = 0 if self.progress is None else self.progress.token_count
+        attempt.answer = built.answer_of(
+            tail, attempt.headers, attempt.is_streamed, attempt.has_begun, later_events, tokens_before, is_one
+        )
+        self.end("ok" if attempt.is_success else attempt.end_outcome)
 
     def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer."""
