@@ -46,7 +46,6 @@ class RequestMetrics(built.RequestSums):
     """Counters and distributions of requests; each call costs a fraction of a microsecond.
 
     inflight      requests that are being served
-    follow        keep rows for exactly the models and workers of the fleet
     end           a request ended; an unknown model is counted as `unknown`
     queue_waited  a request left the queue, for any reason, after this time
     first_token   the first token of an answer came from this worker this long after the request was routed

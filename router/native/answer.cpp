@@ -41,9 +41,9 @@ void read_usage(Text tail, Answer& to) {
         const std::size_t quote = tail.rfind('"', at);
         const Text key = quote == Text::npos ? Text() : tail.substr(quote + 1, at - quote - 1);
         Count* const of = key == "completion" || key == "output" ? &to.output_tokens
-                                       : key == "cached"                      ? &to.cached_tokens
-                                       : key == "prompt" || key == "input"    ? &to.input_tokens
-                                                                              : nullptr;
+                          : key == "cached"                      ? &to.cached_tokens
+                          : key == "prompt" || key == "input"    ? &to.input_tokens
+                                                                 : nullptr;
         if (const auto found = count_at(tail, at + kKeyEnd.size()); of != nullptr && found) {
             *of = found;
         }
@@ -59,11 +59,9 @@ std::optional<double> decode_s_in(const nb::dict& headers) {
     }
     const std::string text(view_of(nb::borrow<nb::bytes>(found)));
     const std::size_t point = text.find('.'), whole = std::min(point, text.size()), rest = text.size() - whole;
-    const bool is_number = text.find_first_not_of("0123456789.") == std::string::npos && text.rfind('.') == point;
-    if (!is_number || whole < 1 || whole > 9 || rest == 1 || rest > 7) {
-        return {};
-    }
-    return PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0;
+    const bool is_plain = text.find_first_not_of("0123456789.") == std::string::npos && text.rfind('.') == point;
+    const bool is_number = is_plain && whole >= 1 && whole <= 9 && rest != 1 && rest <= 7;
+    return is_number ? std::optional(PyOS_string_to_double(text.c_str(), nullptr, nullptr) / 1000.0) : std::nullopt;
 }
 
 // `tail`: the body, or its end; `later_events` of a stream came behind its first bytes. `tokens_before`: of another worker, which began it.

@@ -42,12 +42,11 @@ class FleetRecords(RequestRecords[RankAttempt]):
 
     def began(self, request: "FleetRequest", attempt: RankAttempt) -> None:
         """The worker computed the prompt."""
-        lease = attempt.lease
-        lease.first_token()
+        attempt.lease.first_token()
         if request.trace is not None:
             request.trace.began()
         if attempt.is_streamed and attempt.is_success and not request.plan.is_aside:
-            self._first_token(request, attempt, lease.first_byte_s)
+            self._first_token(request, attempt, attempt.lease.first_byte_s)
         if self._admission.tickets:
             self._admission.poke()
 
@@ -61,7 +60,7 @@ class FleetRecords(RequestRecords[RankAttempt]):
                 request.trace.ttft_s = ttft_s
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
-        """A worker's part is over: end its lease, update the rank's breaker, poke the queue, count the answer."""
+        """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
         lease, answer = attempt.lease, attempt.answer
         lease.end(outcome, answer, attempt.is_streamed, self._metrics if request.is_over else None)
         if outcome != "ok" or request.attempts or self._breakers.is_any:  # else none changes
@@ -148,8 +147,7 @@ def _charge(request: "FleetRequest", account: Account) -> None:
     """Charge the tokens of a request to its account; of an answer that its client left, those that had come."""
     if not request.attempts:
         return
-    last = request.attempts[-1]
-    answer = last.answer
+    last, answer = request.attempts[-1], request.attempts[-1].answer
     later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
     prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
     account.charge(prompt_tokens + (answer.output_tokens or later + last.has_begun))

@@ -38,7 +38,7 @@ from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
 from router.native import built
 from router.prompt.chains import EncodedPrompt
-from router.request.attempt import NO_ANSWER, Attempt
+from router.request.attempt import Attempt
 from router.request.callback_coroutine import CallbackCoroutine
 from router.request.destination import Destination, Gateway, RequestRecords
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
@@ -184,9 +184,7 @@ class Request(CallbackCoroutine, Generic[A]):
                 attempt.fail("body", str(error))
                 await self._retry(attempt)
                 return
-        attempt.answer = built.answer_of(
-            body[-built.TAIL_BYTES :], attempt.headers, attempt.is_streamed, has_begun=True
-        )
+        attempt.answer = built.answer_of(body, attempt.headers, attempt.is_streamed, has_begun=True)
         if answer.is_final:
             events = b""
             if attempt.is_success and self.inbound.stream:
@@ -251,13 +249,12 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- the end
 
     def end(self, outcome: OutcomeName, refusal: Refusal | None = None) -> None:
-        """The request is over: settle its attempt and itself; nothing follows. Further calls do nothing."""
+        """The request is over, and its attempt with the same outcome; nothing follows. Further calls do nothing."""
         if self.is_over:
             return
         self.is_over, attempt = True, self.attempt
         if attempt is not None:
-            is_complete = attempt.answer is not NO_ANSWER or outcome == "cancelled"
-            self._settle(attempt, outcome if is_complete else "failed")
+            self._settle(attempt, outcome)
         self.records.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
@@ -271,6 +268,8 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         if self._is_resumed:
             self.stream_loss = loss
+        if self.attempt is not None:
+            self._settle(self.attempt, "failed")
         self.end(refusal.outcome, refusal)
         named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
         headers = (*refusal.headers, *named)
@@ -343,13 +342,14 @@ class Request(CallbackCoroutine, Generic[A]):
 
     def on_end(self, tail: bytes, later_events: int) -> None:
         """The answer is complete, at the client, or in the router for a prefill worker's."""
-        attempt, buffer, tokens_before, is_one = self.attempt, self.replay_buffer, 0, self.inbound.has_one_choice
+        attempt, buffer = self.attempt, self.replay_buffer
         if attempt is None:
             return
         if self.plan.is_aside:
             assert self._aside is not None
             self.run(self._go_on_from_prefill(attempt, self._aside.body))
             return
+        tokens_before, is_one = 0, self.inbound.has_one_choice
         if buffer is not None:
             later_events = buffer.later_tokens or later_events
             tokens_before = 0 if self.progress is None else self.progress.token_count
@@ -399,6 +399,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.fail(stage, reason)
         inbound = self.inbound
         if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
+            self._settle(attempt, "failed")
             self.end("ok")
             prompt_tokens = self.route.known_tokens if inbound.include_usage else None
             return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)
