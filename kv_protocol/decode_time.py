@@ -4,21 +4,14 @@
                                                           to the moment when the response is sent
 
 The first byte comes with the last token, so the router cannot see the first token. The router's time from routing to
-the response, less this time, is the TTFT of a streamed response.
+the response, less this time, is the TTFT of a streamed response. It reads up to nine digits before the point, and six
+behind it; anything else it ignores (`router/native/answer.cpp`).
 """
-
-import re
 
 DECODE_HEADER = "x-kv-decode-ms"
 _MS_PER_S = 1000.0
-_MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
 def decode_header(seconds: float) -> str:
     """Return the header's value."""
     return f"{seconds * _MS_PER_S:.3f}"
-
-
-def decode_seconds(value: bytes) -> float | None:
-    """Parse a header's value as seconds; return None if it is no decimal number of milliseconds."""
-    return float(value) / _MS_PER_S if _MILLISECONDS.fullmatch(value) else None

@@ -178,7 +178,7 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/latency.hpp`).
+    Seconds; `ttft_s` and `itl_s`, the mean time between tokens, are None if unknown (`router/native/answer.hpp`).
     `came_whole`: no first token was recorded before.
     """
 

@@ -7,10 +7,9 @@ Logs are past-tense facts with fields. Metrics are made at scrape time of what t
 import asyncio
 import logging
 import sys
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
@@ -33,6 +32,8 @@ LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025,
 Family = Metric
 Sample = tuple[tuple[str, ...], float]
 Row = TypeVar("Row")
+Exemplars = Mapping[tuple[str, ...], Mapping[float, Exemplar]]
+"""Traced observations, by label values and by the upper bound of their bucket."""
 
 
 def configure_logs(level: str) -> None:
@@ -248,54 +249,17 @@ def _single(full_name: str, names: tuple[str, ...]) -> Callable[[Sample], Iterab
     return lambda row: (OneSample(full_name, dict(zip(names, row[0], strict=True)), row[1]),)
 
 
-class Distribution:
-    """A histogram of observations. `observe` is an append, cheap and thread-safe.
+class Distribution(Protocol):
+    """A histogram: `counts[i]` observations are above `bounds[i - 1]` and at most `bounds[i]`; the last, above all."""
 
-    `settle` sorts new observations into buckets; reading calls it, too. Only one thread may call it. An owner that is
-    rarely read calls it now and then.
+    bounds: list[float]
+    counts: list[int]
+    total: float
+    """The sum of all observations."""
 
-    `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last count, those above every bound.
-    `exemplars` are the newest traced observation of a bucket, by `i`.
-    """
 
-    __slots__ = ("_counts", "_total", "_waiting", "bounds", "exemplars", "observe")
-
-    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), total: float = 0) -> None:
-        self.bounds = bounds
-        self._counts = list(counts) or [0] * (len(bounds) + 1)
-        self._total = total
-        self._waiting: list[float] = []
-        self.observe: Callable[[float], None] = self._waiting.append
-        """Add an observation."""
-        self.exemplars: dict[int, Exemplar] = {}
-
-    def exemplify(self, seen: float, labels: dict[str, str]) -> None:
-        """Say which trace an observation belongs to; it was or will be observed, too."""
-        self.exemplars[bisect_left(self.bounds, seen)] = Exemplar(labels, seen)
-
-    def settle(self) -> None:
-        """Sort all waiting observations into buckets."""
-        seen = sorted(self._waiting[:])
-        del self._waiting[: len(seen)]
-        self._total += sum(seen)
-        below = 0
-        for at, bound in enumerate(self.bounds):
-            upto = bisect_right(seen, bound, below)
-            self._counts[at] += upto - below
-            below = upto
-        self._counts[-1] += len(seen) - below
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of observations in each bucket."""
-        self.settle()
-        return self._counts
-
-    @property
-    def total(self) -> float:
-        """The sum of all observations."""
-        self.settle()
-        return self._total
+Observed = tuple[tuple[str, ...], Distribution]
+"""Label values, and what was observed there."""
 
 
 class Mean:
@@ -314,7 +278,7 @@ class Mean:
 
 
 def histogram(
-    name: str, meaning: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], Distribution]]
+    name: str, meaning: str, labels: Iterable[str], rows: Iterable[Observed], exemplars: Exemplars | None = None
 ) -> Family:
     """Return a histogram family `kvrouter_<name>`: label values, then the distribution.
 
@@ -323,15 +287,15 @@ def histogram(
     """
     full_name, names = PREFIX + name, tuple(labels)
 
-    def made(row: tuple[tuple[str, ...], Distribution]) -> Iterator[OneSample]:
+    def made(row: Observed) -> Iterator[OneSample]:
         named, seen, cumulative = dict(zip(names, row[0], strict=True)), row[1], 0
-        for at, (bound, count) in enumerate(zip((*seen.bounds, float("inf")), seen.counts, strict=True)):
+        bounds, traced = (*seen.bounds, float("inf")), {} if exemplars is None else exemplars.get(row[0], {})
+        for bound, count in zip(bounds, seen.counts, strict=True):
             cumulative += count
             le = floatToGoString(bound)  # type: ignore[no-untyped-call]
-            exemplar = seen.exemplars.get(at)
-            yield OneSample(f"{full_name}_bucket", named | {"le": le}, float(cumulative), None, exemplar)
+            yield OneSample(f"{full_name}_bucket", named | {"le": le}, float(cumulative), None, traced.get(bound))
         yield OneSample(f"{full_name}_count", named, float(cumulative))
-        if seen.bounds[0] >= 0:
+        if bounds[0] >= 0:
             yield OneSample(f"{full_name}_sum", named, seen.total)
 
     return MadeFamily(name, meaning, "histogram", names, rows, made)

@@ -17,6 +17,7 @@ from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
+from router.native import built
 from worker_agent.engines.simulated.events import EngineEvent
 from worker_agent.port.types import EngineDescription, EngineOutput
 
@@ -72,7 +73,7 @@ class Routed(Placer):
         lease = self._leases[request_id]
         lease.on_bytes()
         if output.finish_reason is not None:
-            lease.end("ok", output.cached_tokens, answer_tokens)
+            lease.end("ok", built.Answer(answer_tokens, output.cached_tokens))
             del self._leases[request_id]
 
     def on_events(self, worker: int, events: Sequence[EngineEvent], now_s: float) -> None:

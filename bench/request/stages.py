@@ -49,7 +49,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     ),
     "settle": (
         f"{_ROUTING}:Lease",
-        "router.http.usage",
         "router.request.request_log",
         "router.attribution",
     ),

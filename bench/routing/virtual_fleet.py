@@ -40,6 +40,7 @@ from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState
+from router.native import built
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
@@ -279,7 +280,7 @@ class VirtualFleet:
         in_flight = self._in_flight[request_id]
         in_flight.lease.on_bytes()
         if output.finish_reason is not None:
-            in_flight.lease.end("ok", output.cached_tokens, in_flight.request.osl_tokens)
+            in_flight.lease.end("ok", built.Answer(in_flight.request.osl_tokens, output.cached_tokens))
             del self._in_flight[request_id]
             self._ended(in_flight, output)
         in_flight.router.on_progress()

@@ -77,9 +77,7 @@ class Lease(built.Lease):
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
     on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` times a lease's duration
     end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
-                  `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered
-                  tokens; `came_whole`: the answer's first byte came with its last. The others are as `latency_of` has
-                  them (`router/native/latency.hpp`); `later_tokens` None: all of `output_tokens` but the first
+                  `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok
     first_byte_s  from the decision to the answer's first byte; None until then
     ttft_s, itl_s as `latency_of` says; None until the end
     number        of the router's leases, from 1

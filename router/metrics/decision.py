@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from itertools import product
 from typing import get_args
 
-from kv_runtime.telemetry import Distribution, Family, by_name, counter, histogram
+from kv_runtime.telemetry import Family, by_name, counter, histogram
 from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
 from router.decision.plan import REROUTES, Reroute
 from router.decision.routing import Routing
 from router.decision.verdict import Reason
 from router.metrics.weighing import Weighing
+from router.native import built
 
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 """The core measures the last three, of decisions that are carried out."""
@@ -35,7 +36,7 @@ class DecisionMetrics:
 
     def __init__(self, routing: Routing, modes: tuple[str, ...]) -> None:
         self._core, self._modes = routing.state.core, modes
-        self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES[:3]}
+        self._stages = {stage: built.Histogram(_STAGE_SECONDS) for stage in STAGES[:3]}
         self.parse = self._stages["parse"]
         self.tokenized = self._stages["tokenize"].observe
         """Record the seconds that encoding a prompt took."""
@@ -45,11 +46,6 @@ class DecisionMetrics:
         self._reroutes = Counter(dict.fromkeys(REROUTES, 0))
         self._placements = Counter(dict.fromkeys(PLACEMENT_REASONS, 0))
         self._weighing = Weighing(routing.decisions)
-
-    @property
-    def distributions(self) -> tuple[Distribution, ...]:
-        """The distributions that `RequestMetrics.end` settles."""
-        return tuple(self._stages.values())
 
     def fallback(self, reason: str) -> None:
         """Count a decision that was not made as configured; the core counts those that are `approximate`."""
@@ -65,8 +61,8 @@ class DecisionMetrics:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of decisions."""
-        of_core = (Distribution(*seen) for seen in self._core.stages())
-        stages = [((stage,), seen) for stage, seen in zip(STAGES, (*self._stages.values(), *of_core), strict=True)]
+        every = (*self._stages.values(), *self._core.stages())
+        stages = [((stage,), seen) for stage, seen in zip(STAGES, every, strict=True)]
         yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
         found, regret, margin, margin_s, predicted_blocks, approximate = self._core.decided()
         counted = dict.fromkeys(product(self._modes, REASONS), 0) | dict(found)
@@ -77,7 +73,7 @@ class DecisionMetrics:
             ("decision_margin_seconds", "Runner-up's cost minus the winner's, of costs in ms", margin_s),
             ("regret_blocks", "Longest overlap of a candidate minus the winner's", regret),
         ):
-            yield histogram(name, meaning, (), [((), Distribution(*seen))])
+            yield histogram(name, meaning, (), [((), seen)])
         yield from self._weighing.families()
         meaning = (
             "Blocks that the chosen rank was expected to hold because an earlier request's blocks were on their way"

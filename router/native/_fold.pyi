@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 24
+INTERFACE: int = 25
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -80,7 +80,43 @@ class Placement:
     block_size: Final[int]
     predicted_tokens: Final[int]
 
-_Histogram: TypeAlias = tuple[list[float], list[int], float]
+class Histogram:
+    def __init__(self, bounds: Sequence[float], /) -> None: ...
+    def observe(self, seen: float, /) -> None: ...
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+class ModeSums:
+    duration: Final[Histogram]
+    ttft: Final[Histogram]
+    itl: Final[Histogram]
+
+class ModelSums:
+    requests: Final[dict[tuple[str, str], int]]
+    ttft: Final[Histogram]
+
+class WorkerSums:
+    predicted_tokens: Final[int]
+    actual_tokens: Final[int]
+    error_tokens: Final[Histogram]
+    ttft: Final[Histogram]
+    failures: Final[dict[str, int]]
+
+class RequestSums:
+    def __init__(self, fleet: object, modes: Sequence[str]) -> None: ...
+    inflight: int
+    modes: Final[dict[str, ModeSums]]
+    models: Final[dict[str, ModelSums]]
+    workers: Final[dict[str, WorkerSums]]
+    input_tokens: Final[Histogram]
+    output_tokens: Final[Histogram]
+    queue_wait: Final[Histogram]
+    def end(self, model: str, mode: str, outcome: str, duration_s: float, /) -> None: ...
+    def queue_waited(self, seconds: float, /) -> None: ...
+    def first_token(self, mode: str, model: str, worker_id: str, ttft_s: float, /) -> None: ...
+    def worker_failed(self, worker_id: str, phase: str, /) -> None: ...
+    def follow(self) -> None: ...
 
 _Sums: TypeAlias = tuple[int, int, int, int, int, float, int, float, float, float, float]
 
@@ -135,8 +171,8 @@ class Core:
     attribution: Attribution | None
     def decided(
         self,
-    ) -> tuple[list[tuple[tuple[str, str], int]], _Histogram, _Histogram, _Histogram, int, int]: ...
-    def stages(self) -> tuple[_Histogram, _Histogram, _Histogram]: ...
+    ) -> tuple[list[tuple[tuple[str, str], int]], Histogram, Histogram, Histogram, int, int]: ...
+    def stages(self) -> tuple[Histogram, Histogram, Histogram]: ...
     def offered(self, first: int) -> list[tuple[tuple[str, str], int, int, int, list[tuple[float, int]]]]: ...
     attempts_total: Final[int]
     def attempts(self) -> list[tuple[tuple[str, int], int]]: ...
@@ -160,6 +196,33 @@ class Core:
     rates_refused_total: Final[int]
     def expected_s(self, verdict: Verdict, place: int) -> tuple[float, float]: ...
 
+class Answer:
+    def __init__(
+        self,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        input_tokens: int | None = None,
+        *,
+        later_tokens: int | None = None,
+        decode_s: float | None = None,
+        came_whole: bool = False,
+    ) -> None: ...
+    output_tokens: Final[int | None]
+    cached_tokens: Final[int | None]
+    input_tokens: Final[int | None]
+    later_tokens: Final[int | None]
+    decode_s: Final[float | None]
+    came_whole: Final[bool]
+
+def answer_of(
+    tail: bytes,
+    headers: dict[bytes, bytes],
+    is_streamed: bool,
+    has_begun: bool,
+    later_events: int = 0,
+    tokens_before: int = 0,
+    has_one_choice: bool = False,
+) -> Answer: ...
 def latency_of(
     first_s: float | None, duration_s: float, later_tokens: int, decode_s: float | None, *, is_streamed: bool
 ) -> tuple[float | None, float | None]: ...
@@ -209,15 +272,7 @@ class Lease:
     def first_token(self) -> None: ...
     def on_bytes(self) -> None: ...
     def end(
-        self,
-        outcome: OutcomeName,
-        cached_tokens: int | None = None,
-        output_tokens: int | None = None,
-        *,
-        came_whole: bool = False,
-        is_streamed: bool = True,
-        later_tokens: int | None = None,
-        decode_s: float | None = None,
+        self, outcome: OutcomeName, answer: Answer = ..., is_streamed: bool = True, sums: RequestSums | None = None
     ) -> None: ...
     number: Final[int]
     renewed_s: Final[float]
@@ -233,8 +288,6 @@ class PlainRequests:
 TAIL_BYTES: int
 
 def chunk(payload: bytes, /) -> bytes: ...
-def name_usage(usage: type, /) -> None: ...
-def usage_in(tail: bytes, /) -> Any: ...  # noqa: ANN401 - the type that `name_usage` got
 def name_heads(request_head: type, answer_head: type, malformed: type) -> None: ...
 
 _Part: TypeAlias = bytes | bytearray | memoryview

@@ -1,6 +1,9 @@
 // In C++: the fold of router/decision/state.py. All calls keep the GIL.
+#include <nanobind/stl/map.h>
+
 #include "attribution.hpp"
 #include "core_bindings.hpp"
+#include "request_sums.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -127,21 +130,19 @@ void bind_core_queries(nb::class_<PyCore>& of) {
              "verdict"_a, "place"_a);
 }
 
-auto seen(const Histogram& one) { return std::make_tuple(one.bounds, one.counts, one.total); }
-
 void bind_core_sums(nb::class_<PyCore>& of) {
     of.def_rw("attribution", &PyCore::attribution, nb::arg().none())
         .def("decided",
              [](const PyCore& core) {
                  const DecisionSums& sums = core.decided;
                  const std::vector<std::pair<std::pair<std::string, std::string>, u64>> decisions(sums.decisions.begin(), sums.decisions.end());
-                 return std::make_tuple(decisions, seen(sums.regret_blocks), seen(sums.margin_blocks), seen(sums.margin_s), sums.predicted_blocks,
+                 return std::make_tuple(decisions, sums.regret_blocks, sums.margin_blocks, sums.margin_s, sums.predicted_blocks,
                                         sums.approximate);
              })
         .def("stages",
              [](const PyCore& core) {
                  const StageSums& sums = core.stages;
-                 return std::make_tuple(seen(sums.match), seen(sums.choose), seen(sums.total));
+                 return std::make_tuple(sums.match, sums.choose, sums.total);
              })
         .def("offered",
              [](const PyCore& core, i64 first) {
@@ -234,6 +235,42 @@ auto tuple_of(const Sums& sums) {
                            sums.baseline_tokens, sums.foregone_tokens, sums.saved_s, sums.learnt_s, sums.baseline_s, sums.evicted_blocks);
 }
 
+void bind_sums(nb::module_& module) {
+    nb::class_<Histogram>(module, "Histogram")
+        .def(nb::init<std::vector<double>>(), nb::arg())
+        .def("observe", &Histogram::add, nb::arg())
+        .def_ro("bounds", &Histogram::bounds)
+        .def_ro("counts", &Histogram::counts)
+        .def_ro("total", &Histogram::total);
+    nb::class_<RequestSums::OfMode>(module, "ModeSums")
+        .def_ro("duration", &RequestSums::OfMode::duration)
+        .def_ro("ttft", &RequestSums::OfMode::ttft)
+        .def_ro("itl", &RequestSums::OfMode::itl);
+    nb::class_<RequestSums::OfModel>(module, "ModelSums")
+        .def_ro("requests", &RequestSums::OfModel::requests)
+        .def_ro("ttft", &RequestSums::OfModel::ttft);
+    nb::class_<RequestSums::OfWorker>(module, "WorkerSums")
+        .def_ro("predicted_tokens", &RequestSums::OfWorker::predicted_tokens)
+        .def_ro("actual_tokens", &RequestSums::OfWorker::actual_tokens)
+        .def_ro("error_tokens", &RequestSums::OfWorker::error_tokens)
+        .def_ro("ttft", &RequestSums::OfWorker::ttft)
+        .def_ro("failures", &RequestSums::OfWorker::failures);
+    nb::class_<RequestSums>(module, "RequestSums")  // its rows are copies: a row may go while it is shown
+        .def(nb::init<nb::object, const std::vector<std::string>&>(), "fleet"_a, "modes"_a)
+        .def("end", &RequestSums::end, nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def("queue_waited", [](RequestSums& sums, double seconds) { sums.queue_wait.add(seconds); }, nb::arg())
+        .def("first_token", &RequestSums::first_token, nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def("worker_failed", &RequestSums::worker_failed, nb::arg(), nb::arg())
+        .def("follow", &RequestSums::follow)
+        .def_rw("inflight", &RequestSums::inflight)
+        .def_prop_ro("modes", [](const RequestSums& sums) { return sums.modes; })
+        .def_prop_ro("models", [](const RequestSums& sums) { return sums.models; })
+        .def_prop_ro("workers", [](const RequestSums& sums) { return sums.workers; })
+        .def_ro("input_tokens", &RequestSums::input_tokens)
+        .def_ro("output_tokens", &RequestSums::output_tokens)
+        .def_ro("queue_wait", &RequestSums::queue_wait);
+}
+
 void bind_attribution(nb::module_& module) {
     nb::class_<Placement>(module, "Placement")
         .def_ro("isl_tokens", &Placement::isl_tokens)
@@ -266,6 +303,7 @@ void bind_attribution(nb::module_& module) {
 void bind_core(nb::module_& module) {
     bind_verdict(module);
     bind_attribution(module);
+    bind_sums(module);
     module.attr("FIRST_S") = kFirstS;
     module.attr("PREFILL_TOKEN_S") = kPrefillTokenS;
     module.attr("PREFILL_PAIR_S") = kPrefillPairS;

@@ -1,4 +1,4 @@
-// What the files of HTTP share (`heads.cpp`, `calls.cpp`, `relay.cpp`, `body.cpp`, `usage.cpp`).
+// What the files of HTTP share (`heads.cpp`, `calls.cpp`, `relay.cpp`, `body.cpp`, `answer.cpp`).
 #pragma once
 
 #include <array>
@@ -86,6 +86,6 @@ void bind_heads(nanobind::module_& module);
 void bind_calls(nanobind::module_& module);
 void bind_relay(nanobind::module_& module);
 void bind_bodies(nanobind::module_& module);
-void bind_usage(nanobind::module_& module);
+void bind_answers(nanobind::module_& module);
 
 }  // namespace kv::http

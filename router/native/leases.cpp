@@ -2,7 +2,7 @@
 // each. All calls keep the GIL.
 #include "core_bindings.hpp"
 #include "journal.hpp"
-#include "latency.hpp"
+#include "request_sums.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -151,26 +151,29 @@ struct PyLease {
             renewed("renewed", now_s);
         }
     }
-    void end(const nb::str& outcome, std::optional<i64> cached_tokens, std::optional<i64> output_tokens, bool came_whole, bool is_streamed,
-             std::optional<i64> later_tokens, std::optional<double> decode_s) {
+    void end(const nb::str& outcome, const Answer& answer, bool is_streamed, RequestSums* sums) {
         if (!ended.empty()) {
             return;
         }
         const std::string_view how = outcome.c_str();
-        const bool is_cancelled = how == "cancelled";
+        const bool is_ok = how == "ok", is_cancelled = how == "cancelled";
         const double now_s = leases->time(), duration_s = now_s - verdict->view->now_s;
-        if (came_whole) {
+        if (answer.came_whole) {
             first_byte_s = first_byte_s.value_or(duration_s);
             follow("FirstToken", now_s);
         }
         follow(is_cancelled ? "Cancelled" : "Finished", now_s);
-        const i64 tokens = output_tokens.value_or(0), later = later_tokens.value_or(tokens == 0 ? 0 : tokens - 1);
-        std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, decode_s, is_streamed);
+        const i64 tokens = answer.output_tokens.value_or(0), later = answer.later_tokens.value_or(tokens == 0 ? 0 : tokens - 1);
+        const bool is_one_token = is_ok && !verdict->request->is_decoded;  // a prefill worker's ends with its first token
+        std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, is_one_token ? 0.0 : answer.decode_s, is_streamed);
         Pack record;  // a `kv_protocol.journal.OutcomeKnown`
-        record.row("outcome", now_s, id(), how, cached_tokens, ttft_s, duration_s, output_tokens, itl_s, came_whole);
+        record.row("outcome", now_s, id(), how, answer.cached_tokens, ttft_s, duration_s, answer.output_tokens, itl_s, answer.came_whole);
         ended = record.view();
-        leases->core->ended(id(), {now_s, how == "ok", ttft_s, itl_s, tokens, cached_tokens});
+        leases->core->ended(id(), {now_s, is_ok, ttft_s, itl_s, tokens, answer.cached_tokens});
         leases->record(ended, now_s);
+        if (is_ok && sums != nullptr) {
+            sums->answered(*verdict, answer, itl_s);
+        }
         is_told ? leases->tell(is_cancelled ? "cancelled" : "finished", id()) : told();
     }
 
@@ -259,7 +262,6 @@ auto news_of(PyLeases& leases) {
 }  // namespace
 
 void bind_leases(nb::module_& module) {
-    module.def("latency_of", &latency_of, "first_s"_a.none(), "duration_s"_a, "later_tokens"_a, "decode_s"_a.none(), nb::kw_only(), "is_streamed"_a);
     nb::class_<Batches>(module, "Batches")
         .def(nb::init<std::size_t, std::size_t>())
         .def("put", [](Batches& to, const nb::bytes& record, u64 numbers) { to.put({record.c_str(), record.size()}, numbers); }, "record"_a,
@@ -290,8 +292,7 @@ void bind_leases(nb::module_& module) {
     nb::class_<PyLease>(module, "Lease")
         .def("first_token", &PyLease::first_token)
         .def("on_bytes", &PyLease::on_bytes)
-        .def("end", &PyLease::end, "outcome"_a, "cached_tokens"_a = nb::none(), "output_tokens"_a = nb::none(), nb::kw_only(),
-             "came_whole"_a = false, "is_streamed"_a = true, "later_tokens"_a = nb::none(), "decode_s"_a = nb::none())
+        .def("end", &PyLease::end, "outcome"_a, "answer"_a = Answer(), "is_streamed"_a = true, "sums"_a = nb::none())
         .def_ro("verdict", &PyLease::verdict_object)
         .def_ro("number", &PyLease::number)
         .def_ro("renewed_s", &PyLease::renewed_s)

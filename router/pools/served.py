@@ -36,7 +36,7 @@ from router.pools.attempts import PoolSequence
 from router.pools.reader import PoolQuestion, pool_question, prompt_of
 from router.pools.selection import PoolPhase
 from router.pools.service import PoolService, sent_on
-from router.request.attempt import CLIENT_FAULT, REDIRECTS, SERVER_FAULT, Attempt
+from router.request.attempt import REDIRECTS, SERVER_FAULT, Attempt
 from router.request.destination import Destination, RequestRecords
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
 from router.request.request import Request
@@ -58,13 +58,6 @@ class PoolAttempt(Attempt):
     def namespace(self) -> str:
         """The pool."""
         return self.rank.worker_id
-
-    @property
-    def end_outcome(self) -> OutcomeName:
-        """The outcome of an answer that was passed on completely, judged by the status."""
-        if self.is_success:
-            return "ok"
-        return "refused" if CLIENT_FAULT <= self.status < SERVER_FAULT else "failed"
 
     def may_pass(self, status: int) -> bool:
         """Judge a status of 300 or more; a prefill router's answer says when it is free."""

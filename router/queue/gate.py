@@ -148,8 +148,8 @@ class Admission:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
         self.is_bounded = headroom.is_bounded
-        self._waiting: dict[int, Told] = {}
-        """The callbacks of the requests that wait, by their arrivals."""
+        self.waiting: dict[int, Told] = {}
+        """The callbacks of the requests that wait, by their arrivals; while there are none, `poke` does nothing."""
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
@@ -159,38 +159,38 @@ class Admission:
 
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        return not (self._waiting and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
+        return not (self.waiting and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
 
     def wait(self, request: RouteRequest, told: Told) -> Place | None:
         """Return the place of a waiting request; None if `told` was called already."""
-        is_first = not self._waiting or not self.queue.is_waited_for(request)
+        is_first = not self.waiting or not self.queue.is_waited_for(request)
         placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, Refusal):
             told(placed)
             return None
-        self._waiting[placed.arrival] = told
+        self.waiting[placed.arrival] = told
         self._has_waiting.set()
         if self._is_stopped:
             self._refuse(self.queue.stop(self.now_s()))
         elif not is_first:
             self.poke()
-        return placed if placed.arrival in self._waiting else None
+        return placed if placed.arrival in self.waiting else None
 
     def cancel(self, place: Place) -> None:
         """The client left: the callback is not called any more. No effect after it, or a second time."""
         self.queue.cancel(place)
-        self._waiting.pop(place.arrival, None)
+        self.waiting.pop(place.arrival, None)
 
     def poke(self) -> None:
         """Admit all waiting requests that fit now; within a callback, after it has returned."""
-        if not self._waiting:
+        if not self.waiting:
             return
         self._is_poked = True
         if self._is_admitting:
             return
         self._is_admitting = True
         try:
-            while self._is_poked and self._waiting:
+            while self._is_poked and self.waiting:
                 self._is_poked = False
                 for model in self.queue.models():
                     self._admit_of(model)
@@ -199,7 +199,7 @@ class Admission:
 
     def _admit_of(self, model: str) -> None:
         while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
-            self._waiting.pop(place.arrival)(None)
+            self.waiting.pop(place.arrival)(None)
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
         return self._headroom.has_headroom(waiting.request)
@@ -209,7 +209,7 @@ class Admission:
         while not stop.is_set():
             await until(stop, self._has_waiting.wait())
             self._has_waiting.clear()
-            while self._waiting and not stop.is_set():
+            while self.waiting and not stop.is_set():
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
@@ -217,12 +217,12 @@ class Admission:
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
-        if self._waiting:
+        if self.waiting:
             self._refuse(self.queue.tick(self.now_s()))
             self.poke()
 
     def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
         for place, why in dismissed:
-            told = self._waiting.pop(place.arrival, None)
+            told = self.waiting.pop(place.arrival, None)
             if told is not None:
                 told(why)

@@ -16,7 +16,6 @@ Where no other worker is left, a failed answer is passed on as it came, with the
 import re
 from abc import ABC, abstractmethod
 
-from kv_protocol.decode_time import DECODE_HEADER, decode_seconds
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptOutcome, OutcomeName
 from router.decision.routing import Lease
@@ -26,7 +25,7 @@ from router.http import refusals
 from router.http.exchange import UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal
-from router.http.usage import NO_USAGE
+from router.native import built
 
 CLIENT_FAULT, SERVER_FAULT = 400, 500
 REDIRECTS = range(300, 400)
@@ -35,10 +34,11 @@ _REFUSES_US = frozenset({401, 407})
 """Such a worker answers fast: it would draw all the load, and all clients would be told that their keys are wrong."""
 _GATEWAY = frozenset({502, 504})
 """Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
-_DECODE_HEADER = DECODE_HEADER.encode()
 _NO_HEADERS: Headers = {}
 PREFILLED_BY = b"x-prefill-instance-id: "
 """The last of an answer's lines, if there is one."""
+NO_ANSWER = built.Answer()
+"""Of an attempt whose answer was not completed."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 
 
@@ -62,11 +62,7 @@ class Attempt(ABC):
     """Whether a byte of the answer's body came, before its end."""
     is_streamed = False
     """Whether the answer is an event stream; known once its head came."""
-    usage = NO_USAGE
-    came_whole = False
-    """Whether the answer's first byte came with its last."""
-    later_tokens: int | None = None
-    """Tokens of the answer after the first; None: it was not completed."""
+    answer = NO_ANSWER
 
     def __init__(self, rank: WorkerRank) -> None:
         self.rank = rank
@@ -137,14 +133,6 @@ class RankAttempt(Attempt):
     def on_bytes(self) -> None:
         """Bytes of the answer came: renew the lease."""
         self.lease.on_bytes()
-
-    @property
-    def decode_s(self) -> float | None:
-        """Of an unstreamed answer that ended: seconds from its first token to its end; None: its worker states none."""
-        if self.verdict.request.phase == "prefill" and self.is_success:  # it ends with its first token
-            return 0.0
-        decode_ms = self.headers.get(_DECODE_HEADER)
-        return decode_seconds(decode_ms) if decode_ms else None
 
     def may_pass(self, status: int) -> bool:
         """Judge a status of 300 or more; of a failed answer, the lines say so."""

@@ -11,10 +11,9 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
 from router.http.accounts import Account
 from router.http.refusals import Refusal
-from router.http.usage import NO_USAGE
 from router.metrics.request import RequestMetrics
 from router.queue.gate import Admission
-from router.request.attempt import RankAttempt
+from router.request.attempt import NO_ANSWER, RankAttempt
 from router.request.destination import RequestRecords
 from router.request.replies import log_names
 from router.request.request_log import RequestLog
@@ -34,6 +33,7 @@ class FleetRecords(RequestRecords[RankAttempt]):
     ) -> None:
         """`request_log` gets a line of each request that ends, if it is wanted."""
         self._routing, self._admission, self._metrics, self._request_log = routing, admission, metrics, request_log
+        self._breakers = routing.state.breakers
         self._worker_log = RateLimitedLog(_log, routing.clock)
 
     def unserved(self, request: "FleetRequest", exclusions: tuple[Exclusion, ...]) -> None:
@@ -47,42 +47,36 @@ class FleetRecords(RequestRecords[RankAttempt]):
             request.trace.began()
         if attempt.is_streamed and attempt.is_success and not request.plan.is_aside:
             self._first_token(request, attempt, attempt.lease.first_byte_s)
-        self._admission.poke()
+        if self._admission.waiting:
+            self._admission.poke()
 
     def _first_token(self, request: "FleetRequest", attempt: RankAttempt, ttft_s: float | None) -> None:
         """The answer's first token came: the client's, unless another worker began the answer."""
         if ttft_s is not None and request.progress is None:
-            first = request.attempts[0] if request.attempts else attempt
-            ttft_s += attempt.verdict.now_s - first.verdict.now_s
+            if request.attempts:
+                ttft_s += attempt.verdict.now_s - request.attempts[0].verdict.now_s
             self._metrics.first_token(request.mode, request.model, attempt.rank.worker_id, ttft_s)
             if request.trace is not None:
                 request.trace.ttft_s = ttft_s
 
     def settle(self, request: "FleetRequest", attempt: RankAttempt, outcome: OutcomeName) -> None:
-        """A worker's part is over: end its lease, update the rank's breaker, poke the queue, count the answer."""
-        usage, later_tokens = attempt.usage, attempt.later_tokens
-        attempt.lease.end(
-            outcome,
-            usage.cached_tokens,
-            usage.output_tokens,
-            came_whole=attempt.came_whole,
-            is_streamed=attempt.is_streamed,
-            later_tokens=later_tokens or 0,
-            decode_s=None if attempt.is_streamed or later_tokens is None else attempt.decode_s,
-        )
-        if outcome != "ok" or len(request.attempts) > 1 or self._routing.state.breakers.is_any:  # else none changes
+        """A worker's part is over: end its lease, update the rank's breaker, poke the queue."""
+        lease, answer = attempt.lease, attempt.answer
+        lease.end(outcome, answer, attempt.is_streamed, self._metrics if request.is_over else None)
+        if outcome != "ok" or request.attempts or self._breakers.is_any:  # else none changes
             self._judge(request, attempt, "cancelled" if outcome == "cancelled" else attempt.outcome)
-        self._admission.poke()
+        if self._admission.waiting:
+            self._admission.poke()
         if request.trace is not None:
             request.trace.attempt_over(attempt, outcome)
-        if request.is_over and later_tokens is not None and attempt.is_success:
+        if (lease.ttft_s is not None or answer.cached_tokens is not None) and outcome == "ok" and request.is_over:
             self._answered(request, attempt)
 
     def _judge(self, request: "FleetRequest", attempt: RankAttempt, outcome: AttemptOutcome) -> None:
         """Tell the rank's breaker, and of ranks that failed the same request before, possibly by its fault."""
         rank = attempt.rank
-        erred = tuple(each.rank for each in request.attempts[:-1] if each.outcome == "erred")
-        if outcome == "ok" and not erred and not self._routing.state.breakers.is_any:
+        erred = tuple(each.rank for each in request.attempts if each.outcome == "erred")
+        if outcome == "ok" and not erred and not self._breakers.is_any:
             return
         if outcome in ("failed", "erred"):
             self._worker_log.warning(
@@ -111,41 +105,35 @@ class FleetRecords(RequestRecords[RankAttempt]):
 
     def _answered(self, request: "FleetRequest", attempt: RankAttempt) -> None:
         """The client has its answer."""
-        if attempt.came_whole or not attempt.is_streamed:
+        if attempt.answer.came_whole or not attempt.is_streamed:
             self._first_token(request, attempt, attempt.lease.ttft_s)
-        usage, verdict = attempt.usage, attempt.verdict
-        route = verdict.request
-        known_tokens = route.known_tokens
-        isl_tokens = known_tokens or usage.input_tokens or 0
-        self._metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
-        if usage.cached_tokens is not None and known_tokens and route.phase != "decode":
-            predicted_tokens = verdict.overlap_blocks * route.block_size
-            self._metrics.settled(attempt.rank.worker_id, predicted_tokens, usage.cached_tokens)
-            self._routing.compare(verdict, usage.cached_tokens)
+        cached_tokens, verdict = attempt.answer.cached_tokens, attempt.verdict
+        if cached_tokens is not None and verdict.request.known_tokens and verdict.request.phase != "decode":
+            self._routing.compare(verdict, cached_tokens)
 
     def ended(self, request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None) -> None:
         """The request is over: count and log it, and send its trace if it is wanted."""
-        metrics, attempts, trace = self._metrics, request.attempts, request.trace
-        if request.place is not None:
-            self._admission.cancel(request.place)
-        e2e_s = perf_counter() - request.exchange.began_s
-        if request.exchange.account is not None:
-            _charge(request, request.exchange.account)
-        metrics.end(request.model, request.mode, outcome, e2e_s)
-        if len(attempts) > 1 or outcome != "ok":
+        exchange = request.exchange
+        e2e_s = perf_counter() - exchange.began_s
+        self._metrics.end(request.model, request.mode, outcome, e2e_s)
+        if exchange.account is not None:
+            _charge(request, exchange.account)
+        if outcome != "ok" or len(request.attempts) > 1 or self._request_log.is_on:  # else there is nothing to tell
+            if request.place is not None:
+                self._admission.cancel(request.place)
             self._count_detours(request)
-        if self._request_log.is_on or refusal is not None or outcome == "failed":
             self._request_log.ended(request, outcome, refusal, e2e_s)
+        trace = request.trace
         if trace is None:
             return
         status = 0
         if outcome != "cancelled":  # else unknown: the client left
-            last = attempts[-1].status if attempts else 0
+            last = request.attempts[-1].status if request.attempts else 0
             status = last if refusal is None else refusal.status
         if trace.is_wanted(has_failed=is_error(outcome, status)):
             trace.send(_request_end(request, outcome, refusal, status))
             decision_id = request.route.decision_id if request.is_read else ""
-            metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
+            self._metrics.traced(request.mode, trace.hex_id, decision_id, e2e_s, trace.ttft_s)
 
     def _count_detours(self, request: "FleetRequest") -> None:
         for attempt in request.attempts[:-1]:
@@ -161,10 +149,10 @@ def _charge(request: "FleetRequest", account: Account) -> None:
     """Charge the tokens of a request to its account; of an answer that its client left, those that had come."""
     if not request.attempts:
         return
-    last = request.attempts[-1]
-    later = request.events_when_left if last.later_tokens is None else last.later_tokens
-    prompt_tokens = request.route.known_tokens or last.usage.input_tokens or 0
-    account.charge(prompt_tokens + (last.usage.output_tokens or later + last.has_begun))
+    last, answer = request.attempts[-1], request.attempts[-1].answer
+    later = request.events_when_left if answer.later_tokens is None else answer.later_tokens
+    prompt_tokens = request.route.known_tokens or answer.input_tokens or 0
+    account.charge(prompt_tokens + (answer.output_tokens or later + last.has_begun))
 
 
 def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal | None, status: int) -> RequestEnd:
@@ -182,7 +170,7 @@ def _request_end(request: "FleetRequest", outcome: OutcomeName, refusal: Refusal
         outcome,
         status,
         error,
-        attempts[-1].usage if attempts else NO_USAGE,
+        attempts[-1].answer if attempts else NO_ANSWER,
         perf_counter(),
         retries=sum(bool(each.reason) for each in attempts[:-1]) - migrations,
         migrations=migrations,

@@ -36,7 +36,7 @@ from router.http.exchange import Exchange, UpstreamStage
 from router.http.heads import Headers
 from router.http.refusals import Refusal, RequestRejected
 from router.http.stream_replay import StreamReplayBuffer
-from router.http.usage import usage_in
+from router.native import built
 from router.prompt.chains import EncodedPrompt
 from router.request.attempt import REDIRECTS, Attempt
 from router.request.callback_coroutine import CallbackCoroutine
@@ -49,8 +49,6 @@ from router.request.tracer import TracedRequest
 if TYPE_CHECKING:
     from kv_protocol.ids import WorkerRank
     from router.queue.waiting import Place
-
-_USAGE_BYTES = 4096
 
 A = TypeVar("A", bound=Attempt)
 
@@ -184,7 +182,7 @@ class Request(CallbackCoroutine, Generic[A]):
                 attempt.fail("body", str(error))
                 await self._retry(attempt)
                 return
-        attempt.usage, attempt.later_tokens = usage_in(body[-_USAGE_BYTES:]), 0
+        attempt.answer = built.answer_of(body, attempt.headers, attempt.is_streamed, has_begun=True)
         if answer.is_final:
             events = b""
             if attempt.is_success and self.inbound.stream:
@@ -252,21 +250,18 @@ class Request(CallbackCoroutine, Generic[A]):
     # ------------------------------------------------------------------------------------------- the end
 
     def end(self, outcome: OutcomeName, refusal: Refusal | None = None) -> None:
-        """The request is over: settle its attempt and itself; nothing follows. Further calls do nothing."""
+        """The request is over, and its attempt with the same outcome; nothing follows. Further calls do nothing."""
         if self.is_over:
             return
         self.is_over, attempt = True, self.attempt
-        if self._waiting is not None:
-            self.stop()
         if attempt is not None:
-            is_complete = attempt.later_tokens is not None or outcome == "cancelled"
-            self._settle(attempt, outcome if is_complete else "failed")
+            self._settle(attempt, outcome)
         self.records.ended(self, outcome, refusal)
 
     def _settle(self, attempt: A, outcome: OutcomeName) -> None:
         self.attempt = None
-        self.attempts = (*self.attempts, attempt)
         self.records.settle(self, attempt, outcome)
+        self.attempts += (attempt,)
 
     def _refuse(self, refusal: Refusal, loss: StreamLoss = "no_worker") -> None:
         """End with an error; `loss` is why a stream that has begun is lost."""
@@ -274,6 +269,8 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         if self._is_resumed:
             self.stream_loss = loss
+        if self.attempt is not None:
+            self._settle(self.attempt, "failed")
         self.end(refusal.outcome, refusal)
         named = ((b"x-request-id", self.route.request_id.encode()),) if self.is_read else ()
         headers = (*refusal.headers, *named)
@@ -296,6 +293,7 @@ class Request(CallbackCoroutine, Generic[A]):
             return
         fetches = self.attempt is None and self.handoff is not None and self.plan.phase == "decode"
         self.end("cancelled")
+        self.stop()
         aside = self._aside
         if aside is not None:
             aside.give_up()
@@ -352,18 +350,14 @@ class Request(CallbackCoroutine, Generic[A]):
             assert self._aside is not None
             self.run(self._go_on_from_prefill(attempt, self._aside.body))
             return
+        tokens_before, is_one = 0, self.inbound.has_one_choice
         if buffer is not None:
             later_events = buffer.later_tokens or later_events
-        usage = usage_in(tail)
-        output_tokens, later_tokens = usage.output_tokens, later_events
-        if not self.inbound.has_one_choice:
-            later_tokens = 0
-        elif output_tokens is not None and (later_events or not attempt.is_streamed):
-            before = 0 if self.progress is None else self.progress.token_count
-            later_tokens = max(0, output_tokens - before - 1)
-        attempt.usage, attempt.later_tokens = usage, later_tokens
-        attempt.came_whole = bool(tail) and not attempt.has_begun
-        self.end(attempt.end_outcome)
+            tokens_before = 0 if self.progress is None else self.progress.token_count
+        attempt.answer = built.answer_of(
+            tail, attempt.headers, attempt.is_streamed, attempt.has_begun, later_events, tokens_before, is_one
+        )
+        self.end("ok" if attempt.is_success else attempt.end_outcome)
 
     def on_failed(self, stage: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client has part of the answer."""
@@ -406,6 +400,7 @@ class Request(CallbackCoroutine, Generic[A]):
         attempt.fail(stage, reason)
         inbound = self.inbound
         if progress.finish_reason is not None or progress.token_count == inbound.limit_tokens:
+            self._settle(attempt, "failed")
             self.end("ok")
             prompt_tokens = self.route.known_tokens if inbound.include_usage else None
             return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)

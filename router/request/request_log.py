@@ -111,7 +111,7 @@ def _of_route(route: RouteRequest) -> dict[str, Any]:
 
 
 def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
-    verdict, usage = attempt.verdict, attempt.usage
+    verdict, answer = attempt.verdict, attempt.answer
     return {
         "decision_id": verdict.decision_id,
         "status": attempt.status or None,
@@ -119,8 +119,8 @@ def _of_attempt(attempt: RankAttempt) -> dict[str, Any]:
         "rank": verdict.winner.dp_rank,
         "trust": verdict.trust,
         "overlap_tokens": verdict.overlap_blocks * verdict.request.block_size,
-        "cached_tokens": usage.cached_tokens,
-        "output_tokens": usage.output_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "output_tokens": answer.output_tokens,
         "itl_ms": _milliseconds(attempt.lease.itl_s),
     }
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.tracing.spans import Attributes, SpanData, SpanEvent, SpanLink, TraceData, text
 from router.decision.verdict import Verdict
-from router.http.usage import Usage
+from router.native import built
 from router.request.trace_record import RequestEnd, RequestTrace, Turn
 
 TURNS_MAX = 32
@@ -83,7 +83,7 @@ def _server(trace: RequestTrace, end: RequestEnd, epoch_ns: int) -> SpanData:
         attributes["kvrouter.ttft_s"] = trace.ttft_s
     if end.error:
         attributes["error.type"] = end.error
-    _add_usage(attributes, end.usage, 0 if route is None else route.isl_tokens)
+    _add_usage(attributes, end.answer, 0 if route is None else route.isl_tokens)
     return SpanData(
         name=operation if route is None else f"{operation} {text(route.model)}",
         kind="server",
@@ -163,7 +163,7 @@ def _client(turn: Turn, before: Turn | None, end: RequestEnd, epoch_ns: int) -> 
         attributes["http.response.status_code"] = turn.status
     if turn.reason:
         attributes["error.type"] = turn.stage
-    _add_usage(attributes, turn.usage, 0)
+    _add_usage(attributes, turn.answer, 0)
     ended_s = end.ended_s if turn.ended_s is None else turn.ended_s
     word = request.phase if request.phase in ("prefill", "decode") else operation
     return SpanData(
@@ -196,14 +196,14 @@ def _operation(endpoint: str) -> str:
     return _OPERATIONS.get(endpoint, _CHAT)
 
 
-def _add_usage(attributes: Attributes, usage: Usage, isl_tokens: int) -> None:
-    input_tokens = usage.input_tokens or isl_tokens
+def _add_usage(attributes: Attributes, answer: built.Answer, isl_tokens: int) -> None:
+    input_tokens = answer.input_tokens or isl_tokens
     if input_tokens:
         attributes["gen_ai.usage.input_tokens"] = input_tokens
-    if usage.output_tokens is not None:
-        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
-    if usage.cached_tokens is not None:
-        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if answer.output_tokens is not None:
+        attributes["gen_ai.usage.output_tokens"] = answer.output_tokens
+    if answer.cached_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = answer.cached_tokens
 
 
 def _at(seconds: float, epoch_ns: int) -> int:

@@ -4,12 +4,12 @@ Times are seconds of the clock that `Exchange.began_s` is of (`perf_counter`); N
 written by `tracer.py` and read by `trace_projection.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.trace_context import TraceParent
-from router.http.usage import NO_USAGE, Usage
+from router.native import built
 
 if TYPE_CHECKING:
     from router.decision.verdict import Verdict
@@ -38,7 +38,7 @@ class Turn:
     stage: str = ""
     reason: str = ""
     """Where and why it failed; empty if it did not."""
-    usage: Usage = NO_USAGE
+    answer: built.Answer = field(default_factory=built.Answer)
 
 
 Stretch = tuple[float, float]
@@ -58,7 +58,7 @@ class RequestEnd(NamedTuple):
     status: int
     error: str
     """A word for what went wrong; empty: nothing."""
-    usage: Usage
+    answer: built.Answer
     ended_s: float
     retries: int = 0
     migrations: int = 0

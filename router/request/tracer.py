@@ -126,7 +126,7 @@ class TracedRequest(RequestTrace):
         """The worker's part is over, and its lease has ended."""
         turn = self.turns[-1]
         turn.ended_s = self._tracer.now_s()
-        turn.status, turn.outcome, turn.usage = attempt.status, outcome, attempt.usage
+        turn.status, turn.outcome, turn.answer = attempt.status, outcome, attempt.answer
         if attempt.reason:
             turn.stage, turn.reason = attempt.stage, attempt.reason
         if not attempt.is_streamed and turn.sent_s is not None:  # its first bytes say nothing of its first token

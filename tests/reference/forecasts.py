@@ -2,7 +2,7 @@
 
     decided           the features of the winner are kept until the outcome is known
     outcome known     ok: TTFT and ITL are learnt with these features, each if it was measured
-                      (`router/native/latency.hpp`); any other outcome: nothing is learnt
+                      (`router/native/answer.hpp`); any other outcome: nothing is learnt
     worker forgotten  all that was learnt of it is dropped
 
 Only decisions of modes that read forecasts are learnt from: those of other modes lack features.

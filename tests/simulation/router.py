@@ -33,6 +33,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.breakers import BreakerLimits
+from router.native import built
 from tests.simulation.calls import Call, Caller
 from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE
@@ -231,7 +232,7 @@ class RoutedRequest:
 
     def _settle(self, outcome: OutcomeName, cached_tokens: int | None = None) -> None:
         assert self._lease is not None
-        self._lease.end(outcome, cached_tokens)
+        self._lease.end(outcome, built.Answer(cached_tokens=cached_tokens))
         self._finish(outcome)
 
     def _finish(self, outcome: str) -> None:

@@ -26,7 +26,6 @@ from router.live.clients import LiveClients
 from router.live.ring import Ring
 from router.live.service import live_families
 from router.metrics.decision import DecisionMetrics
-from router.metrics.prediction import WorkerMetrics
 from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
 from router.metrics.sockets import http_families
@@ -143,9 +142,9 @@ def _index() -> Iterator[MadeFamily]:
 def _router() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_index())
     routing = Bench().routing
-    for metrics in (Weighing(routing.decisions), DecisionMetrics(routing, ()), WorkerMetrics(routing.state.fleet)):
+    requests = RequestMetrics(CollectorRegistry(), routing)
+    for metrics in (Weighing(routing.decisions), DecisionMetrics(routing, ()), requests):
         yield from _of_object(metrics)
-    yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
     yield from _of_function(build_families, 0)
     for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
         yield from _of_function(make)

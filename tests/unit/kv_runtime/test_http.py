@@ -17,7 +17,8 @@ from kv_runtime.http.answers import error_body
 from kv_runtime.http.hosts import is_loopback
 from kv_runtime.http.metrics import SAMPLES_AT_ONCE, metrics_handler
 from kv_runtime.http.server import HttpServer
-from kv_runtime.telemetry import Distribution, Projection, counter, gauge, histogram, new_registry
+from kv_runtime.telemetry import Projection, counter, gauge, histogram, new_registry
+from router.native import built
 from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
 # ---------------------------------------------------------------- errors
@@ -214,7 +215,7 @@ async def test_a_large_family_is_encoded_in_parts_with_one_head(accept: str, sam
         waits += 1
         return 0.0
 
-    seen = Distribution((1.0, 2.0))
+    seen = built.Histogram((1.0, 2.0))
     at = [(f"# {number}",) for number in range(samples)]
     Projection(registry, lambda: [gauge("g", "G", ("x",), [(each, 1.0) for each in at])])
     Projection(registry, lambda: [histogram("h", "H", ("x",), [(each, seen) for each in at])])

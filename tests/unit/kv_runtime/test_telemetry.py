@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import structlog
 from prometheus_client import Histogram, generate_latest
+from prometheus_client.samples import Exemplar
 
 from kv_runtime.telemetry import (
-    Distribution,
+    Exemplars,
     Family,
     LoopLag,
     Projection,
@@ -23,6 +24,7 @@ from kv_runtime.telemetry import (
     histogram,
     new_registry,
 )
+from router.native import built
 from tests.support.manual_clock import ManualClock
 
 Configure = Callable[[str], None]
@@ -149,7 +151,7 @@ def test_a_distribution_shows_what_the_librarys_own_histogram_shows(values: list
     bounds, registry = (-1.0, 0.0, 1.0, 2.0), new_registry()
     for each in (bounds, bounds[2:]):
         theirs = Histogram(f"kvrouter_x{len(each)}", "X", registry=registry, buckets=each)
-        ours = Distribution(each)
+        ours = built.Histogram(each)
         for value in values:
             theirs.observe(value)
             ours.observe(value)
@@ -159,15 +161,16 @@ def test_a_distribution_shows_what_the_librarys_own_histogram_shows(values: list
         ]
 
 
-def test_the_newest_traced_observation_of_a_bucket_is_its_exemplar() -> None:
-    seen = Distribution((1.0, 2.0))
-    for value, trace_id in ((0.5, "a"), (1.0, "b"), (9.0, "c")):
-        seen.observe(value)
-        seen.exemplify(value, {"trace_id": trace_id})
-    family = histogram("wait_seconds", "Waits", (), [((), seen)])
+def test_traced_observations_are_exemplars_of_their_buckets() -> None:
+    seen, labels = built.Histogram((1.0, 2.0)), ("kv",)
+    exemplars: Exemplars = {
+        labels: {1.0: Exemplar({"trace_id": "b"}, 1.0), float("inf"): Exemplar({"trace_id": "c"}, 9.0)}
+    }
+    rows = [(labels, seen), (("other",), built.Histogram((1.0, 2.0)))]
+    family = histogram("wait_seconds", "Waits", ("mode",), rows, exemplars)
     buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
     found = [each.exemplar and (each.exemplar.labels["trace_id"], each.exemplar.value) for each in buckets]
-    assert found == [("b", 1.0), None, ("c", 9.0)]
+    assert found == [("b", 1.0), None, ("c", 9.0), None, None, None]
     assert [line for line in shown(family) if "trace_id" in line] == []
 
 

@@ -40,6 +40,7 @@ from router.decision.state_settings import AffinityLimits, ApproximateLimits, St
 from router.fleet.breakers import BreakerLimits
 from router.journal.checkpoint import JournalCheckpoint
 from router.journal.encoder import JournalEncoder
+from router.native import built
 from tests.reference.following import Answered
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
@@ -78,11 +79,12 @@ POLICIES = {
 }
 LIFE = 77
 _IMPOSSIBLE_EVERY = 20
-ARRIVALS: tuple[dict[str, Any], ...] = (
-    {},
-    {"is_streamed": False, "later_tokens": 6},
-    {"is_streamed": False, "later_tokens": 6, "decode_s": 1e-3},
+ANSWERS = (
+    (built.Answer(7, 5), True),
+    (built.Answer(7, 5, later_tokens=6), False),
+    (built.Answer(7, 5, later_tokens=6, decode_s=1e-3), False),
 )
+"""With whether they are streams."""
 PHASES: tuple[RequestPhase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
 
@@ -398,7 +400,7 @@ class Life:
             case 0 | 1:
                 lease.on_bytes()
             case 2:
-                lease.end("ok", cached_tokens=5, output_tokens=7, **self.draw.choice(ARRIVALS))
+                lease.end("ok", *self.draw.choice(ANSWERS))
             case 3:
                 lease.end("cancelled")
             case _:

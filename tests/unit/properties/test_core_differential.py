@@ -25,6 +25,7 @@ from router.decision.routing import Lease
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.journal.checkpoint import JournalCheckpoint
+from router.native import built
 from tests.reference.following import KV_SEQ, Answered, Decided, Following
 from tests.reference.policies import MODES
 from tests.support.amount import examples
@@ -128,7 +129,7 @@ def test_a_worker_of_all_endpoints_that_answers_often_is_known_as_by_the_referen
         lease.on_bytes()
         asyncio.run(life.clock.advance(2000.0 if number == 40 else 0.1))
         if number < 53:
-            lease.end("ok", output_tokens=9)
+            lease.end("ok", built.Answer(9))
         elif number == 53:
             other = Routed(lease_id="other", worker_id=event.worker_id, dp_rank=0, blocks=b"", uncached_tokens=7)
             life.routing.apply(LedgerApplied(now_s=life.clock.now(), event=other, router="router-2"))

@@ -77,7 +77,7 @@ class Requests:
         self._count += 1
         fields: dict[str, Any] = {"isl_tokens": ISL, "decision_id": f"d{self._count}"} | changed
         verdict = self.routing.decide(route(**fields))
-        self.routing.take(verdict).end(outcome, cached)
+        self.routing.take(verdict).end(outcome, built.Answer(cached_tokens=cached))
         return verdict.winner.worker_id
 
     @property

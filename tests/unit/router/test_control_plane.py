@@ -29,6 +29,7 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
+from router.native import built
 from router.planner.config import PlannerSection
 from router.planner.service import Planner
 from router.shadows.config import ShadowSection
@@ -197,7 +198,7 @@ async def test_a_decision_is_shown_with_its_sentence_and_its_predictions_beside_
     plane.join("w0", "http://127.0.0.1:1", holds=1)
     lease = plane.routing.take(plane.routing.decide(route(decision_id="d1", request_id="r")))
     before = json.loads((await control.get("/v1/decisions/d1")).body)
-    lease.end("ok", cached_tokens=0)
+    lease.end("ok", built.Answer(cached_tokens=0))
     after = json.loads((await control.get("/v1/decisions/d1")).body)
     assert before["sentence"].endswith("its outcome is not known.")
     assert before["misses"] == {"cached_tokens": None, "ttft_s": None}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.decode_time import decode_header, decode_seconds
+from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from router.native import built
 
 
@@ -45,6 +45,20 @@ def test_no_time_between_tokens_is_0_or_longer_than_the_answer(
     assert ttft_s is None or 0 <= ttft_s <= duration_s
 
 
+def stated_s(said: bytes, *, is_streamed: bool = False) -> float | None:
+    """Return the decode time of an answer with this header."""
+    return built.answer_of(b"", {DECODE_HEADER.encode(): said}, is_streamed, has_begun=False).decode_s
+
+
+def test_a_stream_states_no_decode_time() -> None:
+    assert (stated_s(b"812.4"), stated_s(b"812.4", is_streamed=True)) == (0.8124, None)
+
+
 @given(st.floats(0, 10_000))
 def test_what_an_agent_states_is_read_to_the_microsecond(seconds: float) -> None:
-    assert decode_seconds(decode_header(seconds).encode()) == pytest.approx(seconds, abs=1e-6)
+    assert stated_s(decode_header(seconds).encode()) == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize("said", [b"", b".", b"1.", b".5", b"-1", b"1e3", b" 1", b"1.2.3", b"1" * 10, b"1.1234567"])
+def test_what_is_no_number_of_milliseconds_is_not_read(said: bytes) -> None:
+    assert stated_s(said) is None

@@ -19,6 +19,7 @@ from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
 from router.live.decision_rows import TailOfDecisions
 from router.live.routes import LiveRoutes
 from router.live.service import Live
+from router.native import built
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL, rank, route
@@ -73,7 +74,7 @@ class Watched:
         lease = self.plane.routing.take(verdict)
         lease.first_token()
         if outcome:
-            lease.end(outcome.pop("name", "ok"), **outcome)
+            lease.end(outcome.pop("name", "ok"), built.Answer(**outcome))
         else:
             self._open.append(lease)
         return request.decision_id

@@ -241,7 +241,7 @@ class Planning:
         await self.clock.advance(0.2)
         lease.first_token()
         await self.clock.advance(1.0)
-        lease.end("ok", output_tokens=output_tokens, later_tokens=100)
+        lease.end("ok", built.Answer(output_tokens, later_tokens=100))
 
     def plan(self) -> GroupPlan:
         (found,) = self.planner.plans(PlannerSection())

@@ -190,7 +190,7 @@ def test_a_request_is_decided_sent_relayed_and_settled() -> None:
     assert life.begins() == b"by: w0/0 after None\r\n"
     life.request.on_end(b'"usage": {"prompt_tokens": 9, "completion_tokens": 4}', 3)
     assert life.taken() == ["w0 ok", "over ok"]
-    assert (life.request.attempts[0].usage.output_tokens, life.request.attempts[0].later_tokens) == (4, 3)
+    assert (life.request.attempts[0].answer.output_tokens, life.request.attempts[0].answer.later_tokens) == (4, 3)
     life.request.on_failed("body", "cut", True)
     life.exchange.leave()
     assert life.taken() == [], "nothing follows"

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexer.embedded import OverlapColumns
 from kv_protocol.decision import ADDENDS
 from kv_protocol.fleet import WorkerLeft
+from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LedgerApplied
+from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Reconciled, Routed
 from kv_runtime.telemetry import Projection
 from router.decision.policies import MODES
@@ -24,10 +25,10 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
 from router.metrics.decision import FALLBACKS, REASONS, STAGES
-from router.metrics.prediction import PHASES, WorkerMetrics
-from router.metrics.request import OUTCOMES, REJECTIONS, RequestMetrics
+from router.metrics.request import OUTCOMES, PHASES, REJECTIONS, RequestMetrics
 from router.metrics.state import policy_families, queue_families, state_families
 from router.metrics.weighing import SAMPLES_MAX, TERMS
+from router.native import built
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
 from tests.unit.router.samples import MODEL, answer, registered, route
@@ -146,22 +147,51 @@ def test_first_tokens_of_what_left_make_no_series() -> None:
     assert told.series("worker_time_to_first_token_seconds_count") == {("w1",): 0}
 
 
-def test_of_an_answer_only_what_it_says_is_observed() -> None:
+async def test_of_an_answer_only_what_it_says_is_observed() -> None:
+    told = counted(registered())
+    for isl_tokens, stated in ((100, built.Answer(21, decode_s=0.4)), (50, built.Answer(None, None, 60))):
+        lease = told.bench.take(route(isl_tokens))
+        await told.bench.clock.advance(1.0)
+        lease.end("ok", stated, False, told.metrics)
+    lease = told.bench.take(route(hash_scheme=TEXT_SCHEME))
+    lease.end("ok", built.Answer(None, None, 7), False, told.metrics)
+    assert (told("input_tokens_count"), told("input_tokens_sum")) == (3, 157)
+    assert (told("output_tokens_count"), told("output_tokens_sum")) == (1, 21)
+    assert told("inter_token_latency_seconds_count", mode="kv-blocks") == 1
+    assert told("inter_token_latency_seconds_sum", mode="kv-blocks") == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("outcome", ["refused", "failed", "cancelled"])
+def test_only_what_the_client_has_is_an_answer(outcome: OutcomeName) -> None:
+    told = counted(registered())
+    told.bench.take(route(100)).end(outcome, built.Answer(20), True, told.metrics)
+    told.bench.take(route(100)).end("ok", built.Answer(20))  # of a prefill worker
+    assert (told("input_tokens_count"), told("output_tokens_count")) == (0, 0)
+
+
+def settled(told: Counted, worker_id: str, cached_tokens: int, **changed: Any) -> None:
+    """Let a worker answer that reused so many tokens of a prompt."""
+    lease = told.bench.take(route(400, pinned_worker=worker_id, **changed))
+    lease.end("ok", built.Answer(None, cached_tokens), True, told.metrics)
+
+
+def test_the_newest_traced_request_of_a_bucket_is_its_exemplar() -> None:
     told = counted()
-    told.metrics.finished("kv", 100, 20, 0.02)
-    told.metrics.finished("kv", 50, None, None)
-    assert (told("input_tokens_count"), told("input_tokens_sum")) == (2, 150)
-    assert (told("output_tokens_count"), told("output_tokens_sum")) == (1, 20)
-    assert told("inter_token_latency_seconds_count", mode="kv") == 1
+    for trace_id, duration_s, ttft_s in (("a", 0.3, None), ("b", 0.5, 0.05), ("c", 900.0, None)):
+        told.metrics.traced("kv", trace_id, "", duration_s, ttft_s)
+    samples = [each for family in told.registry.collect() for each in family.samples if each.exemplar]
+    found = {(each.name, each.labels["le"], each.exemplar.labels["trace_id"]) for each in samples if each.exemplar}
+    durations, ttfts = (f"kvrouter_{name}_seconds_bucket" for name in ("request_duration", "time_to_first_token"))
+    assert found == {(durations, "0.6", "b"), (durations, "+Inf", "c"), (ttfts, "0.1", "b")}
 
 
 def test_what_was_predicted_and_what_was_reused_stand_beside_their_worker() -> None:
-    told = counted(registered(), registered("w1"))
-    told.metrics.settled("w0", 512, 480)
-    told.metrics.settled("w0", 64, 64)
-    told.metrics.settled("w1", 0, 16)
-    assert told.series("predicted_cached_tokens_total") == {("w0",): 576, ("w1",): 0}
-    assert told.series("actual_cached_tokens_total") == {("w0",): 544, ("w1",): 16}
+    told = counted(registered(), registered("w1"), registered("d", role="decode"), holds=4)
+    for worker, cached_tokens in (("w0", 32), ("w0", 64), ("w1", 80)):
+        settled(told, worker, cached_tokens)
+    settled(told, "d", 9, phase="decode")
+    assert told.series("predicted_cached_tokens_total") == {("w0",): 128, ("w1",): 64, ("d",): 0}
+    assert told.series("actual_cached_tokens_total") == {("w0",): 96, ("w1",): 80, ("d",): 0}
     below, exact, above = (
         [told("prediction_error_tokens_bucket", worker=worker, le=le) for worker in ("w0", "w1")]
         for le in ("-1.0", "0.0", "32.0")
@@ -171,24 +201,25 @@ def test_what_was_predicted_and_what_was_reused_stand_beside_their_worker() -> N
 
 def test_what_was_counted_of_a_worker_goes_with_it_and_one_that_left_is_not_counted() -> None:
     told = counted(registered(), registered("w1"))
-    told.metrics.settled("w0", 512, 480)
+    settled(told, "w0", 480)
+    late = told.bench.take(route(400, pinned_worker="w0"))
     told.leave("w0")
-    told.metrics.settled("w0", 1, 1)
+    late.end("ok", built.Answer(None, 1), True, told.metrics)
     told.metrics.worker_failed("w0", "body")
-    assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
-    told.metrics.settled("unknown", 1, 1)
-    assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
+    assert told.series("actual_cached_tokens_total") == {("w1",): 0}
+    told.metrics.worker_failed("unknown", "body")
+    assert set(told.series("worker_failures_total")) == {("w1", phase) for phase in PHASES}
 
 
 def test_workers_that_come_and_go_leave_nothing_behind_without_a_scrape() -> None:
     told = counted(registered("keeps"))
-    workers = WorkerMetrics(told.bench.state.fleet)
     for number in range(20):
         worker_id = f"w{number}"
         told.bench.state.apply(FleetApplied(now_s=100.0, event=registered(worker_id)))
-        workers.settled(worker_id, 1, 1)
+        told.bench.state.apply(WorkerHeard(now_s=100.0, worker_id=worker_id, instance=f"{worker_id}-1"))
+        settled(told, worker_id, 1)
         told.leave(worker_id)
-    assert len(workers.distributions) == 2 * 2, "of the worker that stays, and of the last one that left"
+    assert len(told.metrics.workers) == 2, "the worker that stays, and the last one that left"
 
 
 def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:

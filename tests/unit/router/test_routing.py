@@ -25,6 +25,7 @@ from router.decision.policy import Policy
 from router.decision.routing import Lease, Readiness, Recorder, Routing
 from router.decision.state import RankLoad
 from router.journal.encoder import JournalEncoder
+from router.native import built
 from router.prompt.chains import block_count
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
@@ -190,7 +191,7 @@ async def test_the_first_byte_of_an_answer_that_came_whole_is_its_last() -> None
     bench = Bench()
     lease = bench.take(route())
     await bench.clock.advance(0.5)
-    lease.end("ok", came_whole=True)
+    lease.end("ok", built.Answer(came_whole=True))
     assert (lease.first_byte_s, lease.ttft_s) == (0.5, 0.5)
 
 
@@ -238,8 +239,8 @@ def test_however_it_ends_nothing_is_promised_and_the_outcome_is_kept(outcome: st
     bench = Bench()
     lease = bench.take(route(decision_id="d"))
     assert lease.outcome is None
-    lease.end(outcome, cached_tokens=16)  # type: ignore[arg-type]
-    lease.end("failed", cached_tokens=99)
+    lease.end(outcome, built.Answer(cached_tokens=16))  # type: ignore[arg-type]
+    lease.end("failed", built.Answer(cached_tokens=99))
     record = bench.routing.decisions.find("d")
     assert record is not None
     assert record.outcome is not None
@@ -253,7 +254,7 @@ def recorded(*, came_whole: bool) -> list[type]:
     lease = Bench(journal=journal).take(route())
     if not came_whole:
         lease.on_bytes()
-    lease.end("ok", came_whole=came_whole)
+    lease.end("ok", built.Answer(came_whole=came_whole))
     return [type(record) for record in decode_journal(journal.cut().data).records][1:]
 
 
@@ -289,7 +290,7 @@ async def test_nothing_happens_to_a_lease_after_its_end(has_begun: bool) -> None
     await bench.clock.advance(LEASE_S)
     lease.first_token()
     lease.on_bytes()
-    lease.end("ok", 3, 4)
+    lease.end("ok", built.Answer(4, 3))
     assert (len(journal), lease.first_byte_s) == (records, first_byte_s)
     assert bench.routing.leases.news() == ([], [])
 

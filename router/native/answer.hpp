@@ -1,4 +1,4 @@
-// TTFT and ITL of an answer: when each is known, and when not. Knows nothing of Python.
+// What a complete answer says of itself, and its TTFT and ITL: when each is known, and when not. Knows nothing of Python.
 //
 // | answer | first token | mean time between tokens |
 // |---|---|---|
@@ -18,6 +18,13 @@
 #include "ordered_map.hpp"
 
 namespace kv {
+
+struct Answer {
+    std::optional<i64> output_tokens, cached_tokens, input_tokens;  // as its worker counts them; none: not stated
+    std::optional<i64> later_tokens;                                // after the first; none: all of `output_tokens` but the first
+    std::optional<double> decode_s;                                 // by its worker's clock, as below
+    bool came_whole = false;                                        // its first byte came with its last
+};
 
 // Returns the seconds from the decision to the first token, and the mean time between tokens. `first_s` and `duration_s`: from the
 // decision to the first byte, and to the end. `later_tokens` came after the first; 0: none, or their number is unknown. `decode_s`: of
