@@ -19,15 +19,14 @@ namespace kv {
 struct TextHash {
     u64 seed = drawn_seed();
     std::size_t operator()(std::string_view text) const {
-        u64 value = seed ^ text.size();
-        while (!text.empty()) {
-            u64 word = 0;
-            const std::size_t some = text.size() < sizeof word ? text.size() : sizeof word;
-            std::memcpy(&word, text.data(), some);
+        u64 value = seed ^ text.size(), word = 0;
+        for (; text.size() > sizeof word; text.remove_prefix(sizeof word)) {
+            std::memcpy(&word, text.data(), sizeof word);
             value = mixed(value ^ word);
-            text.remove_prefix(some);
         }
-        return static_cast<std::size_t>(value);
+        word = 0;
+        std::memcpy(&word, text.data(), text.size());
+        return static_cast<std::size_t>(mixed(value ^ word));
     }
 };
 
