@@ -7,42 +7,38 @@
 #include <nanobind/stl/optional.h>
 
 #include "outline.hpp"
-#include "python_input.hpp"
 
 namespace kv {
 
 namespace nb = nanobind;
 
-// An outline as Python holds it: rows as tuples, in the order of `OutlineNode` in indexer/index/outline.py. It never changes.
+// An outline as Python holds it, which never changes: nodes are `OutlineNode`s of indexer/index/outline.py.
 class PyOutline {
 public:
     explicit PyOutline(Outline outline) : outline_(std::move(outline)) {}
 
-    std::optional<u32> find(nb::handle last) const {
-        const u32 node = outline_.find(hash_in(last, "sequence_hash"));
+    std::optional<u32> find(u64 last) const {
+        const u32 node = outline_.find(last);
         return node == kNone ? std::nullopt : std::optional<u32>(node);
     }
 
-    nb::list children(std::optional<u32> node, u32 order, u64 offset, u64 limit) const {
+    nb::list children(std::optional<u32> node, nb::handle order, u64 offset, u64 limit) const {
+        const auto by = nb::cast<u32>(words().attr("OUTLINE_ORDERS").attr("index")(order));
         std::vector<OutlineNode> rows;
         {
             const nb::gil_scoped_release unlocked;
-            rows = outline_.children(node.value_or(kNone), static_cast<OutlineOrder>(order), offset, limit);
+            rows = outline_.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
         }
-        nb::list found;
-        for (const OutlineNode& each : rows) {
-            found.append(row(each));
-        }
-        return found;
+        return nodes(rows);
     }
 
     // The nodes from `node` up, at most `limit`.
     nb::list path(u32 node, u64 limit) const {
-        nb::list found;
-        for (; node != kNone && found.size() < limit; node = outline_.at(node).parent) {
-            found.append(row(outline_.at(node)));
+        std::vector<OutlineNode> rows;
+        for (; node != kNone && rows.size() < limit; node = outline_.at(node).parent) {
+            rows.push_back(outline_.at(node));
         }
-        return found;
+        return nodes(rows);
     }
 
     u32 child_count(std::optional<u32> node) const { return outline_.child_count(node.value_or(kNone)); }
@@ -51,9 +47,15 @@ public:
     u64 size() const { return outline_.size(); }
 
 private:
-    static nb::tuple row(const OutlineNode& of) {
-        return nb::make_tuple(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
-                              of.used_s, of.stored_s);
+    static nb::module_ words() { return nb::module_::import_("indexer.index.outline"); }
+    static nb::list nodes(const std::vector<OutlineNode>& rows) {
+        const nb::object type = words().attr("OutlineNode");
+        nb::list found;
+        for (const OutlineNode& of : rows) {
+            found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
+                              of.used_s, of.stored_s));
+        }
+        return found;
     }
 
     Outline outline_;

@@ -13,6 +13,7 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.splitmix import splitmix64
+from tests.contract.indexes import overlaps
 
 _ODD_HASHES = (0, 2**64 - 1, 1, 2**32 - 1, 2**63, 2**32)
 _PARKED_BLOCKS_MAX = (0, 1, 5, 65_536)
@@ -137,4 +138,4 @@ class Program:
 
     def _look(self, _: int) -> Outcome:
         hashes = self._hashes(self._byte() % 32)
-        return self.index.overlaps(hashes), [(self.index.children(each), self.index.holders(each)) for each in hashes]
+        return overlaps(self.index, hashes), [(self.index.children(each), self.index.holders(each)) for each in hashes]

@@ -5,7 +5,6 @@ from random import Random
 
 import msgspec
 import pytest
-from typing_extensions import Buffer
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
@@ -42,7 +41,7 @@ class Recording(ReferenceIndex):
         super().__init__()
         self.messages = 0
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
         self.messages += 1
         return super().apply_batch(rank, message, now_s)
 
@@ -98,14 +97,14 @@ def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
 class Refusing(ReferenceIndex):
     """Finds fault with messages that have none."""
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
         return [*super().apply_batch(rank, message, now_s), RefusedEvent(0, 2, "for no reason")]
 
 
 class Unreadable(ReferenceIndex):
     """Cannot cut messages that can be cut."""
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
         del rank, message, now_s
         raise MalformedMessage(0, "for no reason")
 
@@ -131,7 +130,7 @@ class Short(ReferenceIndex):
         super().__init__()
         self._faults = faults
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
         short = RefusedEvent(0, 2, "no memory for 1 of 1 blocks", refused_blocks=1)
         return [*super().apply_batch(rank, message, now_s), short, *self._faults]
 

@@ -126,7 +126,7 @@ class Collisions:
             if self._random.random() < 0.2:
                 message[frame.offset + self._random.choice([1, 2, 3, 44])] = self._random.randrange(5)
         rank = self._rank()
-        told = {name: index.apply_batch(rank, message, self._now_s) for name, index in self._indexes.items()}
+        told = {name: index.apply_batch(rank, bytes(message), self._now_s) for name, index in self._indexes.items()}
         same(told)
         assert all(isinstance(each, RefusedEvent) for refusals in told.values() for each in refusals)
 
