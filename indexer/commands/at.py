@@ -12,9 +12,8 @@ from indexer.follow.rank_state import RankState
 from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
-from indexer.service.history import moment_at, seq_at
+from indexer.service.history import Moment, moment_at, seq_at
 from indexer.service.log_lines import short
-from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

@@ -26,7 +26,7 @@ implementation says so. No method keeps a reference to its arguments.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from typing_extensions import Buffer
@@ -48,18 +48,6 @@ Depths = tuple[int, int, int, int]
 
 class IndexFull(Exception):
     """There is no memory for another rank, or for a snapshot."""
-
-
-class RefusedEvent(NamedTuple):
-    """An event that was not applied, or only in part: its index and its byte offset in the message, and the reason.
-
-    `refused_blocks` counts its blocks for which there was no memory; 0: it was refused for another reason.
-    """
-
-    event: int
-    offset: int
-    reason: str
-    refused_blocks: int = 0
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,11 +101,11 @@ class PrefixIndex(Protocol):
         The rank's parked blocks are dropped. It stays overfull if it was, and becomes so if blocks are refused now.
         """
 
-    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
-        """Apply the events of a message of canonical batches; return the refused ones, and why.
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
+        """Apply the events of a message of canonical batches; return for how many blocks there was no memory.
 
         Raises:
-            MalformedMessage: the message cannot be split into batches; nothing was applied.
+            MalformedMessage: the codec would not decode the message; nothing was applied.
         """
 
     def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:

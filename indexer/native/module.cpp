@@ -71,5 +71,9 @@ NB_MODULE(_core, module) {
         .def("structure", &PyTree::structure)
         .def("_figures", &PyTree::figures)
         .def("self_check", &PyTree::self_check);
+    module.def("message_span", [](const nb::bytes& message) -> nb::object {
+        const auto found = kv::message_span(reinterpret_cast<const kv::u8*>(message.c_str()), message.size());
+        return found ? nb::make_tuple(found->epoch, found->first_seq, found->last_seq, found->time_ns) : nb::object(nb::none());
+    }, "message"_a);
     kv::bind_hashing(module);
 }

@@ -56,18 +56,9 @@ public:
     void clear(u32 rank, std::optional<u32> tier) { locked()->clear(rank, tier ? 1u << checked_tier(*tier) : kAllTiers); }
     void drop(u32 rank) { locked()->drop(rank); }
 
-    nb::list apply_batch(u32 rank, const nb::bytes& message, double now_s) {
-        std::vector<Refusal> refusals;
-        {
-            const nb::gil_scoped_release unlocked;
-            refusals = locked()->apply_batch(rank, bytes_of(message), message.size(), now_s);
-        }
-        nb::list found;
-        for (const Refusal& refusal : refusals) {
-            const nb::object type = nb::module_::import_("indexer.index.prefix_index").attr("RefusedEvent");
-            found.append(type(refusal.event, refusal.offset, refusal.reason, refusal.refused_blocks));
-        }
-        return found;
+    std::size_t apply_batch(u32 rank, const nb::bytes& message, double now_s) {
+        const nb::gil_scoped_release unlocked;
+        return locked()->apply_batch(rank, bytes_of(message), message.size(), now_s);
     }
 
     void load(u32 rank, const nb::iterable& chunks, double now_s) {

@@ -134,10 +134,8 @@ def test_an_event_without_memory_is_told(tight: PrefixIndex) -> None:
     before = tight.statistics().refused_blocks_total
     path = chain(30_000, seed=3)
     message = encode_message([Batch(1, 1, Stored(tuple(HASHES[:5]))), Batch(1, 2, Stored(tuple(path)))])
-    (refusal,) = tight.apply_batch(0, message, 0)
-    refused = tight.statistics().refused_blocks_total - before
-    assert 0 < refused <= 30_000
-    assert refusal == (1, 2 + 52 + 40, f"no memory for {refused} of 30000 blocks", refused)
+    refused = tight.apply_batch(0, message, 0)
+    assert 0 < refused == tight.statistics().refused_blocks_total - before <= 30_000
 
 
 def test_a_new_rank_is_refused_when_memory_is_used_up(make_index: MakeIndex) -> None:

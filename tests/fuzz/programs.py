@@ -74,8 +74,8 @@ class Program:
                 outcomes.append(op(rank))
             except KeyError:
                 outcomes.append("unknown rank")
-            except MalformedMessage as error:
-                outcomes.append(error.offset)
+            except MalformedMessage:
+                outcomes.append("malformed")
         return outcomes
 
     @staticmethod
@@ -112,7 +112,7 @@ class Program:
         return message
 
     def _apply(self, rank: int, message: bytes) -> Outcome:
-        return [(refusal.event, refusal.offset) for refusal in self.index.apply_batch(rank, message, self._now_s)]
+        return self.index.apply_batch(rank, message, self._now_s)
 
     def _store(self, rank: int) -> None:
         form = self._byte()

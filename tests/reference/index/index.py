@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing_extensions import Buffer
 
 from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, RefusedEvent
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics
 from indexer.index.snapshot import seal, unseal
-from kv_protocol.codec import decode_frame, pack_u64, split_message, unpack_u64
+from kv_protocol.codec import decode_message, pack_u64, unpack_u64
 from kv_protocol.digest import TierDigest, is_in_buckets
-from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns
 from tests.reference.index.nodes import ranks_of
@@ -88,20 +87,10 @@ class ReferenceIndex(ReferenceTree):
         attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
         self._refuse(rank, sum(not is_attached for is_attached in attached))
 
-    def apply_batch(self, rank: int, message: bytes, now_s: float) -> list[RefusedEvent]:
-        """Apply the events of a message of canonical batches; return the refused ones, and why."""
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
+        """Apply the events of a message of canonical batches; return for how many blocks there was no memory."""
         self._check_known(rank)
-        refusals: list[RefusedEvent] = []
-        for number, frame in enumerate(split_message(message)):
-            try:
-                refused = self._apply(rank, decode_frame(frame).event, now_s)
-            except MalformedMessage as error:
-                refusals.append(RefusedEvent(number, error.offset, error.reason))
-                continue
-            if refused:
-                reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
-                refusals.append(RefusedEvent(number, frame.offset, reason, refused))
-        return refusals
+        return sum([self._apply(rank, batch.event, now_s) for batch in decode_message(message)])
 
     def _apply(self, rank: int, event: Event, now_s: float) -> int:
         if isinstance(event, Stored):
