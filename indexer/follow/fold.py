@@ -368,10 +368,6 @@ class IndexFold:
         """Return how many complete dumps each rank's stream took."""
         return {rank: stream.follower.resyncs for rank, stream in self._ranks.items()}
 
-    def block_count(self) -> int:
-        """Return how many blocks the index has."""
-        return self._index.statistics().nodes
-
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""
         return FoldStatistics(

@@ -13,13 +13,6 @@ namespace {
 constexpr std::size_t kMessageBytesMax = 512 * 1024, kCountBytes = 2, kHeadBytes = 52;
 constexpr u8 kVersion = 1, kStored = 0, kRemoved = 1, kCleared = 2, kHasParent = 1;
 
-template <class T>
-T read(const u8* data) {
-    T value;
-    std::memcpy(&value, data, sizeof value);
-    return value;
-}
-
 struct Head {
     u8 version, kind, tier, flags;
     u64 epoch, seq, parent;

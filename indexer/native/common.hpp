@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -28,6 +29,18 @@ inline u64 splitmix64(u64 value) {
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
     return value ^ (value >> 31);
+}
+
+// A value as it lies in bytes, which need not be aligned for it.
+template <class T>
+T read(const void* data) {
+    T value;
+    std::memcpy(&value, data, sizeof value);
+    return value;
+}
+template <class T>
+void append(std::string& bytes, T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
 struct Limits {

@@ -2,13 +2,14 @@
 // indexer/native/index.py makes them of. Besides: hashing, and the machine's limits, which benches compare with.
 #include <nanobind/nanobind.h>
 
-#include "hashing.hpp"
 #include "python_tree.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace kv {
+
+void bind_hashing(nb::module_& module);
 
 namespace {
 

@@ -20,14 +20,120 @@
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
-#include "python_input.hpp"
-#include "python_outline.hpp"
+#include "outline.hpp"
 #include "tree.hpp"
 
 namespace kv {
 
 namespace nb = nanobind;
+
+// Callers have checked what came from outside: here a wrong argument is a bug, and raises the language's errors.
+
+// Sequence hashes: `bytes`, which are read where they lie, or a sequence of numbers, no other buffer; valid while this lives.
+class HashesIn {
+public:
+    explicit HashesIn(nb::handle given) : owner_(nb::borrow(given)) {
+        PyObject* object = given.ptr();
+        if (PyBytes_CheckExact(object) && PyBytes_GET_SIZE(object) % static_cast<Py_ssize_t>(sizeof(u64)) == 0) {
+            data_ = reinterpret_cast<const u64*>(PyBytes_AS_STRING(object));
+            count_ = static_cast<std::size_t>(PyBytes_GET_SIZE(object)) / sizeof(u64);
+            return;
+        }
+        if (PyObject_CheckBuffer(object) || !nb::try_cast(given, copy_)) {
+            throw nb::type_error("sequence_hashes: u64 numbers, or packed in bytes");
+        }
+        data_ = copy_.data();
+        count_ = copy_.size();
+    }
+    HashesIn(const HashesIn&) = delete;
+    HashesIn& operator=(const HashesIn&) = delete;
+
+    const u64* data() const { return data_; }
+    std::size_t size() const { return count_; }
+
+private:
+    nb::object owner_;
+    std::vector<u64> copy_;
+    const u64* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+// Writable int32s: 4 rows of `columns` each.
+class DepthsOut {
+public:
+    explicit DepthsOut(nb::handle out) {
+        if (PyObject_GetBuffer(out.ptr(), &view_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) {
+            throw nb::python_error();
+        }
+    }
+    DepthsOut(const DepthsOut&) = delete;
+    DepthsOut& operator=(const DepthsOut&) = delete;
+    ~DepthsOut() { PyBuffer_Release(&view_); }
+
+    std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
+    std::size_t columns() const { return static_cast<std::size_t>(view_.len) / (kTiers * sizeof(std::int32_t)); }
+
+private:
+    Py_buffer view_{};
+};
+
+inline u32 checked_tier(u32 tier) {
+    if (tier >= kTiers) {
+        throw nb::value_error("tier: beyond 3");
+    }
+    return tier;
+}
+
+// An outline as Python holds it, which never changes: nodes are `OutlineNode`s of indexer/index/outline.py.
+class PyOutline {
+public:
+    explicit PyOutline(Outline outline) : outline_(std::move(outline)) {}
+
+    std::optional<u32> find(u64 last) const {
+        const u32 node = outline_.find(last);
+        return node == kNone ? std::nullopt : std::optional<u32>(node);
+    }
+
+    nb::list children(std::optional<u32> node, nb::handle order, u64 offset, u64 limit) const {
+        const auto by = nb::cast<u32>(words().attr("OUTLINE_ORDERS").attr("index")(order));
+        std::vector<OutlineNode> rows;
+        {
+            const nb::gil_scoped_release unlocked;
+            rows = outline_.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
+        }
+        return nodes(rows);
+    }
+
+    // The nodes from `node` up, at most `limit`.
+    nb::list path(u32 node, u64 limit) const {
+        std::vector<OutlineNode> rows;
+        for (; node != kNone && rows.size() < limit; node = outline_.at(node).parent) {
+            rows.push_back(outline_.at(node));
+        }
+        return nodes(rows);
+    }
+
+    u32 child_count(std::optional<u32> node) const { return outline_.child_count(node.value_or(kNone)); }
+    u64 blocks() const { return outline_.blocks(); }
+    u64 skipped_blocks() const { return outline_.skipped_blocks(); }
+    u64 size() const { return outline_.size(); }
+
+private:
+    static nb::module_ words() { return nb::module_::import_("indexer.index.outline"); }
+    static nb::list nodes(const std::vector<OutlineNode>& rows) {
+        const nb::object type = words().attr("OutlineNode");
+        nb::list found;
+        for (const OutlineNode& of : rows) {
+            found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
+                              of.used_s, of.stored_s));
+        }
+        return found;
+    }
+
+    Outline outline_;
+};
 
 class PyTree {
 public:

@@ -19,11 +19,6 @@ void require(bool is_so, u64 at, const char* otherwise) {
     }
 }
 
-template <class T>
-void append(std::string& body, T value) {
-    body.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
 }  // namespace
 
 std::string Tree::snapshot() const {
@@ -88,10 +83,8 @@ private:
     template <class T>
     T take() {
         expect(sizeof(T));
-        T value;
-        std::memcpy(&value, data_ + at_, sizeof value);
-        at_ += sizeof value;
-        return value;
+        at_ += sizeof(T);
+        return kv::read<T>(data_ + at_ - sizeof(T));
     }
 
     template <class T>
