@@ -1,5 +1,6 @@
 // Messages of canonical batches (kv_protocol/codec.py): all of a message is checked before anything of it is applied. What is
 // wrong the codec says.
+#include <algorithm>
 #include <cstring>
 
 #include "tree.hpp"
@@ -45,7 +46,7 @@ u32 checked_count(const u8* data, std::size_t size) {
         at += kHeadBytes + blocks * sizeof(u64);
     }
     if (count == 0 || at != size) {
-        throw Malformed(at, "no message of batches");
+        throw Malformed(std::min(at, size), "no message of batches");
     }
     return count;
 }
