@@ -105,12 +105,14 @@ private:
         put(made, batches, 2);
         for (std::uint8_t at = 0; at < batches; ++at) {
             const std::uint8_t form = input_.byte();  // kind 2 bits, tier 3 bits, parent 1 bit
-            const std::uint8_t kind = form & 3, has_parent = form >> 5 & 1;
+            const bool is_odd = form >= 0xE0;         // else it is an event: one that is none refuses its message
+            const std::uint8_t kind = is_odd ? form & 3 : (form & 3) % 3, has_parent = (is_odd || kind == 0) && (form >> 5 & 1);
+            const std::uint8_t tier = (form >> 2 & 7u) % 5;
             has_removed_ |= kind != 0;
             const std::vector<std::uint64_t> blocks = hashes(kind == 2 ? 0 : input_.byte() % 32);
             put(made, 1, 1);
             put(made, kind, 1);
-            put(made, (form >> 2 & 7u) % 5, 1);
+            put(made, is_odd ? tier : tier % 4, 1);
             put(made, has_parent, 1);
             put(made, 1, 8);
             put(made, at + 1u, 8);

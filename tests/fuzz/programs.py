@@ -20,6 +20,8 @@ _PARKED_BLOCKS_MAX = (0, 1, 5, 65_536)
 _HEAD = struct.Struct("<BBBBQQQqQII")
 _STORED, _CLEARED = 0, 2
 _ALL_TIERS = 15
+_ODD_FORMS = 0xE0
+"""Forms of events from here on may be of no event: one such refuses its message."""
 
 
 class MakeIndex(Protocol):
@@ -105,6 +107,9 @@ class Program:
         for at in range(count):
             form = self._byte()
             kind, tier, has_parent = form & 3, (form >> 2 & 7) % 5, form >> 5 & 1
+            if form < _ODD_FORMS:
+                kind, tier = kind % 3, tier % 4
+                has_parent &= kind == _STORED
             hashes = self._hashes(0 if kind == _CLEARED else self._byte() % 32)
             parent = self._hash(self._byte()) if has_parent else 0
             head = _HEAD.pack(1, kind, tier, has_parent, 1, at + 1, 0, 0, parent, has_parent, len(hashes))
