@@ -19,14 +19,13 @@ from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
 from indexer.index.outline import OutlineNode, PassedRequest
 from indexer.native.index import chat_pieces, hash_blocks, make_index
-from indexer.service.feed import IndexFeed
+from indexer.service.feed import ApplyTracer, IndexFeed
 from indexer.service.metrics import index_families, keeper_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.retention import KeepingLimits
 from indexer.service.routes import BadParameter, index_routes
 from indexer.service.snapshot_keeper import KeeperStatistics, SnapshotKeeper
 from indexer.service.snapshot_store import SnapshotStore
-from indexer.service.tracing import ApplyTracer
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock

@@ -89,11 +89,6 @@ def differing_buckets(table: bytes, other: bytes) -> bytes:
     return bytes(differing)
 
 
-def buckets_in(buckets: bytes) -> list[int]:
-    """Return the numbers of the buckets in a set, ascending."""
-    return [bucket for bucket in range(BUCKETS) if buckets[bucket >> 3] >> (bucket & 7) & 1]
-
-
 def is_in_buckets(sequence_hash: int, buckets: bytes) -> bool:
     """Return whether a block is in a set of buckets."""
     bucket = sequence_hash >> 56

@@ -13,9 +13,10 @@ the message. `Lost` takes as many numbers as the records that it replaces, so re
 A record longer than `RECORD_BYTES_MAX` is written as consecutive `RecordPart`s, one number each: every record in a
 message is bounded, also with a prompt of megabytes.
 
-A checkpoint (`checkpoint.py`) has all inputs of decisions, so that replay can start there: `CheckpointBegan`, a
-`RankStanding` of each rank of the fleet that the index reported, `CheckpointPart`s, `CheckpointEnded`, with no other
-record between them.
+A checkpoint has all inputs of decisions, so that replay can start there: `CheckpointBegan`, a `RankStanding` of each
+rank of the fleet that the index reported, `CheckpointPart`s, `CheckpointEnded`, with no other record between them. The
+tables are those of `router/journal/checkpoint.py` and of the core (`router/native/core.cpp`), in the writer's version.
+A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 
 import re
@@ -24,7 +25,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion, TrustState
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
@@ -262,6 +262,36 @@ class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_on
             raise LimitExceeded("count", self.count, f"1..{RECORD_PARTS_MAX}")
         if not 0 <= self.index < self.count:
             raise LimitExceeded("index", self.index, f"0..{self.count - 1}")
+
+
+class CheckpointBegan(msgspec.Struct, frozen=True, tag="checkpoint", array_like=True, kw_only=True):
+    """A checkpoint of the state follows, as of the tick at `now_s`."""
+
+    now_s: float
+    router: str
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.router)
+
+
+class CheckpointPart(msgspec.Struct, frozen=True, tag="checkpoint_part", array_like=True, kw_only=True):
+    """Rows of one table: `rows` is a msgpack list of them."""
+
+    now_s: float
+    table: str
+    rows: bytes
+
+
+class CheckpointEnded(msgspec.Struct, frozen=True, tag="checkpoint_end", array_like=True, kw_only=True):
+    """The checkpoint is complete if `parts` parts came before."""
+
+    now_s: float
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 0:
+            raise LimitExceeded("parts", self.parts, "0 or more")
 
 
 JournalRecord = (

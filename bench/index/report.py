@@ -1,7 +1,7 @@
 """What the index bench says of its figures: a table for each group of cells, and the targets at scale 1.
 
-trace      at least 10 times the peer with buffers, 6 times with lists and dicts
-match      12 times the peer on a staircase of 512 with buffers; with lists and dicts 1.5 times in every cell
+trace      at least 10 times the peer with buffers, 6 times with lists
+match      12 times the peer on a staircase of 512 with buffers; with lists 1.5 times in every cell
 events     with buffers: stored 64 blocks 12 times the peer, 1 block 25 times; removed 64 blocks 8 times
 memory     at most 0.45 of the peer's at one holder, 0.1 at 16
 answers    all of the trace's right

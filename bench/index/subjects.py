@@ -85,20 +85,19 @@ class Ours:
         return IndexCall("remove", (rank, self._hashes(hashes), self._gpu))
 
     def match(self, hashes: bytes) -> IndexCall:
-        """Return the step that queries: into a buffer, or for a dict where hashes are lists."""
-        if self._shape == "lists":
-            return IndexCall("overlaps", (numbers(hashes),))
-        return IndexCall("match", (hashes, self._out))
+        """Return the step that queries into a buffer."""
+        return IndexCall("match", (self._hashes(hashes), self._out))
 
     def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
         """Return calls on the index that is there now."""
         index = self.index
-        bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "overlaps", "match")}
+        bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "match")}
         return [partial(bound[step.name], *step.arguments) for step in steps]
 
     def depths(self, hashes: bytes) -> dict[int, int]:
         """Return the depths on all tiers."""
-        return {rank: depths[-1] for rank, depths in self.index.overlaps(numbers(hashes)).items()}
+        self.index.match(hashes, self._out)
+        return {rank: depth for rank, depth in enumerate(self._out[-len(self._out) // 4 :]) if depth}
 
     def _message(self, rank: int, event: object) -> IndexCall:
         batch = self._events.Batch(1, 1, event)

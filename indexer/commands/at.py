@@ -12,9 +12,8 @@ from indexer.follow.rank_state import RankState
 from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
-from indexer.service.history import moment_at, seq_at
+from indexer.service.history import Moment, moment_at, seq_at
 from indexer.service.log_lines import short
-from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
@@ -25,14 +24,6 @@ _CHILDREN_MAX = 20
 
 def _read_time(word: str) -> int:
     return wall_time.read(word, SystemClock().wall_ns())
-
-
-class _Query(msgspec.Struct, frozen=True):
-    """What to show of a moment."""
-
-    ranks: tuple[WorkerRank, ...]
-    overlap: tuple[int, ...]
-    prefixes: tuple[int, ...]
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +84,6 @@ def at(
     """  # noqa: D301
     if (seq is None) == (time_ns is None):
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
-    query = _Query(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
 
     async def work() -> Moment:
         fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
@@ -101,24 +91,25 @@ def at(
             there = seq if seq is not None else await seq_at(log, time_ns or 0)
             return await moment_at(log, there, fold)
 
-    report = _report(run_to_end(work), query)
+    blocks = [block for hashes in prefixes for block in hashes]
+    report = _report(run_to_end(work), ranks, overlap or [], blocks)
     if as_json:
         print_json(msgspec.json.encode(report))
     else:
-        print_lines(*_lines(report, query))
+        print_lines(*_lines(report, len(overlap or ())))
 
 
-def _report(moment: Moment, query: _Query) -> _Report:
+def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> _Report:
     known = sorted(moment.fold.ranks())
-    if unknown := [str(rank) for rank in query.ranks if rank not in known]:
+    if unknown := [str(rank) for rank in wanted if rank not in known]:
         raise click.BadParameter(
             f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: there were no ranks'}",
             param_hint="--rank",
         )
-    ranks, notes = list(query.ranks) or known, moment.notes()
+    ranks, notes = list(wanted) or known, moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
-    views = zip(ranks, moment.fold.overlap(query.overlap, ranks), strict=True) if query.overlap else ()
-    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in query.prefixes]
+    views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
+    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in prefixes]
     return _Report(
         stream_seq=moment.stream_seq,
         time=wall_time.shown(moment.time_ns),
@@ -148,7 +139,7 @@ def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
     return {**rank._asdict(), "overlap_blocks": blocks}
 
 
-def _lines(report: _Report, query: _Query) -> list[str]:
+def _lines(report: _Report, blocks_asked: int) -> list[str]:
     source = f"snapshot {report.snapshot} and {report.messages_read} messages" if report.snapshot else "the log alone"
     lines = [f"after message {report.stream_seq}, of {report.time} (from {source})"]
     for rank in report.ranks:
@@ -158,8 +149,8 @@ def _lines(report: _Report, query: _Query) -> list[str]:
         position = f"{rank['worker_id']}/{rank['dp_rank']}  at {rank['seq']} of {short(rank['epoch'])}"
         lines.append(f"{position}, blocks: {', '.join(blocks) or 'none'}")
         lines += [f"    note: {note}" for note in rank["notes"]]
-    if query.overlap:
-        lines.append(f"overlap with {len(query.overlap)} blocks, on each medium and those before it:")
+    if blocks_asked:
+        lines.append(f"overlap with {blocks_asked} blocks, on each medium and those before it:")
     for view in report.overlap:
         depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
         lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")

@@ -15,7 +15,6 @@ later fact of it once there is; a refused rank without facts for `gone_s` is for
 """
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from math import inf
@@ -56,12 +55,11 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 
-__all__ = ["REFUSALS_KEPT_MAX", "TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
+__all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
 TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
-REFUSALS_KEPT_MAX = 16
 _NO_SLOT = 2**32 - 1
 _OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
@@ -122,7 +120,6 @@ class IndexFold:
         self._is_log_connected = True
         self._ticked_at_s = inf
         self._refused_messages = 0
-        self._refusals: deque[tuple[WorkerRank, str]] = deque(maxlen=REFUSALS_KEPT_MAX)
 
     # ---------------------------------------------------------------------------------------------- facts
 
@@ -186,7 +183,7 @@ class IndexFold:
         if span is None or not follower.continues(span):
             batches = codec.decode_message(message.data)
             effects = [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
-        elif self._is_refused(stream, message.data, now_s):
+        elif not self._is_applied(stream, message.data, now_s):
             follower.on_refused(now_s)
         elif not follower.on_applied(span):
             return []
@@ -197,24 +194,17 @@ class IndexFold:
         self._queue_question(stream, now_s)
         return self._next_questions(now_s)
 
-    def _is_refused(self, stream: FollowedRank, data: bytes, now_s: float) -> bool:
-        """Apply the message as far as there is memory; return whether the index refused it for another reason."""
-        reason = self._refusal(stream, data, now_s)
-        if reason:
-            self._refused_messages += 1
-            self._refusals.append((stream.rank, reason))
-        return bool(reason)
-
-    def _refusal(self, stream: FollowedRank, data: bytes, now_s: float) -> str:
+    def _is_applied(self, stream: FollowedRank, data: bytes, now_s: float) -> bool:
+        """Apply the message as far as there is memory; return whether the index could read it."""
         try:
-            refusals = self._index.apply_batch(stream.slot, data, now_s)
-        except MalformedMessage as error:
-            return str(error)
-        others = [each for each in refusals if not each.refused_blocks]
-        if len(refusals) > len(others):
+            refused_blocks = self._index.apply_batch(stream.slot, data, now_s)
+        except MalformedMessage:
+            self._refused_messages += 1
+            return False
+        if refused_blocks:
             self._overfull.is_overfull(stream.slot)  # notes the memory in use before the next tick
             stream.follower.on_no_memory()
-        return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
+        return True
 
     def _admit(self, rank: WorkerRank, now_s: float) -> FollowedRank | None:
         slot = self._slots.take(rank, now_s)
@@ -357,12 +347,6 @@ class IndexFold:
         """Return the ranks that were overfull at the last check."""
         return {self._slots.rank_of(slot) for slot in self._overfull.known()}
 
-    def take_refusals(self) -> list[tuple[WorkerRank, str]]:
-        """Return the newest messages that the index refused since the last call: rank and reason."""
-        taken = list(self._refusals)
-        self._refusals.clear()
-        return taken
-
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
         stream = self._ranks.get(rank)
@@ -383,10 +367,6 @@ class IndexFold:
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return how many complete dumps each rank's stream took."""
         return {rank: stream.follower.resyncs for rank, stream in self._ranks.items()}
-
-    def block_count(self) -> int:
-        """Return how many blocks the index has."""
-        return self._index.statistics().nodes
 
     def statistics(self) -> FoldStatistics:
         """Return the figures for metrics and views."""

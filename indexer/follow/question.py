@@ -54,7 +54,7 @@ class AnsweredState(NamedTuple):
         return all(is_in_buckets(top_byte << 56, self.buckets) for top_byte in top_bytes)
 
 
-class _AnswerParts:
+class AnswerParts:
     """Joins the parts of an answer: in any order, with repeats, never of two answers.
 
     The first part decides which answer is joined (epoch, last seq, buckets, number of parts); parts of another one are
@@ -101,7 +101,7 @@ class RecoveryQuestion:
         self._unanswered_s = self._unproven_s = 0.0
         self._not_before_s = 0.0
         self._is_open = False
-        self._parts = _AnswerParts()
+        self._parts = AnswerParts()
 
     def want(self, wants: Wants, not_before_s: float) -> bool:
         """The stream wants this; return whether it is more than it wanted before."""

@@ -1,7 +1,7 @@
 """The interface of a prefix index; the index and its reference in the tests pass one contract suite.
 
     changes       register, store, remove, clear, drop, load, apply_batch       time is an argument
-    queries       overlaps, match                  ranks' overlap with a prefix
+    queries       match                            ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all
                   children, holders                the neighbours and the holders of one block
@@ -20,14 +20,13 @@ A sequence hash identifies a block and all before it, so the index has one node 
 * Memory is bounded: at the limit, new ranks and new blocks are refused. A rank with refused blocks is *overfull* until
   it is cleared, dropped or loaded without a refusal, or the index is restored. Removals are always done: where they
   split runs, they may exceed the limit by 60 bytes a block.
-* A time (`now_s`) is finite: otherwise `store`, `load`, `apply_batch` and `restore` raise `LimitExceeded` and change
-  nothing.
 
-Not thread-safe unless an implementation says so. No method keeps a reference to its arguments.
+Arguments are not checked: hashes are u64s, ranks and tiers exist, times are finite. Not thread-safe unless an
+implementation says so. No method keeps a reference to its arguments.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from typing_extensions import Buffer
@@ -40,8 +39,8 @@ from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 RANK_MAX = 4095
 """The largest number of a rank; an index serves one rank more than that."""
 
-Hashes = Sequence[int] | Buffer
-"""Sequence hashes in chain order: numbers, or u64s in a contiguous buffer (bytes: little-endian)."""
+Hashes = Sequence[int] | bytes
+"""Sequence hashes in chain order: numbers, or packed little-endian u64s. No other buffer, such as an `array`."""
 
 Depths = tuple[int, int, int, int]
 """Overlap blocks on the tiers 0..t, for t = gpu, host, disk, external; never decreasing."""
@@ -49,18 +48,6 @@ Depths = tuple[int, int, int, int]
 
 class IndexFull(Exception):
     """There is no memory for another rank, or for a snapshot."""
-
-
-class RefusedEvent(NamedTuple):
-    """An event that was not applied, or only in part: its index and its byte offset in the message, and the reason.
-
-    `refused_blocks` counts its blocks for which there was no memory; 0: it was refused for another reason.
-    """
-
-    event: int
-    offset: int
-    reason: str
-    refused_blocks: int = 0
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +77,6 @@ class PrefixIndex(Protocol):
         """Add `rank` without blocks, unless it is known; reserve memory for `capacity_blocks` more.
 
         Raises:
-            LimitExceeded: `rank` is not in 0..RANK_MAX, or `capacity_blocks` not in 0..2^32-1.
             IndexFull: the rank is new, and there is no memory.
         """
 
@@ -107,30 +93,20 @@ class PrefixIndex(Protocol):
         """Remove `rank`; no effect if it is unknown."""
 
     def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` by those of `chunks`, parents first; a bad chunk changes nothing.
+        """Replace the blocks of `rank` by those of `chunks`, parents first."""
 
-        Raises:
-            LimitExceeded: a row or the columns of a chunk are not what `BlockColumns` allows.
-        """
-
-    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each) by those of `chunks`.
+    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """Replace the blocks of `rank` in `buckets` (32 bytes, a bit for each) by those of `chunks`, which lie there.
 
         The rank's parked blocks are dropped. It stays overfull if it was, and becomes so if blocks are refused now.
-
-        Raises:
-            LimitExceeded: `buckets` has another length, or a block of `chunks` is in none of them; nothing changed.
         """
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
-        """Apply the events of a message of canonical batches; return the refused ones, and why.
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
+        """Apply the events of a message of canonical batches; return for how many blocks there was no memory.
 
         Raises:
-            MalformedMessage: the message cannot be split into batches; nothing was applied.
+            MalformedMessage: the codec would not decode the message; nothing was applied.
         """
-
-    def overlaps(self, sequence_hashes: Hashes) -> dict[int, Depths]:
-        """Return the depths of every rank that holds at least the first block on some tier."""
 
     def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
         """Write the depths of every rank to `out`; return the largest depth of any rank.
@@ -138,9 +114,6 @@ class PrefixIndex(Protocol):
         `out` is a writable buffer of int32 with 4 rows of equal length, one column a rank: more columns than the
         largest registered rank; row t counts the blocks on the tiers 0..t. All of it is written. `ranks` are those of
         the columns, as u32s; a rank that is not registered has depth 0. None: column i is of rank i.
-
-        Raises:
-            LimitExceeded: `out` has another form.
         """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:

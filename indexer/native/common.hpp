@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -30,9 +31,21 @@ inline u64 splitmix64(u64 value) {
     return value ^ (value >> 31);
 }
 
+// A value as it lies in bytes, which need not be aligned for it.
+template <class T>
+T read(const void* data) {
+    T value;
+    std::memcpy(&value, data, sizeof value);
+    return value;
+}
+template <class T>
+void append(std::string& bytes, T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
 struct Limits {
-    u32 parked_blocks_max = 65'536;
-    double parked_ttl_s = 5.0;
+    u32 parked_blocks_max = 65'536;  // more that wait for an unknown parent are no disorder, but a loss, which a repair mends
+    double parked_ttl_s = 5.0;       // until a rank is repaired: a publisher sends a refused message again within a second
     u64 memory_bytes_max = 0;  // 0: none
     u64 seed = 0;              // of the map from hashes to blocks, so that clients cannot choose hashes that collide
 };

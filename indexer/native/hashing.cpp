@@ -1,12 +1,12 @@
 // Renders chats of the byte model (kv_runtime/text/byte_model.py) as strings in which each character is a token, and
 // hashes full blocks of tokens (kv_protocol/hashing.py).
-#include "hashing.hpp"
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <optional>
 #include <vector>
+
+#include <nanobind/nanobind.h>
 
 #include "common.hpp"
 
@@ -189,6 +189,7 @@ nb::object hash_blocks(nb::handle given, nb::tuple hashing, nb::handle seed_give
 
 #endif
 
+// `module` says in HAS_XXHASH whether it can hash: where the system has xxhash's header, 0.8.1 or newer.
 void bind_hashing(nb::module_& module) {
     module.def("chat_pieces", &chat_pieces);
 #ifdef KV_HAVE_XXHASH

@@ -12,8 +12,8 @@ void HolderSets::reset() {
         budget_->used -= bytes_;
     }
     bytes_ = 0;
+    free_words();
     sets_.release();
-    words_.reset();
     sets_.reserve(1);
     numbers_ = 1;
     sets_[kEmpty].references = 1;
@@ -91,9 +91,9 @@ u32 HolderSets::intern(const u64* words, u32 planes, u32 width) {
     set.width = static_cast<u16>(width);
     set.digest = digest;
     if (planes * width > 1) {
-        set.more = words_.take(planes * width);
-        charge(SetWords::bytes_for(planes * width));
-        std::memcpy(words_.at(set.more), words, planes * width * sizeof(u64));
+        set.more = new u64[planes * width];
+        charge(words_bytes(planes * width));
+        std::memcpy(set.more, words, planes * width * sizeof(u64));
     } else {
         set.word = words[0];
     }
@@ -124,14 +124,11 @@ void HolderSets::forget(u32 set) {
     }
     Set& own = sets_[set];
     *link = own.next;
-    const u64 words_bytes = own.more != 0 ? SetWords::bytes_for(own.planes * own.width) : 0;
-    const u64 bytes = sizeof(Set) + words_bytes;
+    const u64 bytes = sizeof(Set) + words_bytes(own.planes * own.width);
     bytes_ -= bytes;
     budget_->used -= bytes;
-    if (own.more != 0) {
-        words_.give_back(own.more, own.planes * own.width);
-        own.more = 0;
-    }
+    delete[] own.more;
+    own.more = nullptr;
     ++own.generation;
     own.planes = own.width = 0;
     own.next = free_;

@@ -11,7 +11,6 @@
 
 #include "buffer.hpp"
 #include "common.hpp"
-#include "set_words.hpp"
 
 namespace kv {
 
@@ -20,6 +19,9 @@ public:
     static constexpr u32 kEmpty = 0;
 
     explicit HolderSets(Budget& budget);
+    HolderSets(const HolderSets&) = delete;
+    HolderSets& operator=(const HolderSets&) = delete;
+    ~HolderSets() { free_words(); }
 
     // The set that has one holder more, or one less; a caller that keeps it acquires it before any other call.
     u32 with(u32 set, Holder holder) { return transition(set, holder, true); }
@@ -52,7 +54,7 @@ public:
     // The most that another set of so many ranks costs beyond that.
     u64 bytes_for_more(u32 ranks) const {
         const u64 buckets = live_ < buckets_.size() ? 0 : buckets_.size() * sizeof(u32);
-        return sizeof(Set) + buckets + SetWords::bytes_for((ranks / 64 + 1) * kTiers);
+        return sizeof(Set) + buckets + words_bytes((ranks / 64 + 1) * kTiers);
     }
     u32 references(u32 set) const { return sets_[set].references; }
     // One more than the largest number of a set.
@@ -61,8 +63,8 @@ public:
 
 private:
     struct Set {
-        u64 word;  // the only one, where one is enough
-        u32 more;  // else their piece; 0: none
+        u64 word;   // the only one, where one is enough
+        u64* more;  // else all of them; this set owns them
         u32 references;
         u32 generation;
         u32 digest;
@@ -78,7 +80,13 @@ private:
     };
     static constexpr u32 kAnswerBits = 12, kAnswers = 1u << kAnswerBits, kWordsMax = kRankWords * kTiers;
 
-    const u64* words(const Set& set) const { return set.more != 0 ? words_.at(set.more) : &set.word; }
+    const u64* words(const Set& set) const { return set.more != nullptr ? set.more : &set.word; }
+    static u64 words_bytes(u32 count) { return count > 1 ? count * sizeof(u64) : 0; }
+    void free_words() {
+        for (u32 set = 0; set < numbers_; ++set) {
+            delete[] sets_[set].more;
+        }
+    }
     u32 transition(u32 set, Holder holder, bool comes);
     u32 compute(u32 set, Holder holder, bool comes);
     u32 intern(const u64* words, u32 planes, u32 width);
@@ -93,7 +101,6 @@ private:
 
     Budget* budget_;
     Buffer<Set> sets_;
-    SetWords words_;
     u32 numbers_ = 0;
     std::vector<u32> buckets_;
     std::vector<Answer> answers_;

@@ -7,23 +7,14 @@ Hashes of a prompt's blocks, by the C++ core where it was built with xxhash's he
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from time import perf_counter
 
 from typing_extensions import Buffer
 
 from indexer.index import snapshot
-from indexer.index.buffers import (
-    checked_buckets,
-    checked_capacity,
-    checked_limit,
-    checked_rank,
-    checked_rows,
-)
-from indexer.index.outline import OUTLINE_ORDERS, OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.prefix_index import IndexStatistics, RefusedEvent
+from indexer.index.prefix_index import IndexStatistics
 from indexer.native import core
-from indexer.native._core import Outline as NativeNodes
 from indexer.native._core import Tree
 from kv_protocol.codec import pack_u64
 from kv_protocol.digest import TierDigest
@@ -34,11 +25,6 @@ from kv_protocol.ids import checked_u64
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 from kv_runtime.config.sections import IndexSection
 
-PARKED_BLOCKS_MAX = 65_536
-"""Blocks that may wait for an unknown parent: more are no disorder, but a loss, which a repair mends."""
-PARKED_TTL_S = 5.0
-"""How long they wait before their rank is repaired: a publisher sends a refused message again within a second."""
-
 
 class NativeIndex(Tree):
     """A `PrefixIndex`.
@@ -47,38 +33,12 @@ class NativeIndex(Tree):
     random one in a server cannot be guessed by clients.
     """
 
-    def __init__(
-        self,
-        *,
-        parked_blocks_max: int = PARKED_BLOCKS_MAX,
-        parked_ttl_s: float = PARKED_TTL_S,
-        memory_bytes_max: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed)
-
-    def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """Add `rank`; size the map for all capacities, up to 2^27 blocks and a quarter of the memory."""
-        self._add_rank(checked_rank(rank), checked_capacity(capacity_blocks))
-
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
-        """Apply the events of a message; return the refused ones, and why."""
-        refused = self._apply_batch(rank, message, now_s)
-        return [RefusedEvent(*each) for each in refused] if refused else []
-
-    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
-        """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""
-        named = checked_buckets(buckets)
-        self._repair(rank, named, checked_rows(chunks, named), now_s)
-
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of the blocks of `rank` on `tier`."""
         return TierDigest(tier, *self._digest(rank, tier))
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
         """Return the present blocks of `rank`, parents first, in chunks."""
-        if chunk_blocks < 1:
-            raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")
         return iter([BlockColumns(*columns) for columns in self._dump(rank, chunk_blocks)])
 
     def snapshot(self) -> bytes:
@@ -93,14 +53,6 @@ class NativeIndex(Tree):
         except MalformedMessage as error:
             raise MalformedMessage(snapshot.HEAD_BYTES + error.offset, error.reason) from None
 
-    def outline(self, requests: Sequence[PassedRequest] = ()) -> "NativeOutline":
-        """Return the shape of the index; other threads may use it meanwhile, between slices of 4,096 runs."""
-        return NativeOutline(self._outline(requests))
-
-    def chain(self, sequence_hash: int, limit: int) -> bytes:
-        """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
-        return self._chain(sequence_hash, checked_limit(limit))
-
     def statistics(self) -> IndexStatistics:
         """Return the present state and the counts."""
         return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))
@@ -112,27 +64,6 @@ def make_index(settings: IndexSection) -> NativeIndex:
         memory_bytes_max=settings.memory_bytes_max,
         seed=secrets.randbits(64),  # clients choose prompts, and so hashes: they must not predict collisions
     )
-
-
-class NativeOutline:
-    """An `Outline`."""
-
-    def __init__(self, outline: NativeNodes) -> None:
-        self._outline = outline
-        self.blocks, self.skipped_blocks = outline.blocks, outline.skipped_blocks
-        self.find, self.child_count = outline.find, outline.child_count
-
-    def __len__(self) -> int:
-        return len(self._outline)
-
-    def children(self, node: int | None, order_by: OutlineOrder, offset: int, limit: int) -> list[OutlineNode]:
-        """Return the node's children in descending order, equal ones by ascending `first`, from `offset` on."""
-        rows = self._outline._children(node, OUTLINE_ORDERS.index(order_by), offset, limit)  # noqa: SLF001 - our own half
-        return [OutlineNode(*row) for row in rows]
-
-    def path(self, node: int, limit: int) -> list[OutlineNode]:
-        """Return the node and those above it, the node first; at most `limit`."""
-        return [OutlineNode(*row) for row in self._outline._path(node, limit)]  # noqa: SLF001
 
 
 def hash_by_package(tokens: bytes | tuple[str, ...], hashing: Hashing, seed: int) -> tuple[int, bytes, float]:

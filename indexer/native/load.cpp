@@ -1,7 +1,6 @@
 // Loads dumps and repairs: afterwards a rank holds exactly the blocks of the rows, among all blocks or some buckets. A
 // parent that is not in the tree becomes a placeholder: a block without holders whose own parent is not known.
 #include <algorithm>
-#include <cstring>
 
 #include "tree.hpp"
 
@@ -49,21 +48,11 @@ void Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double no
     }
 }
 
-namespace {
-
-u64 word_at(const u8* column, std::size_t row) {
-    u64 word;
-    std::memcpy(&word, column + row * sizeof word, sizeof word);
-    return word;
-}
-
-}  // namespace
-
 // Hold the rows that follow each other from `at` on; return how many they are.
 std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
     const u32 bits = rows.tiers[at] & (kAllTiers);
     const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;
-    const u64 parent = word_at(rows.parents, at);
+    const u64 parent = read<u64>(rows.parents + 8 * at);
     u32 above = has_parent ? find(parent) : kNone;
     const bool is_new_parent = has_parent && above == kNone;
     if (is_new_parent) {
@@ -74,10 +63,10 @@ std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, 
         }
     }
     std::size_t length = 1;
-    aligned_.assign(1, word_at(rows.hashes, at));
+    aligned_.assign(1, read<u64>(rows.hashes + 8 * at));
     while (!(is_new_parent && !parked_.empty()) && at + length < rows.rows &&
-           rows.tiers[at + length] == (bits | kRowHasParent) && word_at(rows.parents, at + length) == aligned_.back()) {
-        aligned_.push_back(word_at(rows.hashes, at + length++));
+           rows.tiers[at + length] == (bits | kRowHasParent) && read<u64>(rows.parents + 8 * (at + length)) == aligned_.back()) {
+        aligned_.push_back(read<u64>(rows.hashes + 8 * (at + length++)));
     }
     const Counters before = counters_;
     Counters after = before;

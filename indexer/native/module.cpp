@@ -2,14 +2,14 @@
 // indexer/native/index.py makes them of. Besides: hashing, and the machine's limits, which benches compare with.
 #include <nanobind/nanobind.h>
 
-#include "hashing.hpp"
-#include "python_outline.hpp"
 #include "python_tree.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace kv {
+
+void bind_hashing(nb::module_& module);
 
 namespace {
 
@@ -34,44 +34,47 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(_core, module) {
     using kv::PyTree;
+    const kv::Limits limits;
     module.doc() = "Native core of the prefix index.";
     nb::register_exception_translator(kv::translate);
     nb::class_<kv::PyOutline>(module, "Outline")
         .def("find", &kv::PyOutline::find, "last"_a)
-        .def("_children", &kv::PyOutline::children, "node"_a.none(), "order"_a, "offset"_a, "limit"_a)
-        .def("_path", &kv::PyOutline::path, "node"_a, "limit"_a)
+        .def("children", &kv::PyOutline::children, "node"_a.none(), "order_by"_a, "offset"_a, "limit"_a)
+        .def("path", &kv::PyOutline::path, "node"_a, "limit"_a)
         .def("child_count", &kv::PyOutline::child_count, "node"_a.none())
         .def_prop_ro("blocks", &kv::PyOutline::blocks)
         .def_prop_ro("skipped_blocks", &kv::PyOutline::skipped_blocks)
         .def("__len__", &kv::PyOutline::size);
     nb::class_<PyTree>(module, "Tree")
-        .def(nb::init<kv::u32, double, kv::u64, kv::u64>(), "parked_blocks_max"_a, "parked_ttl_s"_a, "memory_bytes_max"_a, "seed"_a)
-        .def("_add_rank", &PyTree::add_rank, "rank"_a, "capacity_blocks"_a)
-        .def("store", &PyTree::store, "rank"_a, "parent"_a.none(), "sequence_hashes"_a.none(), "tier"_a, "now_s"_a)
-        .def("remove", &PyTree::remove, "rank"_a, "sequence_hashes"_a.none(), "tier"_a)
+        .def(nb::init<kv::u32, double, kv::u64, kv::u64>(), nb::kw_only(), "parked_blocks_max"_a = limits.parked_blocks_max,
+             "parked_ttl_s"_a = limits.parked_ttl_s, "memory_bytes_max"_a = limits.memory_bytes_max, "seed"_a = limits.seed)
+        .def("register", &PyTree::add_rank, "rank"_a, "capacity_blocks"_a = 0)
+        .def("store", &PyTree::store, "rank"_a, "parent"_a.none(), "sequence_hashes"_a, "tier"_a, "now_s"_a)
+        .def("remove", &PyTree::remove, "rank"_a, "sequence_hashes"_a, "tier"_a)
         .def("clear", &PyTree::clear, "rank"_a, "tier"_a.none() = nb::none())
         .def("drop", &PyTree::drop, "rank"_a)
-        .def("_apply_batch", &PyTree::apply_batch, "rank"_a, "message"_a, "now_s"_a)
+        .def("apply_batch", &PyTree::apply_batch, "rank"_a, "message"_a, "now_s"_a)
         .def("load", &PyTree::load, "rank"_a, "chunks"_a, "now_s"_a)
-        .def("_repair", &PyTree::repair, "rank"_a, "buckets"_a, "chunks"_a, "now_s"_a)
+        .def("repair", &PyTree::repair, "rank"_a, "buckets"_a, "chunks"_a, "now_s"_a)
         .def("expire", &PyTree::expire, "now_s"_a)
         .def("_restore", &PyTree::restore_body, "body"_a, "now_s"_a)
-        .def("match", &PyTree::match, "sequence_hashes"_a.none(), "out"_a.none(), "ranks"_a.none() = nb::none())
-        .def("overlaps", &PyTree::overlaps, "sequence_hashes"_a.none())
+        .def("match", &PyTree::match, "sequence_hashes"_a, "out"_a, "ranks"_a.none() = nb::none())
         .def("_digest", &PyTree::digest_of, "rank"_a, "tier"_a)
         .def("bucket_digests", &PyTree::bucket_digests, "rank"_a, "tier"_a)
         .def("_dump", &PyTree::dump_columns, "rank"_a, "chunk_blocks"_a)
         .def("_snapshot", &PyTree::snapshot_body)
         .def("children", &PyTree::children, "sequence_hash"_a.none())
-        .def("holders", &PyTree::holders, "sequence_hash"_a.none())
-        .def("_chain", &PyTree::chain, "sequence_hash"_a, "limit"_a)
-        .def("_outline", [](PyTree& tree, const std::vector<std::tuple<kv::u64, double, double>>& requests) {
-            return kv::PyOutline(tree.outline(requests));
-        }, "requests"_a)
+        .def("holders", &PyTree::holders, "sequence_hash"_a)
+        .def("chain", &PyTree::chain, "sequence_hash"_a, "limit"_a)
+        .def("outline", &PyTree::outline, "requests"_a = nb::tuple())
         .def("overfull", &PyTree::overfull)
         .def("memory", &PyTree::memory)
         .def("structure", &PyTree::structure)
         .def("_figures", &PyTree::figures)
         .def("self_check", &PyTree::self_check);
+    module.def("message_span", [](const nb::bytes& message) -> nb::object {
+        const auto found = kv::message_span(reinterpret_cast<const kv::u8*>(message.c_str()), message.size());
+        return found ? nb::make_tuple(found->epoch, found->first_seq, found->last_seq, found->time_ns) : nb::object(nb::none());
+    }, "message"_a);
     kv::bind_hashing(module);
 }

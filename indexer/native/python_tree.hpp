@@ -23,12 +23,117 @@
 #include <nanobind/stl/vector.h>
 
 #include "outline.hpp"
-#include "python_input.hpp"
 #include "tree.hpp"
 
 namespace kv {
 
 namespace nb = nanobind;
+
+// Callers have checked what came from outside: here a wrong argument is a bug, and raises the language's errors.
+
+// Sequence hashes: `bytes`, which are read where they lie, or a sequence of numbers, no other buffer; valid while this lives.
+class HashesIn {
+public:
+    explicit HashesIn(nb::handle given) : owner_(nb::borrow(given)) {
+        PyObject* object = given.ptr();
+        if (PyBytes_CheckExact(object) && PyBytes_GET_SIZE(object) % static_cast<Py_ssize_t>(sizeof(u64)) == 0) {
+            data_ = reinterpret_cast<const u64*>(PyBytes_AS_STRING(object));
+            count_ = static_cast<std::size_t>(PyBytes_GET_SIZE(object)) / sizeof(u64);
+            return;
+        }
+        if (PyObject_CheckBuffer(object) || !nb::try_cast(given, copy_)) {
+            throw nb::type_error("sequence_hashes: u64 numbers, or packed in bytes");
+        }
+        data_ = copy_.data();
+        count_ = copy_.size();
+    }
+    HashesIn(const HashesIn&) = delete;
+    HashesIn& operator=(const HashesIn&) = delete;
+
+    const u64* data() const { return data_; }
+    std::size_t size() const { return count_; }
+
+private:
+    nb::object owner_;
+    std::vector<u64> copy_;
+    const u64* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+// Writable int32s: 4 rows of `columns` each.
+class DepthsOut {
+public:
+    explicit DepthsOut(nb::handle out) {
+        if (PyObject_GetBuffer(out.ptr(), &view_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) {
+            throw nb::python_error();
+        }
+    }
+    DepthsOut(const DepthsOut&) = delete;
+    DepthsOut& operator=(const DepthsOut&) = delete;
+    ~DepthsOut() { PyBuffer_Release(&view_); }
+
+    std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
+    std::size_t columns() const { return static_cast<std::size_t>(view_.len) / (kTiers * sizeof(std::int32_t)); }
+
+private:
+    Py_buffer view_{};
+};
+
+inline u32 checked_tier(u32 tier) {
+    if (tier >= kTiers) {
+        throw nb::value_error("tier: beyond 3");
+    }
+    return tier;
+}
+
+// An outline as Python holds it, which never changes: nodes are `OutlineNode`s of indexer/index/outline.py.
+class PyOutline {
+public:
+    explicit PyOutline(Outline outline) : outline_(std::move(outline)) {}
+
+    std::optional<u32> find(u64 last) const {
+        const u32 node = outline_.find(last);
+        return node == kNone ? std::nullopt : std::optional<u32>(node);
+    }
+
+    nb::list children(std::optional<u32> node, nb::handle order, u64 offset, u64 limit) const {
+        const auto by = nb::cast<u32>(words().attr("OUTLINE_ORDERS").attr("index")(order));
+        std::vector<OutlineNode> rows;
+        {
+            const nb::gil_scoped_release unlocked;
+            rows = outline_.children(node.value_or(kNone), static_cast<OutlineOrder>(by), offset, limit);
+        }
+        return nodes(rows);
+    }
+
+    // The nodes from `node` up, at most `limit`.
+    nb::list path(u32 node, u64 limit) const {
+        std::vector<OutlineNode> rows;
+        for (; node != kNone && rows.size() < limit; node = outline_.at(node).parent) {
+            rows.push_back(outline_.at(node));
+        }
+        return nodes(rows);
+    }
+
+    u32 child_count(std::optional<u32> node) const { return outline_.child_count(node.value_or(kNone)); }
+    u64 blocks() const { return outline_.blocks(); }
+    u64 skipped_blocks() const { return outline_.skipped_blocks(); }
+    u64 size() const { return outline_.size(); }
+
+private:
+    static nb::module_ words() { return nb::module_::import_("indexer.index.outline"); }
+    static nb::list nodes(const std::vector<OutlineNode>& rows) {
+        const nb::object type = words().attr("OutlineNode");
+        nb::list found;
+        for (const OutlineNode& of : rows) {
+            found.append(type(of.first, of.last, of.blocks, of.subtree_blocks, of.depth_blocks, of.children, of.heat,
+                              of.used_s, of.stored_s));
+        }
+        return found;
+    }
+
+    Outline outline_;
+};
 
 class PyTree {
 public:
@@ -37,77 +142,53 @@ public:
 
     // ------------------------------------------------------------------------------------------------- facts
 
-    void add_rank(u32 rank, u64 capacity_blocks) { locked()->add_rank(rank, capacity_blocks); }
+    void add_rank(u32 rank, u32 capacity_blocks) {
+        if (rank > kRankMax) {
+            throw nb::value_error("rank: beyond 4095");
+        }
+        locked()->add_rank(rank, capacity_blocks);
+    }
 
-    void store(nb::handle rank, nb::handle parent, nb::handle hashes, nb::handle tier, nb::handle now_s) {
-        const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
-        const double seconds = seconds_in(now_s);
-        u64 parent_hash = 0;
-        const bool has_parent = optional_hash_in(parent, "parent", parent_hash);
+    void store(u32 rank, std::optional<u64> parent, nb::handle hashes, u32 tier, double now_s) {
         const HashesIn given(hashes);
-        locked()->store(rank_number, has_parent ? &parent_hash : nullptr, given.data(), given.size(), tier_number, seconds);
+        locked()->store(rank, parent ? &*parent : nullptr, given.data(), given.size(), checked_tier(tier), now_s);
     }
 
-    void remove(nb::handle rank, nb::handle hashes, nb::handle tier) {
-        const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
+    void remove(u32 rank, nb::handle hashes, u32 tier) {
         const HashesIn given(hashes);
-        locked()->remove(rank_number, given.data(), given.size(), tier_number);
+        locked()->remove(rank, given.data(), given.size(), checked_tier(tier));
     }
 
-    void clear(nb::handle rank, nb::handle tier) {
-        const u32 rank_number = rank_in(rank);
-        const u32 tier_bits = tier.is_none() ? kAllTiers : 1u << tier_in(tier);
-        locked()->clear(rank_number, tier_bits);
+    void clear(u32 rank, std::optional<u32> tier) { locked()->clear(rank, tier ? 1u << checked_tier(*tier) : kAllTiers); }
+    void drop(u32 rank) { locked()->drop(rank); }
+
+    std::size_t apply_batch(u32 rank, const nb::bytes& message, double now_s) {
+        const nb::gil_scoped_release unlocked;
+        return locked()->apply_batch(rank, bytes_of(message), message.size(), now_s);
     }
 
-    void drop(nb::handle rank) {
-        u32 number = 0;
-        if (is_rank(rank, number)) {
-            locked()->drop(number);
-        }
-    }
-
-    nb::list apply_batch(nb::handle rank, nb::handle message, nb::handle now_s) {
-        const u32 rank_number = rank_in(rank);
-        const double seconds = seconds_in(now_s);
-        const nb::bytes bytes = unchanging(message);
-        std::vector<Refusal> refusals;
-        {
-            const nb::gil_scoped_release unlocked;
-            const auto* data = reinterpret_cast<const u8*>(bytes.c_str());
-            refusals = locked()->apply_batch(rank_number, data, bytes.size(), seconds);
-        }
-        nb::list found;
-        for (const Refusal& refusal : refusals) {
-            found.append(nb::make_tuple(refusal.event, refusal.offset, refusal.reason, refusal.refused_blocks));
-        }
-        return found;
-    }
-
-    void load(nb::handle rank, const nb::iterable& chunks, nb::handle now_s) {
-        const u32 rank_number = rank_in(rank);
-        const double seconds = seconds_in(now_s);
+    void load(u32 rank, const nb::iterable& chunks, double now_s) {
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        locked()->load(rank_number, rows.views, seconds);
+        locked()->load(rank, rows.views, now_s);
     }
 
-    void repair(nb::handle rank, const nb::bytes& buckets, const nb::iterable& chunks, nb::handle now_s) {
-        const u32 rank_number = rank_in(rank);
-        const double seconds = seconds_in(now_s);
+    void repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
+        if (buckets.size() != Digest::kBuckets / 8) {
+            throw nb::value_error("buckets: not a bit for each");
+        }
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        locked()->repair(rank_number, bytes_of(buckets), rows.views, seconds);
+        locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
     }
 
     std::set<u32> expire(double now_s) { return locked()->expire(now_s); }
 
-    void restore_body(const nb::bytes& body, nb::handle now_s) {
-        const double seconds = seconds_in(now_s);
+    void restore_body(const nb::bytes& body, double now_s) {
         const nb::gil_scoped_release unlocked;
         const std::lock_guard<std::mutex> lock(mutex_);
         auto made = std::make_unique<Tree>(tree_->limits());
-        restore(*made, *tree_, bytes_of(body), body.size(), seconds);
+        restore(*made, *tree_, bytes_of(body), body.size(), now_s);
         std::swap(tree_, made);
     }
 
@@ -116,12 +197,12 @@ public:
     // Without `ranks`, which are u32s: column i is of rank i.
     u32 match(nb::handle hashes, nb::handle out, const std::optional<nb::bytes>& ranks) {
         const HashesIn given(hashes);
-        const DepthsOut depths(out, ranks ? ranks->size() / sizeof(u32) : locked()->rank_numbers());
+        const DepthsOut depths(out);
         // Nothing that may run Python happens while a tree is locked: it could ask the tree.
         const Locked tree = locked();
         const std::size_t numbers = tree->rank_numbers(), count = depths.columns();
         if (ranks ? count * sizeof(u32) != ranks->size() : numbers > count) {
-            throw nb::value_error("out: found columns of no rank, or a rank that was registered meanwhile and has no column");
+            throw nb::value_error("out: not a column for each rank");
         }
         if (!ranks) {
             return tree->match(given.data(), given.size(), depths.data(), count);
@@ -137,47 +218,17 @@ public:
         return found;
     }
 
-    nb::dict overlaps(nb::handle hashes) {
-        const HashesIn given(hashes);
-        std::vector<std::int32_t> depths;
-        std::size_t columns = 0;
-        {
-            const Locked tree = locked();
-            columns = tree->rank_numbers();
-            depths.resize(columns * kTiers);
-            tree->match(given.data(), given.size(), depths.data(), columns);
-        }
-        nb::dict found;
-        nb::tuple same;  // ranks often have equal depths, and a tuple can be shared
-        const std::int32_t *gpu = depths.data(), *host = gpu + columns, *disk = host + columns, *all = disk + columns;
-        std::size_t shared = columns;
-        for (std::size_t rank = 0; rank < columns; ++rank) {
-            if (all[rank] == 0) {
-                continue;
-            }
-            if (shared == columns || gpu[rank] != gpu[shared] || host[rank] != host[shared] ||
-                disk[rank] != disk[shared] || all[rank] != all[shared]) {
-                same = nb::make_tuple(gpu[rank], host[rank], disk[rank], all[rank]);
-                shared = rank;
-            }
-            found[nb::int_(rank)] = same;
-        }
-        return found;
-    }
-
-    std::pair<u64, u64> digest_of(nb::handle rank, nb::handle tier) {
-        const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
+    std::pair<u64, u64> digest_of(u32 rank, u32 tier) {
         const Locked tree = locked();
-        const Digest* found = tree->digest(rank_number, tier_number);
+        const Digest* found = tree->digest(rank, checked_tier(tier));
         return found == nullptr ? std::pair<u64, u64>{0, 0} : std::pair<u64, u64>{found->count, found->total()};
     }
 
-    nb::tuple bucket_digests(nb::handle rank, nb::handle tier) {
-        const u32 rank_number = rank_in(rank), tier_number = tier_in(tier);
+    nb::tuple bucket_digests(u32 rank, u32 tier) {
         Digest digest;
         {
             const Locked tree = locked();
-            if (const Digest* own = tree->digest(rank_number, tier_number)) {
+            if (const Digest* own = tree->digest(rank, checked_tier(tier))) {
                 digest = *own;
             }
         }
@@ -188,12 +239,11 @@ public:
         return nb::tuple(found);
     }
 
-    nb::list dump_columns(nb::handle rank, u64 chunk_blocks) {
-        const u32 rank_number = rank_in(rank);
+    nb::list dump_columns(u32 rank, u64 chunk_blocks) {
         std::vector<Columns> chunks;
         {
             const nb::gil_scoped_release unlocked;
-            chunks = locked()->dump(rank_number, chunk_blocks);
+            chunks = locked()->dump(rank, chunk_blocks);
         }
         nb::list found;
         for (const Columns& chunk : chunks) {
@@ -211,26 +261,20 @@ public:
         return to_bytes(body);
     }
 
-    std::vector<u64> children(nb::handle hash) {
-        u64 number = 0;
-        const bool is_given = optional_hash_in(hash, "sequence_hash", number);
-        return locked()->children(is_given ? &number : nullptr);
-    }
+    std::vector<u64> children(std::optional<u64> hash) { return locked()->children(hash ? &*hash : nullptr); }
 
-    nb::dict holders(nb::handle hash) {
-        const u64 number = hash_in(hash, "sequence_hash");
-        const auto found = locked()->holders(number);
+    nb::dict holders(u64 hash) {
+        const auto found = locked()->holders(hash);
         return to_dict(found);
     }
 
-    nb::bytes chain(nb::handle hash, u64 limit) {
-        const u64 number = hash_in(hash, "sequence_hash");
-        const std::vector<u64> found = locked()->chain(number, limit);
-        return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(u64));
+    nb::bytes chain(u64 hash, u64 limit) {
+        const std::vector<u64> found = locked()->chain(hash, limit);
+        return nb::bytes(found.data(), found.size() * sizeof(u64));
     }
 
     // Others get the lock between two slices: a mutex is not fair, so that this thread rests for as long as it takes to wake one.
-    Outline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
+    PyOutline outline(const std::vector<std::tuple<u64, double, double>>& requests) {
         std::vector<PassedRequest> passed;
         for (const auto& [hash, heat, used_s] : requests) {
             passed.push_back({hash, heat, used_s});
@@ -244,7 +288,7 @@ public:
             made.warm(*locked(), passed.data() + at, std::min<std::size_t>(Outline::kSliceRequests, passed.size() - at));
         }
         made.lay_out();
-        return made;
+        return PyOutline(std::move(made));
     }
 
     std::set<u32> overfull() { return locked()->overfull(); }
@@ -292,9 +336,9 @@ private:
     struct Rows {
         explicit Rows(const nb::iterable& chunks) {
             for (const nb::handle chunk : chunks) {
-                const nb::bytes parents = unchanging(chunk.attr("parents"));
-                const nb::bytes hashes = unchanging(chunk.attr("hashes"));
-                const nb::bytes tiers = unchanging(chunk.attr("tiers"));
+                const nb::bytes parents = nb::cast<nb::bytes>(chunk.attr("parents"));
+                const nb::bytes hashes = nb::cast<nb::bytes>(chunk.attr("hashes"));
+                const nb::bytes tiers = nb::cast<nb::bytes>(chunk.attr("tiers"));
                 if (parents.size() != sizeof(u64) * tiers.size() || hashes.size() != parents.size()) {
                     throw nb::value_error("columns: parents, hashes and tiers do not belong together");
                 }
@@ -307,22 +351,6 @@ private:
     private:
         std::vector<nb::bytes> kept;
     };
-
-    // The buffer itself if it is `bytes`, which do not change; else a copy as `bytes`.
-    static nb::bytes unchanging(nb::handle buffer) {
-        if (PyBytes_CheckExact(buffer.ptr())) {
-            return nb::borrow<nb::bytes>(buffer);
-        }
-        const nb::object view = nb::steal(PyMemoryView_FromObject(buffer.ptr()));
-        if (!view.is_valid()) {
-            throw nb::python_error();
-        }
-        nb::object copy = nb::steal(PyBytes_FromObject(view.ptr()));
-        if (!copy.is_valid()) {
-            throw nb::python_error();
-        }
-        return nb::borrow<nb::bytes>(copy);
-    }
 
     static const u8* bytes_of(const nb::bytes& bytes) { return reinterpret_cast<const u8*>(bytes.c_str()); }
     static nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }

@@ -13,9 +13,10 @@ namespace {
 constexpr u8 kRunHasParent = 1, kParentUnknown = 2;
 constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4, kParkedBytes = 4 + 1 + 8 + 8;
 
-template <class T>
-void append(std::string& body, T value) {
-    body.append(reinterpret_cast<const char*>(&value), sizeof value);
+void require(bool is_so, u64 at, const char* otherwise) {
+    if (!is_so) {
+        throw Malformed(at, otherwise);
+    }
 }
 
 }  // namespace
@@ -73,52 +74,40 @@ public:
         read_sets();
         read_runs();
         read_parked();
-        if (at_ != size_) {
-            throw Malformed(at_, text(size_ - at_) + " bytes after the last parked block");
-        }
+        require(at_ == size_, at_, "bytes after the last parked block");
     }
 
 private:
-    void expect(std::size_t bytes, const char* what) const {
-        if (size_ - at_ < bytes) {
-            throw Malformed(at_, text(size_ - at_) + " bytes left, " + what + " need " + text(bytes));
-        }
+    void expect(std::size_t bytes) const { require(size_ - at_ >= bytes, at_, "the body is cut"); }
+
+    template <class T>
+    T take() {
+        expect(sizeof(T));
+        at_ += sizeof(T);
+        return kv::read<T>(data_ + at_ - sizeof(T));
     }
 
     template <class T>
-    T take(const char* what) {
-        expect(sizeof(T), what);
-        T value;
-        std::memcpy(&value, data_ + at_, sizeof value);
-        at_ += sizeof value;
-        return value;
-    }
-
-    template <class T>
-    T take_count(std::size_t bytes_each, const char* what) {
+    T take_count(std::size_t bytes_each) {
         const u64 from = at_;
-        const T count = take<T>(what);
-        if (count > (size_ - at_) / bytes_each) {
-            throw Malformed(from, text(count) + " " + what + ", only " + text(size_ - at_) + " bytes follow");
-        }
+        const T count = take<T>();
+        require(count <= (size_ - at_) / bytes_each, from, "a count of more than follows");
         return count;
     }
 
     void read_ranks() {
-        const u32 count = take_count<u32>(sizeof(u32), "ranks");
+        const u32 count = take_count<u32>(sizeof(u32));
         for (u32 each = 0, next = 0; each < count; ++each) {
             const u64 from = at_;
-            const u32 rank = take<u32>("a rank");
-            if (rank > kRankMax || rank < next) {
-                throw Malformed(from, "rank " + text(rank) + ", allowed 0.." + text(kRankMax) + ", ascending");
-            }
+            const u32 rank = take<u32>();
+            require(rank <= kRankMax && rank >= next, from, "a rank beyond 4095, or not ascending");
             next = rank + 1;
             tree_.add_rank(rank, 0);
         }
     }
 
     void read_sets() {
-        const u32 count = take_count<u32>(2 * sizeof(u32), "sets");
+        const u32 count = take_count<u32>(2 * sizeof(u32));
         sets_.assign(1, HolderSets::kEmpty);
         for (u32 each = 0; each < count; ++each) {
             const u32 set = read_set();
@@ -129,17 +118,13 @@ private:
 
     u32 read_set() {
         const u64 from = at_;
-        const u32 count = take_count<u32>(sizeof(u32), "members");
-        if (count == 0) {
-            throw Malformed(from, "a set without members");
-        }
+        const u32 count = take_count<u32>(sizeof(u32));
+        require(count != 0, from, "a set without members");
         std::vector<u64> words(std::size_t{kRankWords} * kTiers, 0);
         for (u32 each = 0, next = 0; each < count; ++each) {
             const u64 at = at_;
-            const u32 member = take<u32>("a member"), rank = member >> 4;
-            if ((member & kAllTiers) == 0 || rank < next) {
-                throw Malformed(at, "member " + text(member) + ", allowed with a tier, by rank ascending");
-            }
+            const u32 member = take<u32>(), rank = member >> 4;
+            require((member & kAllTiers) != 0 && rank >= next, at, "a member without a tier, or not by rank ascending");
             check_rank(rank, at);
             next = rank + 1;
             for (u32 tier = 0; tier < kTiers; ++tier) {
@@ -150,13 +135,11 @@ private:
     }
 
     void check_rank(u32 rank, u64 at) const {
-        if (!tree_.ranks_.has(rank)) {
-            throw Malformed(at, "rank " + text(rank) + " is not one of the " + text(tree_.ranks()) + " ranks");
-        }
+        require(tree_.ranks_.has(rank), at, "a rank that is not one of the ranks");
     }
 
     void read_runs() {
-        const u64 count = take_count<u64>(kRunHeadBytes + sizeof(u64), "runs");
+        const u64 count = take_count<u64>(kRunHeadBytes + sizeof(u64));
         for (u64 each = 0; each < count; ++each) {
             read_run();
         }
@@ -165,35 +148,23 @@ private:
         }
         for (const auto& end : unheld_ends_) {
             const Run& run = tree_.runs_[tree_.runs_.of(end.first)];
-            if (run.last() == end.first && run.child_count == 0) {
-                throw Malformed(end.second, "no rank holds the last block of the run, and no block follows it");
-            }
+            require(run.last() != end.first || run.child_count != 0, end.second, "a run that no rank holds, and no block follows");
         }
     }
 
     void read_run() {
         const u64 from = at_;
-        expect(kRunHeadBytes, "the fields of a run");
-        const u8 flags = take<u8>("a run");
-        const u64 parent = take<u64>("a run");
-        const u32 set = take<u32>("a run");
-        const double last_stored_s = take<double>("a run");
-        if (flags > kParentUnknown) {
-            throw Malformed(from, "flags " + text(flags) + ", allowed 0, 1 or 2");
-        }
-        if (flags != kRunHasParent && parent != 0) {
-            throw Malformed(from + 1, "parent " + text(parent) + " of a run without a known one");
-        }
+        expect(kRunHeadBytes);
+        const u8 flags = take<u8>();
+        const u64 parent = take<u64>();
+        const u32 set = take<u32>();
+        const double last_stored_s = take<double>();
+        require(flags <= kParentUnknown, from, "flags beyond 2");
+        require(flags == kRunHasParent || parent == 0, from + 1, "the parent of a run without a known one");
         const u32 above = flags == kRunHasParent ? tree_.find(parent) : kNone;
-        if (flags == kRunHasParent && above == kNone) {
-            throw Malformed(from + 1, "parent " + text(parent) + " is in no run before");
-        }
-        if (set >= sets_.size()) {
-            throw Malformed(from + 9, "set " + text(set) + ", there are " + text(sets_.size() - 1));
-        }
-        if (!std::isfinite(last_stored_s)) {
-            throw Malformed(from + 13, "last_stored_s is no number");
-        }
+        require(flags != kRunHasParent || above != kNone, from + 1, "a parent that is in no run before");
+        require(set < sets_.size(), from + 9, "a set that there is not");
+        require(std::isfinite(last_stored_s), from + 13, "last_stored_s is no number");
         plant(above, flags == kParentUnknown, sets_[set], last_stored_s);
         if (set == 0) {
             unheld_ends_.emplace_back(last_, from);
@@ -202,20 +173,14 @@ private:
 
     void plant(u32 above, bool is_parent_unknown, u32 set, double last_stored_s) {
         const u64 from = at_;
-        const u32 count = take<u32>("a run");
-        if (count == 0 || count > (size_ - at_) / sizeof(u64)) {
-            throw Malformed(from, "n is " + text(count) + " blocks, allowed 1 or more, " +
-                                      text((size_ - at_) / sizeof(u64)) + " follow");
-        }
+        const u32 count = take<u32>();
+        require(count != 0 && count <= (size_ - at_) / sizeof(u64), from, "no blocks, or more than follow");
         hashes_.resize(count);
         std::memcpy(hashes_.data(), data_ + at_, count * sizeof(u64));
         const Tree::Grown grown = tree_.grow(above, hashes_.data(), count, set, nullptr, last_stored_s);
         if (grown.count < count) {
-            const u64 hash = hashes_[grown.count];
-            if (tree_.find(hash) == kNone) {
-                throw IndexFull("no memory for the snapshot");
-            }
-            throw Malformed(at_ + grown.count * sizeof(u64), "sequence hash " + text(hash) + " stands twice");
+            require(tree_.find(hashes_[grown.count]) == kNone, at_ + grown.count * sizeof(u64), "a sequence hash that stands twice");
+            throw IndexFull("no memory for the snapshot");
         }
         at_ += count * sizeof(u64);
         last_ = grown.last;
@@ -249,24 +214,18 @@ private:
     }
 
     void read_parked() {
-        const u32 count = take_count<u32>(kParkedBytes, "parked blocks");
+        const u32 count = take_count<u32>(kParkedBytes);
         std::set<ParkedBlock> seen;
         for (u32 each = 0; each < count; ++each) {
             const u64 from = at_;
-            expect(kParkedBytes, "a parked block");
-            const u32 rank = take<u32>("a parked block");
-            const u8 tier = take<u8>("a parked block");
-            const u64 parent = take<u64>("a parked block"), hash = take<u64>("a parked block");
+            expect(kParkedBytes);
+            const u32 rank = take<u32>();
+            const u8 tier = take<u8>();
+            const u64 parent = take<u64>(), hash = take<u64>();
             check_rank(rank, from);
-            if (tier >= kTiers) {
-                throw Malformed(from + 4, "tier " + text(tier) + ", allowed 0.." + text(kTiers - 1));
-            }
-            if (tree_.find(parent) != kNone) {
-                throw Malformed(from + 5, "parent " + text(parent) + " of a parked block is in a run");
-            }
-            if (!seen.insert({rank, hash, tier}).second) {
-                throw Malformed(from, "sequence hash " + text(hash) + " is parked twice");
-            }
+            require(tier < kTiers, from + 4, "a tier beyond 3");
+            require(tree_.find(parent) == kNone, from + 5, "the parent of a parked block is in a run");
+            require(seen.insert({rank, hash, tier}).second, from, "a block that is parked twice");
             if (!tree_.parked_.park({rank, hash, tier}, parent, now_s_)) {
                 throw IndexFull("no memory for the snapshot");
             }

@@ -8,6 +8,7 @@
 //     batch.cpp     messages of canonical batches           outline.cpp     its shape, for people
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -23,13 +24,13 @@
 
 namespace kv {
 
-// An event of a message that was not, or not wholly, applied; `refused_blocks` 0: for another reason than memory.
-struct Refusal {
-    u32 event;
-    u64 offset;
-    std::string reason;
-    u64 refused_blocks = 0;
+// The batches of a message: consecutive seqs of one epoch, and the time of the last.
+struct Span {
+    u64 epoch, first_seq, last_seq;
+    std::int64_t time_ns;
 };
+// None: the message is malformed, or its seqs are not consecutive.
+std::optional<Span> message_span(const u8* data, std::size_t size);
 
 // Rows of a dump, by column; `tiers` bits 0..3: held there, bit 7: has a parent.
 struct Columns {
@@ -66,7 +67,8 @@ public:
     void load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
     // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows, and none of its blocks is parked
     void repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
-    std::vector<Refusal> apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
+    // returns how many blocks there was no memory for; throws Malformed, and then nothing has changed
+    std::size_t apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
     std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
     // answers

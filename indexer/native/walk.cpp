@@ -5,12 +5,6 @@
 
 namespace kv {
 
-namespace {
-
-void append(std::string& column, u64 word) { column.append(reinterpret_cast<const char*>(&word), sizeof word); }
-
-}  // namespace
-
 // The run after `run` in a walk that meets parents before children; kRoot after the last.
 u32 Tree::next_in_walk(u32 run) const {
     if (runs_[run].first_child != 0) {

@@ -15,10 +15,11 @@ A differing block is *missing* in the index, *surplus* there, on other *media*, 
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
+from indexer.follow.question import AnsweredState
 from indexer.follow.rank_state import RankState
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, TierDigest
@@ -36,14 +37,6 @@ _TIERS_OF = [tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range
 
 Held = dict[int, HeldBlock]
 """What a rank holds, by sequence hash."""
-
-
-class MirrorState(NamedTuple):
-    """A mirror's answer: its place, and what it holds there, parents first."""
-
-    epoch: int
-    seq: int
-    chunks: tuple[BlockColumns, ...]
 
 
 class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +118,7 @@ def _release(held: Held, block: int, tier: int) -> None:
 def compare(
     rank: WorkerRank,
     index: RankState | None,
-    mirror: MirrorState | None,
+    mirror: AnsweredState | None,
     tail: Iterable[bytes] = (),
     *,
     examples_max: int = 10,
@@ -138,17 +131,17 @@ def compare(
         return _replaced(verdict, "unanswered", "its mirror does not answer")
     if index.epoch != mirror.epoch:
         return _replaced(verdict, "other_epoch", "they are in different epochs of the stream")
-    if index.seq > mirror.seq:
+    if index.seq > mirror.last_seq:
         return _replaced(verdict, "beyond", "the index is ahead of its mirror")
     held = _held_of(index.chunks)
     digests = zip(index.digests, _digests(held), strict=True)
     wrong = [kept.tier.name.lower() for kept, computed in digests if kept != computed]
     try:
         batches = (batch for message in tail for batch in codec.decode_message(message))
-        reached = _advance(held, batches, index.epoch, index.seq, mirror.seq)
+        reached = _advance(held, batches, index.epoch, index.seq, mirror.last_seq)
     except MalformedMessage as error:
         return _replaced(verdict, "behind", f"the batches between cannot be read: {error}")
-    if reached < mirror.seq:
+    if reached < mirror.last_seq:
         return _replaced(verdict, "behind", f"the batches between are not kept, from {reached + 1} on")
     differences = _differences(held, _held_of(mirror.chunks))
     counts = {kind: len(found) for kind in KINDS if (found := differences[kind])}
@@ -160,7 +153,7 @@ def compare(
     return msgspec.structs.replace(differing, counts=counts, examples=examples)
 
 
-def _equal(rank: WorkerRank, index: RankState | None, mirror: MirrorState | None) -> RankVerdict:
+def _equal(rank: WorkerRank, index: RankState | None, mirror: AnsweredState | None) -> RankVerdict:
     return RankVerdict(
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,
@@ -169,7 +162,7 @@ def _equal(rank: WorkerRank, index: RankState | None, mirror: MirrorState | None
         index_epoch=index.epoch if index else 0,
         index_seq=index.seq if index else 0,
         mirror_epoch=mirror.epoch if mirror else 0,
-        mirror_seq=mirror.seq if mirror else 0,
+        mirror_seq=mirror.last_seq if mirror else 0,
         blocks=index.block_counts if index else {},
     )
 

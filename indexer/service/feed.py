@@ -8,6 +8,7 @@ between two awaits are consistent.
 """
 
 import asyncio
+from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -26,21 +27,56 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.messages import Message, read_message
+from indexer.follow.messages import BatchSpan, Message, read_message
 from indexer.service.snapshot_store import SnapshotStore
-from indexer.service.tracing import ApplyTracer
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.event_trace import event_trace
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.telemetry import RateLimitedLog
+from kv_runtime.tracing.service import EventTracing
+from kv_runtime.tracing.spans import Attributes, SpanData, TraceData
 
 _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 
+_SPAN_ID_BITS = 64
+
 _log = structlog.get_logger("indexer")
+
+
+class ApplyTracer:
+    """Traces what an index does with messages: spans below the agent's `kv_events`, whose ids the index computes."""
+
+    def __init__(self, tracing: EventTracing) -> None:
+        self._tracing = tracing
+        self._bits = Random().getrandbits  # noqa: S311 - ids are no secrets
+        self.wall_ns = tracing.wall_ns
+
+    def done(self, rank: WorkerRank, batches: BatchSpan, came_ns: int, *, is_applied: bool) -> None:
+        """A message that came then was handed to the index.
+
+        Not `is_applied`: the index waits for an earlier one, is in a recovery, or has no use for its epoch.
+        """
+        ids = event_trace(rank, batches.epoch, batches.first_seq)
+        if not self._tracing.is_sampled(ids.trace_id):
+            return
+        attributes: Attributes = {
+            "messaging.system": "nats",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": batches.last_seq - batches.first_seq + 1,
+            "kvrouter.worker": rank.worker_id,
+            "kvrouter.dp_rank": rank.dp_rank,
+            "kvrouter.first_seq": batches.first_seq,
+            "kvrouter.last_seq": batches.last_seq,
+            "kvrouter.outcome": "applied" if is_applied else "not_applied",
+        }
+        ended_ns = max(came_ns, self.wall_ns())
+        span = SpanData("apply", "consumer", self._bits(_SPAN_ID_BITS) or 1, came_ns, ended_ns, attributes)
+        self._tracing.send(TraceData(ids.trace_id, ids.span_id, (span,)))
 
 
 class LogPosition(NamedTuple):
@@ -191,8 +227,6 @@ class IndexFeed:
         came_ns = 0 if self._tracer is None else self._tracer.wall_ns()
         await self._apply(MessageArrived(rank, read))
         self._trace(rank, read, came_ns)
-        for refused, reason in self._fold.take_refusals():
-            self._refusals.warning("message_refused_by_index", key=refused, rank=str(refused), reason=reason)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 

@@ -2,7 +2,7 @@
 
     no subscriber at the rank's subject, or       `MirrorSilent`
     no further part of the answer in `answer_s`
-    an answer                                     a `MirrorState`, or the messages since a place if the mirror retains
+    an answer                                     its state, or the messages since a place if the mirror retains
                                                   them and they are no larger than the state
 
 One request at a time: the answer of a rank with a million blocks is 17 MB.
@@ -11,11 +11,11 @@ One request at a time: the answer of a rank with a million blocks is 17 MB.
 import asyncio
 from itertools import count
 
-from indexer.service.difference import MirrorState
+from indexer.follow.question import AnsweredState, AnswerParts
 from kv_protocol import codec, recovery, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest, ReplayChunk
+from kv_protocol.recovery import Answer, RecoverRequest, ReplayChunk
 from kv_runtime.event_log import EventLog, LogMessage
 
 
@@ -36,7 +36,7 @@ class Mirrors:
         """Subscribe to answers."""
         await self._event_log.listen(f"{self._inbox}.*", self._on_answer)
 
-    async def state(self, slug: str, rank: WorkerRank) -> MirrorState:
+    async def state(self, slug: str, rank: WorkerRank) -> AnsweredState:
         """Return the state of the rank's mirror; `slug` is its model's.
 
         Raises:
@@ -44,10 +44,9 @@ class Mirrors:
             BrokerUnavailable: the log is away.
         """
         answer = await self._request(slug, rank, RecoverRequest(next(self._request_ids)))
-        if answer.dump:
-            chunks = tuple(answer.dump[at].columns for at in sorted(answer.dump))
-            return MirrorState(answer.dump[0].epoch, answer.dump[0].last_seq, chunks)
-        raise MirrorSilent(f"{rank}: the mirror sent single batches, its complete state was requested")
+        if answer.state is None:
+            raise MirrorSilent(f"{rank}: the mirror sent single batches, its complete state was requested")
+        return answer.state
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
         """Return the stream's messages behind `seq` up to now.
@@ -86,7 +85,8 @@ class _PartialAnswer:
 
     def __init__(self, request_id: int, after_seq: int = 0) -> None:
         self.request_id = request_id
-        self.dump: dict[int, DumpChunk] = {}
+        self.state: AnsweredState | None = None
+        self._dump = AnswerParts()
         self.replayed: list[bytes] = []
         self.moved = asyncio.Event()
         self.failure = ""
@@ -115,5 +115,6 @@ class _PartialAnswer:
                 self._reached_seq = codec.decode_message(part.message)[-1].seq
             self.is_complete = self._reached_seq >= part.last_seq
         else:
-            self.dump[part.chunk] = part
-            self.is_complete = len(self.dump) == part.of
+            self._dump.add(part)
+            self.state = self._dump.complete_answer()
+            self.is_complete = self.state is not None

@@ -56,15 +56,11 @@ class LogExtent(NamedTuple):
         return self.bytes_now * min(1.0, max(0, self.last_seq - seq) / messages) if messages > 0 else 0.0
 
 
-class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The longest time between snapshots while the log grows, and the log's byte limit."""
+class KeepingLimits(NamedTuple):
+    """The longest time between snapshots while the log grows, and the log's byte limit; both above 0."""
 
     period_s: float
     log_bytes_max: int
-
-    def __post_init__(self) -> None:
-        if not self.period_s > 0 or self.log_bytes_max < 1:
-            raise ValueError(f"period_s {self.period_s}, log_bytes_max {self.log_bytes_max}: more than 0 are allowed")
 
 
 class RetentionPlan(msgspec.Struct, frozen=True):

@@ -120,7 +120,7 @@ class Verification:
         if index is None and mirror is None:
             return None
         tail: list[bytes] = []
-        if index is not None and mirror is not None and index.epoch == mirror.epoch and index.seq < mirror.seq:
+        if index is not None and mirror is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
             tail = await self._tail(slug, index)
         return compare(rank, index, mirror, tail, examples_max=self._examples_max)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from kv_runtime.config.rendering import without_user
+from kv_runtime.config.rendering import section_of, without_user
 from kv_runtime.config.sections import Section, Settings
 from kv_runtime.config.words import allowed
 from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
@@ -139,7 +139,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
             problems.append(_unknown(kind, path, shown=name))
             continue
         try:
-            is_text = not _is_section(kind_there) and get_origin(kind_there) not in (list, dict, tuple)
+            is_text = section_of(kind_there) is None and get_origin(kind_there) not in (list, dict, tuple)
             yield ".".join(path), text if is_text else json.loads(text)
         except (ValueError, RecursionError) as error:
             problems.append(f"{name}: allowed JSON ({error})")
@@ -154,17 +154,13 @@ def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatev
         if isinstance(name, int):
             kind = _section_in(kind) or kind
             continue
-        if not _is_section(kind):
+        if (section := section_of(kind)) is None:
             return kind
-        field = kind.model_fields.get(name)
+        field = section.model_fields.get(str(name))
         if field is None:
             return None
         kind = field.annotation
     return kind
-
-
-def _is_section(kind: Any) -> bool:  # noqa: ANN401
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) -> None:
@@ -193,10 +189,7 @@ def _unknown(kind: type[BaseModel], path: Sequence[object], *, shown: str) -> st
 
 def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
     """Return the section class of a field, or of the items of a list; None if it has none."""
-    if _is_section(kind):
-        section: type[BaseModel] = kind
-        return section
-    return next((each for each in get_args(kind) if _is_section(each)), None)
+    return next((section for each in (kind, *get_args(kind)) if (section := section_of(each))), None)
 
 
 def unknown_key(found: str, known: Iterable[str], candidates: Iterable[str] = ()) -> str:

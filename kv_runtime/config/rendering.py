@@ -1,9 +1,9 @@
-"""Configuration as text: the effective tree as YAML, and the meaning, default and range of each setting."""
+"""Configuration as text: the effective tree as YAML, and on demand the meaning and range of each setting."""
 
 import re
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import yaml
@@ -23,33 +23,6 @@ _BOUNDS = {
     "min_length": "length at least",
     "max_length": "length at most",
 }
-
-
-class Setting(NamedTuple):
-    """One setting: its path, its type and range in words, its default as YAML, its meaning with its unit."""
-
-    path: str
-    allowed: str
-    default: str
-    meaning: str
-
-
-def settings_of(kind: type[BaseModel], above: str = "", given: BaseModel | None = None) -> Iterator[Setting]:
-    """Yield all settings of a tree, section by section; a section in a list has `[]` in its path.
-
-    `given`: the default of the section, where the tree has one that differs from the section's own.
-    """
-    for name, field in kind.model_fields.items():
-        path, section, item = f"{above}{name}", _section(field.annotation), _section_of_list(field.annotation)
-        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
-        if section:
-            yield from settings_of(section, f"{path}.", default if isinstance(default, BaseModel) else None)
-        elif item:
-            yield from settings_of(item, f"{path}[].")
-        else:
-            is_required = given is None and field.is_required()
-            shown = "required" if is_required else _as_yaml(_plain(default))
-            yield Setting(path, _allowed(field), shown, field.description or "")
 
 
 def render(settings: BaseModel) -> str:
@@ -86,25 +59,22 @@ def without_user(text: str) -> str:
 def _explained(kind: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
     for name, value in values.items():
         field = kind.model_fields[name]
-        if section := _section(field.annotation):
+        if section := section_of(field.annotation):
             yield f"{indent}{name}:\n"
             yield from _explained(section, value, indent + "  ")
             continue
         meaning = f"{field.description}; " if field.description else ""
-        yield f"{indent}# {meaning}{_allowed(field)}\n"
+        yield f"{indent}# {meaning}{allowed_in(field)}\n"
         dumped = yaml.safe_dump({name: value}, sort_keys=False)
         yield "".join(f"{indent}{line}\n" for line in dumped.splitlines())
 
 
-def _section(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401 - whatever a field is declared as
+def section_of(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401 - whatever a field is declared as
+    """Return the class of the section that a field is; None if it is none."""
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _section_of_list(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
-    return next((section for each in get_args(kind) if (section := _section(each))), None)
-
-
-def _allowed(field: FieldInfo) -> str:
+def allowed_in(field: FieldInfo) -> str:
     """Return the type and the range of a setting in words."""
     found = {
         name: bound for each in field.metadata for name in _BOUNDS if (bound := getattr(each, name, None)) is not None
@@ -129,16 +99,3 @@ def _kind(kind: Any) -> str:  # noqa: ANN401
     if origin is dict:
         return f"{_kind(inner[0])} to {_kind(inner[1])}"
     return _WORDS.get(kind, "text")
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Convert a default for YAML."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _as_yaml(value: Any) -> str:  # noqa: ANN401
-    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()

@@ -14,12 +14,15 @@ import structlog
 from aiohttp import web
 
 from kv_runtime.extras import DISTRIBUTION
-from kv_runtime.http.bodies import BodyTooSlow
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
 _log = structlog.get_logger("http")
+
+
+class BodyTooSlow(Exception):
+    """A request's body did not come in time."""
 
 
 class BadRequest(Exception):

@@ -6,8 +6,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from kv_runtime.http.answers import error_response, first_line, last_response
-from kv_runtime.http.bodies import BodyTooSlow
+from kv_runtime.http.answers import BodyTooSlow, error_response, first_line, last_response
 from kv_runtime.http.connection_limit import Connections
 
 HEAD_S = 30.0

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.acceptor import Acceptor, PortUsed
 from kv_runtime.http.access import HOST_NAMES
-from kv_runtime.http.answers import Handler, error_body, error_response, last_response
-from kv_runtime.http.bodies import BodyWatch
+from kv_runtime.http.answers import BodyTooSlow, Handler, error_body, error_response, last_response
 from kv_runtime.http.client_connection import ClientConnection, unrouted
 from kv_runtime.http.connection_limit import CONNECTIONS_MAX, Connections, connection_families, connections_bound
 from kv_runtime.http.hosts import HostNames
@@ -20,6 +19,8 @@ from kv_runtime.http.metrics import SERVER_FAMILIES
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.telemetry import Family
 
+BODY_S, RATE_MIN_BYTES_S, TOTAL_S = 30.0, 500.0, 300.0
+"""Beyond the first time so many bytes of a body must have come for each further second; all within the last time."""
 _Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _REFUSED_BYTES_MAX = 64 << 10
 """Bytes read of a refused connection, so that its client gets the refusal instead of a reset."""
@@ -40,9 +41,37 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
     return last_response(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
 
 
+class _BodyWatch:
+    """Watches a body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
+
+    def __init__(self, body: StreamReader) -> None:
+        self._body = body
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self) -> None:
+        """Check the body's time limit, now and at its deadline."""
+        if self._body.is_eof():
+            return
+        found = self._body.total_bytes
+        due_s = self._began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
+        if due_s > self._loop.time():
+            self._timer = self._loop.call_at(due_s, self.look)
+            return
+        took_s = self._loop.time() - self._began_s
+        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
+        self._body.set_exception(BodyTooSlow(f"body: found {found} bytes within {took_s:.0f} s, allowed {allowed}"))
+
+    def stop(self) -> None:
+        """End the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 @web.middleware
 async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    watch = BodyWatch(request.content)
+    watch = _BodyWatch(request.content)
     watch.look()
     try:
         return await handler(request)

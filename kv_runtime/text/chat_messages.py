@@ -1,6 +1,6 @@
 """A chat as engines give it to a template, the same for every model.
 
-    content            a string, or a list of text parts where the template loops over parts (`content_format.py`).
+    content            a string, or a list of text parts where the template loops over parts (`chat_template.py`).
                        Nothing (null, absent) is an empty one. Parts of text, also plain strings among them, refusals
                        and thoughts, are joined with a newline for a string; so are those of a tool's message always
     tool_calls         of an assistant, if there are any. `arguments` are an object; what is no JSON is an empty one

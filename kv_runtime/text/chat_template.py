@@ -10,10 +10,20 @@
 Rendering is a function of its arguments, and of the time where a template writes it (`strftime_now`). It is aborted
 when the text is too long, which is checked at each piece that the template writes, or when rendering takes too long,
 which is checked in loops and calls (`template_sandbox.py`).
+
+Whether a template expects content as a list of parts, or as a string:
+
+    loops over a message's `content`         a list         ("openai")
+    does not                                 a string       ("string")
+
+A message is the variable of a loop over `messages`, or an indexed item of it; `messages` and a message's content may
+pass through assignments, slices and filters; a bare `content` counts, since macros receive it by that name.
+Source: the rule of vLLM, `--chat-template-content-format auto`. A string stays a string in both: templates that loop
+check its type first, and transformers passes it so.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, tee
 from pathlib import Path
@@ -21,7 +31,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from jinja2 import Template, TemplateSyntaxError
+from jinja2 import Template, TemplateSyntaxError, nodes
 from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import (
@@ -33,13 +43,14 @@ from kv_runtime.text.chat_messages import (
     digest_of,
     prepared_messages,
 )
-from kv_runtime.text.content_format import loops_over_parts
 from kv_runtime.text.template_sandbox import ChatContext, chat_environment
 
 __all__ = ["ChatOptions", "ChatTemplate", "Message", "TextError", "Tool", "file_content", "read_template"]
 
 RENDERED_CHARACTERS_MAX = 1 << 26
 RENDER_S = 5.0
+_NEVER_MORE_THAN = 16
+"""Assignments of assignments that are followed."""
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
@@ -234,3 +245,60 @@ def _continued(rendered: str, messages: Sequence[Message]) -> str:
         raise TextError("continue_final_message", "true", "a last message whose text the template writes")
     trimmed = content.lstrip()
     return rendered[: at + len(trimmed if rendered.startswith(trimmed, at) else content.strip())]
+
+
+def loops_over_parts(template: nodes.Template) -> bool:
+    """Return whether the parsed template loops over the parts of a message's content."""
+    lists = _aliases(template, {"messages"}, _is_list)
+    messages = {_name(loop.target) for loop in template.find_all(nodes.For) if _is_list(loop.iter, lists)}
+    messages = _aliases(template, messages | {"message"}, lambda node, names: _is_message(node, names, lists))
+    contents = _aliases(template, {"content"}, lambda node, names: _is_content(node, names, messages, lists))
+    return any(_is_content(loop.iter, contents, messages, lists) for loop in template.find_all(nodes.For))
+
+
+def _aliases(template: nodes.Template, names: set[str], is_one: Callable[[nodes.Node, set[str]], bool]) -> set[str]:
+    """Return `names` and all variables that are assigned one of them."""
+    for _ in range(_NEVER_MORE_THAN):
+        more = {name for name, value in _assignments(template) if is_one(value, names)}
+        if more <= names:
+            break
+        names = names | more
+    return names
+
+
+def _assignments(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+    for assign in template.find_all(nodes.Assign):
+        if name := _name(assign.target):
+            yield name, assign.node
+
+
+def _name(node: nodes.Node) -> str:
+    return node.name if isinstance(node, nodes.Name) else ""
+
+
+def _bare(node: nodes.Node | None) -> nodes.Node | None:
+    """Return the node without filters and slices around it."""
+    while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+        node = node.node
+    return node
+
+
+def _is_list(node: nodes.Node, names: set[str]) -> bool:
+    bare = _bare(node)
+    return isinstance(bare, nodes.Name) and bare.name in names
+
+
+def _is_message(node: nodes.Node | None, names: set[str], lists: set[str]) -> bool:
+    bare = _bare(node)
+    if isinstance(bare, nodes.Getitem) and not isinstance(bare.arg, nodes.Slice):
+        return _is_list(bare.node, lists)
+    return isinstance(bare, nodes.Name) and bare.name in names
+
+
+def _is_content(node: nodes.Node, names: set[str], messages: set[str], lists: set[str]) -> bool:
+    bare = _bare(node)
+    if isinstance(bare, nodes.Getattr) and bare.attr == "content":
+        return _is_message(bare.node, messages, lists)
+    if isinstance(bare, nodes.Getitem) and isinstance(bare.arg, nodes.Const) and bare.arg.value == "content":
+        return _is_message(bare.node, messages, lists)
+    return isinstance(bare, nodes.Name) and bare.name in names

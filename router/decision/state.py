@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import astuple
 
-from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
+    CheckpointBegan,
     FleetApplied,
     JournalRecord,
     LearntRates,

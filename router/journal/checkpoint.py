@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.errors import UNDECODABLE
+from kv_protocol.journal import CheckpointBegan, CheckpointEnded, CheckpointPart
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.state import RouterState

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
-from kv_protocol.checkpoint import CheckpointEnded
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     RECORD_BYTES_MAX,
+    CheckpointEnded,
     JournalRecord,
     Lost,
     RankStanding,

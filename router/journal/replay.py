@@ -21,11 +21,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.errors import LimitExceeded, shortened
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused, encode_record
+from kv_protocol.journal import (
+    CheckpointBegan,
+    CheckpointEnded,
+    CheckpointPart,
+    JournalBegan,
+    JournalRecord,
+    Lost,
+    RankStanding,
+    Refused,
+    encode_record,
+)
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy

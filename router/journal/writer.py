@@ -23,8 +23,7 @@ import msgspec
 import structlog
 
 from kv_protocol import subjects
-from kv_protocol.checkpoint import CheckpointBegan
-from kv_protocol.journal import JournalBegan
+from kv_protocol.journal import CheckpointBegan, JournalBegan
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec

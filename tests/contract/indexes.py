@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from indexer.index.prefix_index import Depths, PrefixIndex
+import numpy as np
+
+from indexer.index.prefix_index import RANK_MAX, Depths, Hashes, PrefixIndex
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS
@@ -41,6 +43,13 @@ def chain(length: int, seed: int = 1) -> list[int]:
 
 def both(blocks: int) -> Depths:
     return (blocks,) * 4
+
+
+def overlaps(index: PrefixIndex, hashes: Hashes) -> dict[int, Depths]:
+    """Return the depths of every rank that holds at least the first block on some tier."""
+    out = np.empty((len(TIERS), RANK_MAX + 1), np.int32)
+    index.match(hashes, out.data)
+    return {int(rank): tuple(out[:, rank].tolist()) for rank in out[-1].nonzero()[0]}
 
 
 def dumped(index: PrefixIndex, rank: int) -> list[HeldBlock]:

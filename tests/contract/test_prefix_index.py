@@ -15,6 +15,7 @@ from tests.contract.indexes import (
     chain,
     held,
     is_proven,
+    overlaps,
     with_ranks,
 )
 
@@ -26,10 +27,10 @@ def test_any_number_of_ranks_shares_a_prefix(make_index: MakeIndex, ranks: int) 
     index, path = with_ranks(make_index(), ranks), chain(13)
     for rank in range(ranks):
         index.store(rank, None, path[: 1 + rank % 13], GPU, 0)
-    assert index.overlaps(path) == {rank: both(1 + rank % 13) for rank in range(ranks)}
+    assert overlaps(index, path) == {rank: both(1 + rank % 13) for rank in range(ranks)}
     for rank in range(0, ranks, 2):
         index.drop(rank)
-    assert index.overlaps(path) == {rank: both(1 + rank % 13) for rank in range(1, ranks, 2)}
+    assert overlaps(index, path) == {rank: both(1 + rank % 13) for rank in range(1, ranks, 2)}
     assert index.statistics().ranks == ranks // 2
 
 
@@ -56,7 +57,7 @@ def test_depth_t_counts_blocks_that_lie_on_one_of_the_tiers_up_to_t(
     for at, on in enumerate(tiers):
         for tier in on:
             index.store(0, path[at - 1] if at else None, path[at : at + 1], tier, 0)
-    assert index.overlaps(path)[0] == depths
+    assert overlaps(index, path)[0] == depths
 
 
 # ------------------------------------------------------------------------------------------------- counted no-ops
@@ -78,7 +79,7 @@ def test_zero_and_the_largest_number_are_hashes_like_others(index: PrefixIndex, 
     index.store(0, numbers[0], numbers[1:], GPU, 0)
     assert held(index, 0) == {}
     index.store(0, None, numbers[:1], GPU, 0)
-    assert index.overlaps(numbers) == {0: both(3)}
+    assert overlaps(index, numbers) == {0: both(3)}
     assert is_proven(index, 0)
     index.remove(0, numbers, GPU)
     assert index.statistics().nodes == 0

@@ -7,7 +7,7 @@ import pytest
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns
-from tests.contract.indexes import GPU, both, chain, dumped, forest, held, is_parents_first, is_proven, load
+from tests.contract.indexes import GPU, both, chain, dumped, forest, held, is_parents_first, is_proven, load, overlaps
 
 # ------------------------------------------------------------------------------------------------- dump, load
 
@@ -18,7 +18,7 @@ def test_a_load_replaces_all_that_was_held_or_parked(index: PrefixIndex) -> None
     index.store(0, other[0], other[1:], GPU, 0)
     load(index, 0, [HeldBlock(path[0], None, 0b10), HeldBlock(other[0], None, 1)])
     assert held(index, 0) == {path[0]: (None, 2), other[0]: (None, 1)}
-    assert index.overlaps(path) == {0: (0, 1, 1, 1)}
+    assert overlaps(index, path) == {0: (0, 1, 1, 1)}
     assert is_proven(index, 0)
     load(index, 0, [])
     assert (held(index, 0), index.statistics().nodes) == ({}, 0)
@@ -30,10 +30,10 @@ def test_a_dump_is_believed_about_blocks_whose_parent_is_not_held(index: PrefixI
     load(index, 0, rows)
     assert held(index, 0) == {path[1]: (path[0], 1), path[3]: (path[2], 1)}
     assert index.statistics().parked_blocks == 0
-    assert (index.overlaps(path), index.digest(0, GPU).block_count) == ({}, 2)
+    assert (overlaps(index, path), index.digest(0, GPU).block_count) == ({}, 2)
     index.store(0, path[1], [path[2]], GPU, 0)  # the unheld parents are known: nothing is parked
     index.store(0, None, [path[0]], GPU, 0)
-    assert index.overlaps(path) == {0: both(4)}
+    assert overlaps(index, path) == {0: both(4)}
     assert index.statistics().parent_conflicts_total == 0
     assert held(index, 0) == {block: (path[at - 1] if at else None, 1) for at, block in enumerate(path)}
 
@@ -74,8 +74,8 @@ def test_a_repair_replaces_the_named_buckets_and_nothing_else(index: PrefixIndex
     new, moved = path[1] + 1, HeldBlock(path[2], path[1], 0b10)
     repair(index, 0, buckets_of(path[1], path[2]), HeldBlock(new, path[0], 1), moved)
     assert held(index, 0) == {path[0]: (None, 1), new: (path[0], 1), path[2]: (path[1], 2), path[3]: (path[2], 1)}
-    assert index.overlaps([path[0], new]) == {0: both(2), 1: both(1)}
-    assert index.overlaps(path) == {0: both(1), 1: both(4)}
+    assert overlaps(index, [path[0], new]) == {0: both(2), 1: both(1)}
+    assert overlaps(index, path) == {0: both(1), 1: both(4)}
     assert is_proven(index, 0)
     repair(index, 0, buckets_of(*path))
     assert held(index, 0) == {}
@@ -93,19 +93,6 @@ def test_after_a_repair_nothing_of_the_rank_is_parked(index: PrefixIndex) -> Non
     assert held(index, 1).keys() == set(path[1:])
 
 
-def test_what_is_no_set_of_buckets_and_rows_of_other_buckets_are_refused_and_change_nothing(index: PrefixIndex) -> None:
-    forest(index)
-    before = held(index, 0)
-    for buckets in (b"", bytes(31), bytes(33)):
-        with pytest.raises(LimitExceeded, match=r"^buckets: found .*allowed 32 bytes"):
-            repair(index, 0, buckets)
-    with pytest.raises(LimitExceeded, match=r"^bucket: found 7, allowed the named buckets"):
-        repair(index, 0, buckets_of(8 << 56), HeldBlock(8 << 56, None, 1), HeldBlock(7 << 56, None, 1))
-    with pytest.raises(KeyError):
-        repair(index, 9, bytes(32))
-    assert held(index, 0) == before
-
-
 # ------------------------------------------------------------------------------------------------- memory, proof
 
 
@@ -115,10 +102,10 @@ def test_a_chain_of_any_length_needs_no_deep_stack(index: PrefixIndex) -> None:
         index.store(0, path[at - 1], path[at : at + 1], GPU, 0)
     index.store(0, path[9_999], path[10_000:], GPU, 0)
     index.store(0, None, path[:5_000], GPU, 0)
-    assert index.overlaps(path) == {0: both(20_000)}
+    assert overlaps(index, path) == {0: both(20_000)}
     index.load(1, index.dump(0), 0)
     index.drop(0)
-    assert index.overlaps(path) == {1: both(20_000)}
+    assert overlaps(index, path) == {1: both(20_000)}
     index.remove(1, path, GPU)
     assert (index.statistics().nodes, index.statistics().parked_blocks) == (0, 0)
 
@@ -140,13 +127,6 @@ def test_a_dump_comes_in_chunks(index: PrefixIndex, chunk_blocks: int) -> None:
     assert held(index, 1) == held(index, 0)
 
 
-@pytest.mark.parametrize("chunk_blocks", [0, -1])
-def test_a_chunk_without_room_is_refused(index: PrefixIndex, chunk_blocks: int) -> None:
-    forest(index)
-    with pytest.raises(LimitExceeded, match=f"^chunk_blocks: found {chunk_blocks}, allowed "):
-        index.dump(0, chunk_blocks)
-
-
 def test_a_load_whose_chunks_turn_out_bad_leaves_all_as_before(index: PrefixIndex) -> None:
     forest(index)
     before = index.snapshot(), index.statistics()
@@ -158,6 +138,21 @@ def test_a_load_whose_chunks_turn_out_bad_leaves_all_as_before(index: PrefixInde
     with pytest.raises(LimitExceeded, match=r"^columns: found \(0, 0, 1\)"):
         index.load(0, chunks(), 0)
     assert (index.snapshot(), index.statistics()) == before
+
+
+def test_an_index_may_be_changed_by_the_iterator_of_the_chunks(index: PrefixIndex) -> None:
+    path = chain(30)
+
+    def chunks() -> Iterator[BlockColumns]:
+        for columns in block_columns([HeldBlock(path[0], None, 1), HeldBlock(path[1], path[0], 1)], 1):
+            index.store(0, None, chain(50, seed=3), GPU, 0)
+            index.store(1, None, path[:9], GPU, 0)
+            yield columns
+
+    index.load(0, chunks(), 0)
+    assert overlaps(index, path) == {0: both(2), 1: both(9)}
+    assert [row.sequence_hash for row in dumped(index, 0)] == path[:2]
+    assert index.self_check() == []
 
 
 # ------------------------------------------------------------------------------------------------- circles
@@ -173,7 +168,7 @@ def test_rows_that_close_a_circle_are_cut_where_it_closes(index: PrefixIndex, le
     assert index.self_check() == []
     index.store(1, ring[-1], ring[:1], GPU, 0)
     assert index.statistics().parent_conflicts_total == 2
-    assert index.overlaps(ring) == {0: both(length + 1), 1: both(1)}
+    assert overlaps(index, ring) == {0: both(length + 1), 1: both(1)}
     index.store(1, None, ring[:1], GPU, 0)  # now its place is known
     index.store(1, ring[-1], ring[:1], GPU, 0)
     assert index.statistics().parent_conflicts_total == 3
@@ -189,5 +184,5 @@ def test_a_stored_circle_is_cut_too(index: PrefixIndex) -> None:
     assert index.statistics().parent_conflicts_total == 1
     index.store(0, None, [9, 1], GPU, 0)
     assert held(index, 0)[1] == (9, 1)
-    assert index.overlaps([9, 1, 2, 3]) == {0: both(4)}
+    assert overlaps(index, [9, 1, 2, 3]) == {0: both(4)}
     assert index.self_check() == []

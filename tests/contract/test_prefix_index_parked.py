@@ -4,7 +4,7 @@ import pytest
 
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, held, load, with_ranks
+from tests.contract.indexes import GPU, HOST, TTL_S, MakeIndex, both, chain, held, load, overlaps, with_ranks
 
 # ------------------------------------------------------------------------------------------------- parked
 
@@ -42,7 +42,7 @@ def test_a_block_whose_own_parent_is_known_is_not_parked_with_the_head_of_its_ev
     assert held(index, 0) == {path[3]: (path[2], 1)}
     assert index.statistics().parked_blocks == 2
     index.store(0, None, path[:1], GPU, 0)
-    assert index.overlaps(path) == {0: both(4)}
+    assert overlaps(index, path) == {0: both(4)}
 
 
 def test_parked_blocks_are_lost_after_their_time_and_their_ranks_are_named_once(index: PrefixIndex) -> None:
@@ -54,7 +54,7 @@ def test_parked_blocks_are_lost_after_their_time_and_their_ranks_are_named_once(
     assert index.expire(10.0 + TTL_S) == set()
     assert (index.statistics().parked_blocks, index.statistics().parked_lost_blocks_total) == (1, 1)
     index.store(0, None, path[:1], GPU, 16.0)
-    assert index.overlaps(path) == {0: both(1)}
+    assert overlaps(index, path) == {0: both(1)}
     assert index.expire(1e9) == {1}
     assert index.statistics().parked_blocks == 0
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, LedgerApplied, TimePassed, decode_record
+from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, TimePassed, decode_record
 from kv_protocol.ledger import Expired, Unreported
 from router.decision.errors import NoEligibleWorker
 from router.decision.state_settings import StateSettings

@@ -18,12 +18,11 @@ from typing import Any
 import msgspec
 
 from kv_protocol import journal
-from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
+from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
 from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
 from kv_protocol.openai.endpoints import serves_default
 from router.decision.policy import Policy

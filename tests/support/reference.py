@@ -4,11 +4,13 @@ A test compares what stands in `docs/reference/` with what would be written.
 """
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
 
-from pydantic import BaseModel
+import yaml
+from pydantic import BaseModel, SecretStr
 
 from indexer.config import IndexerSettings
-from kv_runtime.config.rendering import Setting, settings_of
+from kv_runtime.config.rendering import allowed_in, section_of
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE
 from tests.support.metrics_page import metrics_page
@@ -23,6 +25,50 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "worker-agent serve": AgentSettings,
     "worker-agent attach": AttachSettings,
 }
+
+
+class Setting(NamedTuple):
+    """One setting: its path, its type and range in words, its default as YAML, its meaning with its unit."""
+
+    path: str
+    allowed: str
+    default: str
+    meaning: str
+
+
+def settings_of(kind: type[BaseModel], above: str = "", given: BaseModel | None = None) -> Iterator[Setting]:
+    """Yield all settings of a tree, section by section; a section in a list has `[]` in its path.
+
+    `given`: the default of the section, where the tree has one that differs from the section's own.
+    """
+    for name, field in kind.model_fields.items():
+        path, section, item = f"{above}{name}", section_of(field.annotation), _section_of_list(field.annotation)
+        default = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
+        if section:
+            yield from settings_of(section, f"{path}.", default if isinstance(default, BaseModel) else None)
+        elif item:
+            yield from settings_of(item, f"{path}[].")
+        else:
+            is_required = given is None and field.is_required()
+            shown = "required" if is_required else _as_yaml(_plain(default))
+            yield Setting(path, allowed_in(field), shown, field.description or "")
+
+
+def _section_of_list(kind: Any) -> type[BaseModel] | None:
+    return next((section for each in get_args(kind) if (section := section_of(each))), None)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a default for YAML."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()
 
 
 def settings_page() -> str:

@@ -9,6 +9,7 @@ import pytest
 from indexer.native.index import NativeIndex, make_index
 from kv_protocol.events import Tier
 from kv_runtime.config.sections import IndexSection
+from tests.contract.indexes import overlaps
 
 INDEX, FOLD = "indexer.native._core", "router.native._fold"
 HIDING = {
@@ -47,13 +48,13 @@ def test_the_index_serves() -> None:
     index = NativeIndex()
     index.register(3)
     index.store(3, None, (1, 2), Tier.GPU, 0.0)
-    assert index.overlaps((1, 2, 9)) == {3: (2, 2, 2, 2)}
+    assert overlaps(index, (1, 2, 9)) == {3: (2, 2, 2, 2)}
 
 
 def test_its_limit_is_that_of_configuration() -> None:
     index = make_index(IndexSection(memory_bytes_max=1 << 20))
     index.register(0)
-    index.store(0, None, range(100, 200_000), Tier.GPU, 4.0)
+    index.store(0, None, tuple(range(100, 200_000)), Tier.GPU, 4.0)
     assert index.overfull() == {0}
     assert index.statistics().memory_bytes <= 1 << 20
 

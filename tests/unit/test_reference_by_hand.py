@@ -4,10 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from kv_runtime.config.rendering import settings_of
 from router.queue.waiting import REFUSAL_REASONS
 from tests.support.paths import ROOT
-from tests.support.reference import COMMANDS, FOLDER
+from tests.support.reference import COMMANDS, FOLDER, settings_of
 
 PACKAGES = ("kv_runtime", "indexer", "router", "worker_agent")
 CODE = re.compile(r"[a-z]+(_[a-z]+)*")

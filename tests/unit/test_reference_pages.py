@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kv_runtime.config.rendering import settings_of
 from tests.support.metric_families import COMMANDS as METRICS
 from tests.support.paths import ROOT
-from tests.support.reference import COMMANDS, FOLDER, PAGES
+from tests.support.reference import COMMANDS, FOLDER, PAGES, settings_of
 
 DOCUMENTS = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
 MAKERS = {"counter", "gauge", "histogram", "summary", "Histogram"}

@@ -5,7 +5,7 @@
       outbox             INTERNAL   until the message was sent for the first time
       publish            PRODUCER   until the log confirmed it, with the attempts that it took
 
-The index adds its own span below `kv_events` (`indexer/service/tracing.py`). The first begins by the engine side's
+The index adds its own span below `kv_events` (`indexer/service/feed.py`). The first begins by the engine side's
 clock; where that is ahead of this process's, or the engine states no time, `consolidate` is empty.
 Source of `messaging.*`: OpenTelemetry semantic conventions, "Messaging spans".
 """

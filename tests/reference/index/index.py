@@ -9,25 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from indexer.index.buffers import (
-    DEPTH_ROWS,
-    checked_buckets,
-    checked_capacity,
-    checked_depths,
-    checked_hash,
-    checked_hashes,
-    checked_limit,
-    checked_now,
-    checked_rank,
-    checked_rows,
-    checked_tier,
-)
 from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, RefusedEvent
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics
 from indexer.index.snapshot import seal, unseal
-from kv_protocol.codec import decode_frame, pack_u64, split_message
+from kv_protocol.codec import decode_message, pack_u64, unpack_u64
 from kv_protocol.digest import TierDigest, is_in_buckets
-from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns
 from tests.reference.index.nodes import ranks_of
@@ -51,26 +37,24 @@ class ReferenceIndex(ReferenceTree):
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
         """Add `rank` without blocks, unless it is known; memory is allocated when it is needed."""
-        checked_capacity(capacity_blocks)
-        if checked_rank(rank) not in self._ranks:
+        del capacity_blocks
+        if rank not in self._ranks:
             self._admit(rank)
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
         """Add these blocks of `rank` on `tier`; a block is parked while its parent is unknown."""
         self._check_known(rank)
-        if parent is not None:
-            checked_hash("parent", parent)
-        self._store(rank, parent, checked_hashes(sequence_hashes), checked_tier(tier), checked_now(now_s))
+        self._store(rank, parent, _numbers(sequence_hashes), tier, now_s)
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
         """Remove these blocks of `rank` on `tier`, in any order."""
         self._check_known(rank)
-        self._remove(rank, checked_hashes(sequence_hashes), checked_tier(tier))
+        self._remove(rank, _numbers(sequence_hashes), tier)
 
     def clear(self, rank: int, tier: Tier | None = None) -> None:
         """Remove all blocks of `rank` on `tier` (None: on all tiers), parked ones too."""
         self._check_known(rank)
-        for on_tier in TIERS if tier is None else (checked_tier(tier),):
+        for on_tier in TIERS if tier is None else (tier,):
             self._clear(rank, on_tier)
         if tier is None:
             self._overfull.discard(rank)
@@ -84,21 +68,18 @@ class ReferenceIndex(ReferenceTree):
     def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
         """Replace the blocks of `rank` by those of `chunks`, parents first; a bad chunk changes nothing."""
         self._check_known(rank)
-        checked_now(now_s)
         rows = [block for columns in chunks for block in columns.blocks()]
         self.clear(rank)
         self._hold_rows(rank, rows, now_s)
 
-    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+    def repair(self, rank: int, buckets: bytes, chunks: Iterable[BlockColumns], now_s: float) -> None:
         """Replace the blocks of `rank` in `buckets` by those of `chunks`; drop its parked blocks."""
         self._check_known(rank)
-        checked_now(now_s)
-        named = checked_buckets(buckets)
-        rows = [block for columns in checked_rows(chunks, named) for block in columns.blocks()]
+        rows = [block for columns in chunks for block in columns.blocks()]
         for tier in TIERS:
             self._parked.forget(rank, tier)
             for sequence_hash in self._ranks[rank].on(tier):
-                if is_in_buckets(sequence_hash, named):
+                if is_in_buckets(sequence_hash, buckets):
                     self._release(rank, sequence_hash, tier)
         self._hold_rows(rank, rows, now_s)
 
@@ -106,21 +87,10 @@ class ReferenceIndex(ReferenceTree):
         attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
         self._refuse(rank, sum(not is_attached for is_attached in attached))
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
-        """Apply the events of a message of canonical batches; return the refused ones, and why."""
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
+        """Apply the events of a message of canonical batches; return for how many blocks there was no memory."""
         self._check_known(rank)
-        checked_now(now_s)
-        refusals: list[RefusedEvent] = []
-        for number, frame in enumerate(split_message(message)):
-            try:
-                refused = self._apply(rank, decode_frame(frame).event, now_s)
-            except MalformedMessage as error:
-                refusals.append(RefusedEvent(number, error.offset, error.reason))
-                continue
-            if refused:
-                reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
-                refusals.append(RefusedEvent(number, frame.offset, reason, refused))
-        return refusals
+        return sum([self._apply(rank, batch.event, now_s) for batch in decode_message(message)])
 
     def _apply(self, rank: int, event: Event, now_s: float) -> int:
         if isinstance(event, Stored):
@@ -141,11 +111,11 @@ class ReferenceIndex(ReferenceTree):
 
     # ------------------------------------------------------------------------------------------------- queries
 
-    def overlaps(self, sequence_hashes: Hashes) -> dict[int, Depths]:
+    def _overlaps(self, hashes: Sequence[int]) -> dict[int, Depths]:
         """Return the depths of every rank that holds at least the first block on some tier."""
         depths: dict[int, list[int]] = {}
         alive = [-1] * len(TIERS)
-        depth, hashes = 0, checked_hashes(sequence_hashes)
+        depth = 0
         for depth, sequence_hash in enumerate(hashes):
             node = self._nodes.get(sequence_hash)
             holders = 0
@@ -165,34 +135,20 @@ class ReferenceIndex(ReferenceTree):
 
     def match(self, sequence_hashes: Hashes, out: Buffer, ranks: bytes | None = None) -> int:
         """Write the depths of every rank to `out`, or of the columns' `ranks`; return the largest depth of any rank."""
-        hashes = checked_hashes(sequence_hashes)
-        if ranks is None:
-            return self._match_into(hashes, checked_depths(out, self._columns_min()))
-        found, of_columns = self.overlaps(hashes), array("I", ranks)
-        rows = [found.get(rank, (0,) * DEPTH_ROWS) for rank in of_columns]
-        told = array("i", [row[tier] for tier in TIERS for row in rows])
-        checked_depths(out, len(rows))[:] = memoryview(told)
-        return max((depths[-1] for depths in found.values()), default=0)
-
-    def _columns_min(self) -> int:
-        return max(self._ranks, default=-1) + 1
-
-    def _match_into(self, hashes: Sequence[int], out: memoryview) -> int:
-        rows = array("i", bytes(out.nbytes))
-        columns, found = len(out) // DEPTH_ROWS, self.overlaps(hashes)
-        for rank, depths in found.items():
-            for tier, depth in zip(TIERS, depths, strict=True):
-                rows[tier * columns + rank] = depth
-        out[:] = memoryview(rows)
+        rows = memoryview(out).cast("B").cast("i")
+        found, columns = self._overlaps(_numbers(sequence_hashes)), len(rows) // len(TIERS)
+        for column, rank in enumerate(range(columns) if ranks is None else array("I", ranks)):
+            for tier, depth in zip(TIERS, found.get(rank, (0, 0, 0, 0)), strict=True):
+                rows[tier * columns + column] = depth
         return max((depths[-1] for depths in found.values()), default=0)
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of the blocks of `rank` on `tier`."""
-        return self._ranks[rank].digests[checked_tier(tier)].of_tier(tier)
+        return self._ranks[rank].digests[tier].of_tier(tier)
 
     def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
         """Return the digest by the top byte of the sequence hashes: 256 numbers (u64), whose sum is the digest."""
-        return self._ranks[rank].digests[checked_tier(tier)].buckets
+        return self._ranks[rank].digests[tier].buckets
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
         """Yield the blocks of `rank`, parents first, in chunks; the index must not change meanwhile."""
@@ -207,15 +163,15 @@ class ReferenceIndex(ReferenceTree):
 
     def restore(self, data: Buffer, now_s: float) -> None:
         """Replace the state by a snapshot's; parked blocks wait from now."""
-        self._become(read_body(unseal(data)), checked_now(now_s))
+        self._become(read_body(unseal(data)), now_s)
 
     def children(self, sequence_hash: int | None) -> list[int]:
         """Return the children of a block (None: blocks without a known parent), ascending; none for an unknown one."""
-        return children_of(self._nodes, None if sequence_hash is None else checked_hash("sequence_hash", sequence_hash))
+        return children_of(self._nodes, sequence_hash)
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
         """Return the holders of a block: rank -> bits of tiers; empty for an unknown one."""
-        node = self._nodes.get(checked_hash("sequence_hash", sequence_hash))
+        node = self._nodes.get(sequence_hash)
         return {} if node is None else node.holder_bits()
 
     def outline(self, requests: Sequence[PassedRequest] = ()) -> ReferenceOutline:
@@ -224,7 +180,7 @@ class ReferenceIndex(ReferenceTree):
 
     def chain(self, sequence_hash: int, limit: int) -> bytes:
         """Return the blocks from this one on up to a fork, at most `limit`, as packed u64s; none for an unknown one."""
-        found = chain_from(self._nodes, checked_hash("sequence_hash", sequence_hash), checked_limit(limit))
+        found = chain_from(self._nodes, sequence_hash, limit)
         return pack_u64(found)
 
     def overfull(self) -> set[int]:
@@ -259,6 +215,10 @@ class ReferenceIndex(ReferenceTree):
     def self_check(self) -> list[str]:
         """Return nothing: what this index keeps twice shows where its answers differ from the native index's."""
         return []
+
+
+def _numbers(hashes: Hashes) -> Sequence[int]:
+    return unpack_u64(hashes) if isinstance(hashes, bytes) else hashes
 
 
 def _settle(depths: dict[int, list[int]], ranks: int, tier: Tier, depth: int) -> None:

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from indexer.follow.question import AnsweredState
 from indexer.follow.rank_state import RankState
-from indexer.service.difference import MirrorState, RankVerdict, compare
+from indexer.service.difference import RankVerdict, compare
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -32,8 +33,8 @@ def index(*rows: HeldBlock, epoch: int = 7, seq: int = 5, stale: str = "") -> Ra
     )
 
 
-def mirror(*rows: HeldBlock, epoch: int = 7, seq: int = 5) -> MirrorState:
-    return MirrorState(epoch, seq, tuple(block_columns(rows, 2)))
+def mirror(*rows: HeldBlock, epoch: int = 7, seq: int = 5) -> AnsweredState:
+    return AnsweredState(epoch, seq, b"", tuple(block_columns(rows, 2)))
 
 
 def message(first_seq: int, *events: Event, epoch: int = 7) -> bytes:
@@ -73,7 +74,7 @@ def test_equal_blocks_at_one_place_are_equal_whatever_their_order() -> None:
     ],
 )
 def test_what_cannot_be_compared_has_a_verdict_of_its_own(
-    known: RankState | None, true: MirrorState | None, verdict: str, reason: str
+    known: RankState | None, true: AnsweredState | None, verdict: str, reason: str
 ) -> None:
     found = compare(A0, known, true)
     assert (found.verdict, found.reason, found.counts) == (verdict, reason, {})

@@ -1,17 +1,14 @@
 """Whole messages and single batches are two ways of saying one thing: the fold that comes of them is the same."""
 
-from collections.abc import Callable
 from random import Random
 
 import msgspec
 import pytest
-from typing_extensions import Buffer
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import AnswerArrived, BatchArrived, BytesRefused, Fact, MessageArrived, Question
 from indexer.follow.messages import BatchSpan, read_message
-from indexer.index.prefix_index import RefusedEvent
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
@@ -42,7 +39,7 @@ class Recording(ReferenceIndex):
         super().__init__()
         self.messages = 0
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
         self.messages += 1
         return super().apply_batch(rank, message, now_s)
 
@@ -95,57 +92,40 @@ def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-class Refusing(ReferenceIndex):
-    """Finds fault with messages that have none."""
-
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
-        return [*super().apply_batch(rank, message, now_s), RefusedEvent(0, 2, "for no reason")]
-
-
 class Unreadable(ReferenceIndex):
     """Cannot cut messages that can be cut."""
 
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
         del rank, message, now_s
         raise MalformedMessage(0, "for no reason")
 
 
-@pytest.mark.parametrize("kind", [Refusing, Unreadable])
-def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[], ReferenceIndex]) -> None:
-    fold = IndexFold(kind())
+def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read() -> None:
+    fold = IndexFold(Unreadable())
     told(fold, arrived(A0, path(1, 0, 1)))
     assert told(fold, arrived(A0, path(2, 1, 2))) == [asks_repair(fold, 1, 1)]
     view = fold.overlap((), [A0])[0]
     assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
-    ((rank, reason),) = fold.take_refusals()
-    assert (rank, "for no reason" in reason, fold.take_refusals()) == (A0, True, [])
     (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
     assert told(fold, AnswerArrived(A0, chunk)) == []
     assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
 
 
 class Short(ReferenceIndex):
-    """Has no memory for a block of any message, and may find another fault, too."""
+    """Has no memory for a block of any message."""
 
-    def __init__(self, *faults: RefusedEvent) -> None:
-        super().__init__()
-        self._faults = faults
-
-    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[RefusedEvent]:
-        short = RefusedEvent(0, 2, "no memory for 1 of 1 blocks", refused_blocks=1)
-        return [*super().apply_batch(rank, message, now_s), short, *self._faults]
+    def apply_batch(self, rank: int, message: bytes, now_s: float) -> int:
+        return super().apply_batch(rank, message, now_s) + 1
 
     def overfull(self) -> set[int]:
         return {0}
 
 
-def test_want_of_memory_is_no_fault_of_a_message_and_hides_none() -> None:
+def test_want_of_memory_is_no_fault_of_a_message() -> None:
     fold = IndexFold(Short())
     told(fold, arrived(A0, path(1, 0, 1)))
-    assert (told(fold, arrived(A0, path(2, 1, 2))), fold.take_refusals(), fold.overfull_ranks()) == ([], [], {A0})
-    fold = IndexFold(Short(RefusedEvent(3, 88, "parent among the blocks")))
-    told(fold, arrived(A0, path(1, 0, 1)), arrived(A0, path(2, 1, 2)))
-    assert fold.take_refusals() == [(A0, "event 3, byte 88: parent among the blocks")]
+    assert (told(fold, arrived(A0, path(2, 1, 2))), fold.overfull_ranks()) == ([], {A0})
+    assert fold.statistics().refused_messages_total == 0
 
 
 # ------------------------------------------------------------------------------------------------- the same fold

@@ -171,12 +171,6 @@ def test_what_may_go_for_room_is_all_but_the_newest_those_of_another_log_first()
     assert (to_give_up(FULL, [name(600)]), to_give_up(FULL, [])) == ([], [])
 
 
-@pytest.mark.parametrize(("period_s", "log_bytes_max"), [(0.0, 1), (-1.0, 1), (float("nan"), 1), (1.0, 0)])
-def test_limits_that_mean_nothing_are_refused(period_s: float, log_bytes_max: int) -> None:
-    with pytest.raises(ValueError, match="are allowed"):
-        KeepingLimits(period_s=period_s, log_bytes_max=log_bytes_max)
-
-
 seqs = st.integers(0, 60)
 
 

@@ -5,7 +5,7 @@ import pytest
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived, BytesRefused
-from indexer.service.moment import Moment
+from indexer.service.history import Moment
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
 from tests.reference.index.index import ReferenceIndex

@@ -4,7 +4,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import (
     TERMS,
@@ -25,6 +24,9 @@ from kv_protocol.journal import (
     RECORD_BYTES_MAX,
     RECORD_PARTS_MAX,
     AttemptEnded,
+    CheckpointBegan,
+    CheckpointEnded,
+    CheckpointPart,
     FleetApplied,
     JournalBegan,
     JournalMessage,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.http import bodies as slow_bodies
+from kv_runtime.http import server as slow_bodies
 from tests.unit.kv_runtime.http_server import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -7,10 +7,13 @@ itself is told in `index_collisions.py`.
 from collections.abc import Callable, Mapping
 from random import Random
 
+import pytest
+
 from indexer.index.outline import PassedRequest
-from indexer.index.prefix_index import PrefixIndex, RefusedEvent
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
 from tests.unit.properties.index_comparison import FORMS, compare_answers, compare_everything, outlined, same
@@ -255,26 +258,23 @@ class Scenario:
         same({name: index.expire(self._now_s) for name, index in self._indexes.items()})
 
     def _message(self) -> None:
-        """Give one implementation a message with events, some invalid, and the others the valid events one by one."""
-        rank, tier, bad = self._rank(), self._tier(), set[int]()
+        """Give one implementation a message, sometimes an invalid one, and the others its events one by one."""
+        rank, tier = self._rank(), self._tier()
         events: list[Event] = []
         events += self._world.cut(self._random, self._family, self._path(), tier)[:6]
         events += removals(self._random, self._some(self._held(rank, tier)), tier)[:4]
         if self._random.random() < 0.2:
             events.append(Cleared(self._tier()))
         self._random.shuffle(events)
-        message = bytearray(encode_message([Batch(1, 1 + at, event) for at, event in enumerate(events)]))
-        expected: list[RefusedEvent] = []
-        for number, frame in enumerate(split_message(bytes(message))):
-            if self._random.random() < 0.15:
-                bad.add(number)
-                message[frame.offset + 2] = 77
-                expected.append(RefusedEvent(number, frame.offset + 2, "tier 77, allowed 0..3"))
-        good = [event for number, event in enumerate(events) if number not in bad]
+        message = encode_message([Batch(1, 1 + at, event) for at, event in enumerate(events)])
         reader, indexes = self._random.choice(list(self._indexes)), self._indexes
-        assert indexes[reader].apply_batch(rank, bytes(message), self._now_s) == expected, reader
+        if self._random.random() < 0.3:
+            offset = self._random.choice(split_message(message)).offset
+            with pytest.raises(MalformedMessage):
+                indexes[reader].apply_batch(rank, message[: offset + 2] + b"M" + message[offset + 3 :], self._now_s)
+        assert indexes[reader].apply_batch(rank, message, self._now_s) == 0, reader
         self._indexes = {name: index for name, index in indexes.items() if name != reader}
-        for event in good:
+        for event in events:
             self._tell(rank, event)
         self._indexes = indexes
 

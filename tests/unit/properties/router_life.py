@@ -14,13 +14,13 @@ import numpy as np
 
 from bench.routing.watched_routing import Told, WatchedRouting, Watcher
 from indexer.embedded import OverlapColumns, RankView
-from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     AttemptEnded,
+    CheckpointBegan,
     FleetApplied,
     JournalBegan,
     JournalRecord,

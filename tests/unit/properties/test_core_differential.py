@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.journal import (
+    CheckpointBegan,
+    CheckpointPart,
     FleetApplied,
     LearntRates,
     LedgerApplied,

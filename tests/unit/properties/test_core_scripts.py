@@ -11,10 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, LoadApplied, TimePassed, WorkerHeard
+from kv_protocol.journal import (
+    CheckpointBegan,
+    FleetApplied,
+    JournalRecord,
+    LedgerApplied,
+    LoadApplied,
+    TimePassed,
+    WorkerHeard,
+)
 from kv_protocol.ledger import (
     Cancelled,
     Expired,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.routing.watched_routing import Told, tell
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointPart
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
@@ -19,6 +18,8 @@ from kv_protocol.journal import (
     MESSAGE_BYTES_MAX,
     RECORD_BYTES_MAX,
     AttemptEnded,
+    CheckpointBegan,
+    CheckpointPart,
     FleetApplied,
     JournalRecord,
     LedgerApplied,

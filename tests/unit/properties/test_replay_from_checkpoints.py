@@ -14,9 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
-from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, RankStanding, Refused
+from kv_protocol.journal import (
+    CheckpointBegan,
+    CheckpointEnded,
+    CheckpointPart,
+    JournalBegan,
+    JournalRecord,
+    Lost,
+    PolicyChanged,
+    RankStanding,
+    Refused,
+)
 from router.decision.state import RouterState
 from router.journal.checkpoint import TABLES, JournalCheckpoint
 from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay

@@ -10,10 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol import subjects
-from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.journal import (
     MESSAGE_BYTES_MAX,
     RECORD_PARTS_MAX,
+    CheckpointBegan,
+    CheckpointEnded,
+    CheckpointPart,
     JournalBegan,
     JournalMessage,
     JournalRecord,
