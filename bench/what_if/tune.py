@@ -27,7 +27,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.process import print_json, print_lines, run_process
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
-from router.doctor.http_client import HttpAsker, Reply
+from router.doctor.pages import HttpAsker, Reply
 from router.shadows.series import SeriesMean
 from router.shadows.tally import ShadowReport, Tally
 

@@ -21,10 +21,9 @@ from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
-from router.doctor.examination import examine, exit_code
+from router.doctor.checks import examine, exit_code
 from router.doctor.facts import Bounds, FleetFacts
-from router.doctor.probes import reads_overlap
-from router.doctor.survey import CannotLook, SurveyScope, look
+from router.doctor.survey import CannotLook, SurveyScope, look, reads_overlap
 
 NOT_LOOKED = 3
 _LISTEN_S = 3.0

@@ -27,9 +27,8 @@ from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
-from router.doctor.http_client import HttpAsker
-from router.doctor.pages import PageUnreadable, decoded
-from router.pools.targets import is_url
+from router.doctor.pages import HttpAsker, PageUnreadable, decoded
+from router.pools.config import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0

@@ -23,11 +23,10 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
 from router.config import RouterSettings
-from router.pools.config import PoolsConfig, read_config
+from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
 from router.pools.process import OpenRouter, PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
-from router.pools.targets import PoolSettings, RouterAddress, is_url
 
 _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
 _MILLISECONDS = click.FloatRange(0, 3.6e6)

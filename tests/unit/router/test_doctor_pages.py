@@ -5,7 +5,7 @@ import pytest
 
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
 from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, unhealthy
-from router.doctor.probes import reads_overlap
+from router.doctor.survey import reads_overlap
 from tests.unit.router.samples import registered
 
 PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load

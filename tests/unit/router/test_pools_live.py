@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.pools.attempts import plan, preference
-from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, PoolStatus, Queue, attained
-from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, select
-from router.pools.state import PoolsLive
+from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, plan, preference, select
+from router.pools.state import (
+    Attained,
+    AttemptFailed,
+    Change,
+    LiveLimits,
+    Looked,
+    PoolsLive,
+    PoolStatus,
+    Queue,
+    attained,
+)
 
 LIMITS = LiveLimits(
     failures_max=2, successes_min=2, queue_requests_max=10, ttft_bound_ms=100.0, window_requests_min=10, hold_s=30.0

@@ -3,8 +3,8 @@
 import pytest
 
 from router.doctor.pages import PageUnreadable, not_ready
-from router.pools.probes import Attained, LiveLimits, Queue
-from router.pools.router_page import Busyness, busyness, not_serving
+from router.pools.state import Attained, LiveLimits, Queue
+from router.pools.watch import Busyness, busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet
 # TYPE kvrouter_queued_requests gauge
