@@ -57,10 +57,8 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import DecisionFilter, outcome_fields, rows
-from router.live.evidence import prediction_routes
-from router.live.passed_requests import USED_MAX, uses, warmth
-from router.live.routes import list_limit, unix_time
+from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
+from router.live.routes import list_limit, prediction_routes, unix_time
 from router.shadows.service import Shadows
 from router.web.page import WebPage
 from router.workers.service import AttachedWorkers

@@ -7,19 +7,50 @@ they show, so each has series of its own by name: a sum over those that show a n
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
 from aiohttp import web
+from pydantic import Field
 
 from kv_runtime.clock import Clock
+from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted, top_rows
-from router.attribution.config import ReportSection
-from router.attribution.contents import SavingsReport, report_of
+from router.attribution.contents import (
+    DIMENSIONS,
+    AttributionLimits,
+    SavingsReport,
+    Sums,
+    not_counted,
+    report_of,
+    top_rows,
+)
 from router.native import built
 
+_LIMITS = AttributionLimits()
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Title = Annotated[str, Field(min_length=1, max_length=64)]
 SHOWN_MAX = 20
 _NS_PER_S = 1e9
+
+
+class ReportSection(Section):
+    """What prompts' reuse saved, by model, tenant, LoRA adapter and prefix family."""
+
+    family_blocks: int = Field(
+        _LIMITS.family_blocks,
+        ge=1,
+        le=1024,
+        description="prompts that begin with the same blocks, so many, are one prefix family; more tells longer system"
+        " prompts apart, and makes more families",
+    )
+    families: dict[Hash, Title] = Field(
+        {}, max_length=1024, description="titles of prefix families, by the hash that the report shows"
+    )
+
+    def limits(self) -> AttributionLimits:
+        """Return the bounds of the sums."""
+        return AttributionLimits(family_blocks=self.family_blocks)
 
 
 class Savings:

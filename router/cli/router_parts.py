@@ -25,7 +25,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
-from router.attribution.attribution import Sums
+from router.attribution.contents import Sums
 from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
@@ -46,8 +46,7 @@ from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.decision_rows import TailOfDecisions
-from router.live.evidence import event_log_routes
-from router.live.routes import LiveRoutes
+from router.live.routes import LiveRoutes, event_log_routes
 from router.live.service import Live
 from router.live.trends import Gauges, Trends
 from router.metrics.prompts import prompt_families

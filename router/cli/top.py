@@ -16,7 +16,7 @@ from kv_runtime.process import Stopped, print_lines, run_to_end
 from router.cli.options import plane_of
 from router.config import RouterSettings
 from router.doctor.pages import HttpAsker
-from router.processes.merged_metrics import parsed
+from router.processes.metrics import parsed
 from router.top.pages import DECISIONS, Labels, Metrics, Snapshot, decisions_of, workers_of
 from router.top.screens import screen
 

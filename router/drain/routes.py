@@ -31,8 +31,7 @@ from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
-from router.drain.handover import Handover, promised_requests
-from router.drain.progress import HandoverStatus
+from router.drain.handover import Handover, HandoverStatus, promised_requests
 
 TOKENS_MAX = 1 << 30
 SECONDS_MAX = 3600.0

@@ -18,7 +18,7 @@ import structlog
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
-from router.config.picker import PickerSection
+from router.config import PickerSection
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import Addresses, alternatives, endpoint_of
 from router.endpoint_picker.messages import AnswerCame, FromGateway, Immediate, Lines, ToGateway

@@ -17,7 +17,7 @@ from aiohttp import web
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import json_response
 from kv_runtime.supervise import until
-from router.attribution.attribution import Sums
+from router.attribution.contents import Sums
 
 STEP_S, STEPS = 5, 180
 _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")

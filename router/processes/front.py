@@ -15,7 +15,7 @@
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
 | GET /ready | whether any process is ready |
-| GET /metrics | all families of all processes (`merged_metrics.py`) |
+| GET /metrics | all families of all processes (`metrics.py`) |
 | all others | of the first process that serves: each knows the fleet, the index and, by the ledger, all requests |
 """
 
@@ -38,15 +38,13 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import control_app
-from router.attribution.attribution import ROWS_MAX
-from router.attribution.contents import SavingsReport
+from router.attribution.contents import ROWS_MAX, SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.drain.routes import WAIT_S_MAX
 from router.live.routes import list_limit
 from router.live.trends import TrendsPage, merged_trends
 from router.processes.links import Answer, Links
-from router.processes.merged_metrics import merged, parsed
-from router.processes.metrics import ProcessState, process_families
+from router.processes.metrics import ProcessState, merged, parsed, process_families
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]

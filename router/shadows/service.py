@@ -3,37 +3,45 @@
     every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
                             is evaluated by all shadows while the budget allows it; others are skipped and counted
                             After `SLICE_S` the event loop has its turn
-    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
+    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others, until the end
     DELETE /v1/shadows      the configured ones
+
+Each request adds `budget_s` to an allowance, and each evaluation is subtracted from it. An evaluation may begin while
+the allowance is above 0, so that all time spent is at most `requests * budget_s` and one evaluation. What is not used
+is kept for `KEPT_REQUESTS` requests at most.
 
 Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
 over HTTP are no state that survives a restart; the configuration is.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import thread_time
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
-from router.decision.policy_swap import field_of, fields_of, refused
+from router.decision.policies import Mode
+from router.decision.policy import Policy
+from router.decision.policy_swap import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
-from router.shadows.config import ShadowSection
-from router.shadows.tally import BothChoices, ShadowReport, Tally, merged
+from router.shadows.tally import SHADOW_NAME, BothChoices, ShadowReport, Tally, merged
 
+SHADOWS_MAX = 8
+BUDGET_US = 50.0
+KEPT_REQUESTS = 256
 WAITING_MAX = 512
 """Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
@@ -42,6 +50,84 @@ SLICE_S = 0.0005
 _BODY_BYTES_MAX = 1 << 16
 
 _log = structlog.get_logger("router")
+
+
+class ShadowPolicySection(Section):
+    """One shadow: its name, and the fields in which its policy differs from the policy in force."""
+
+    name: str = Field(pattern=SHADOW_NAME, description="its name in metrics; each name once")
+    policy: dict[str, Any] = Field(
+        min_length=1, description="fields of the section policy that differ from the policy in force"
+    )
+
+
+class ShadowSection(Section):
+    """Policies that decide beside the one in force, without effect ([WHAT_IF](../WHAT_IF.md))."""
+
+    policies: tuple[ShadowPolicySection, ...] = Field(
+        (),
+        max_length=SHADOWS_MAX,
+        description="shadows, in this order; more take more of budget_us",
+    )
+    budget_us: float = Field(
+        BUDGET_US,
+        gt=0,
+        le=10_000,
+        description="CPU time that all shadows may take, in microseconds a request on average; beyond it decisions are"
+        " skipped, and counted",
+    )
+
+    @field_validator("policies")
+    @classmethod
+    def _have_names_of_their_own(cls, policies: tuple[ShadowPolicySection, ...]) -> tuple[ShadowPolicySection, ...]:
+        names = [each.name for each in policies]
+        if len(set(names)) < len(names):
+            raise ValueError(f"found names {', '.join(names)}, allowed each name once")
+        return policies
+
+    def replaced(self, given: Mapping[str, Any]) -> "ShadowSection":
+        """Return the section with these fields; a budget that is not given stays. Raises pydantic's ValidationError."""
+        return ShadowSection(**{"budget_us": self.budget_us, **given})
+
+    def resolved(self, live: Policy, modes: Mapping[str, Mode]) -> dict[str, Policy]:
+        """Return the policies by name: the live one with each shadow's fields.
+
+        Raises:
+            ConfigurationError: a field is none of a policy, or has a value that is not allowed.
+        """
+        found, problems = dict[str, Policy](), list[str]()
+        for each in self.policies:
+            try:
+                found[each.name] = swapped(live, each.policy, modes, replace_all=False)
+            except ConfigurationError as error:
+                problems += [f"shadow.policies: {each.name}: {problem}" for problem in error.problems]
+        if problems:
+            raise ConfigurationError(problems)
+        return found
+
+
+class Budget:
+    """The allowance of one router's shadows."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self.requests = 0
+        self.spent_s = 0.0
+        self._allowance_s = 0.0
+
+    def request(self, count: int = 1) -> None:
+        """So many requests were decided."""
+        self.requests += count
+        self._allowance_s = min(self._allowance_s + count * self.budget_s, KEPT_REQUESTS * self.budget_s)
+
+    def allows(self) -> bool:
+        """Return whether the shadows may evaluate a decision now."""
+        return self._allowance_s > 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Evaluations took so long."""
+        self.spent_s += seconds
+        self._allowance_s -= seconds
 
 
 class Shadows:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.attribution.attribution import TopRows, top_rows
+from router.attribution.contents import TopRows, top_rows
 from router.decision.policy import Policy
 from router.native import built
 from tests.support.decide import decide

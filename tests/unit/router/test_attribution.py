@@ -11,12 +11,9 @@ from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeName, RatesRestored, WorkerHeard
-from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted
-from router.attribution.config import ReportSection
-from router.attribution.contents import Figures, merged, report_of
-from router.attribution.page import report_page
-from router.attribution.service import SHOWN_MAX, Savings, savings_families
-from router.attribution.text import report_text, table
+from router.attribution.contents import DIMENSIONS, AttributionLimits, Figures, Sums, merged, not_counted, report_of
+from router.attribution.service import SHOWN_MAX, ReportSection, Savings, savings_families
+from router.attribution.text import report_page, report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built

@@ -29,10 +29,8 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
-from router.planner.config import PlannerSection
-from router.planner.service import Planner
-from router.shadows.config import ShadowSection
-from router.shadows.service import Shadows
+from router.planner.service import Planner, PlannerSection
+from router.shadows.service import Shadows, ShadowSection
 from tests.reference.index.index import ReferenceIndex
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane

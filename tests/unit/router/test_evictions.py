@@ -10,8 +10,8 @@ from kv_protocol import subjects
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import OutcomeKnown
-from router.attribution.attribution import AttributionLimits
-from router.attribution.evictions import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
+from router.attribution.contents import AttributionLimits
+from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
 from router.decision.policy import Policy
 from router.native import built
 from tests.support.decide import decide

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from router.live.ring import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
+from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
 
 BEGAN_S = 1_000_000.0
 

@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.processes.merged_metrics import LEAST, SUMMED, merged, parsed
+from router.processes.metrics import LEAST, SUMMED, merged, parsed
 from tests.support.metric_families import COMMANDS
 
 KNOWN_TO_ALL = (

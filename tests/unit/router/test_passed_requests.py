@@ -7,7 +7,7 @@ from typing import Any
 from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
 from router.decision.kept_prompts import KeptPrompts
-from router.live.passed_requests import EXCERPT_TOKENS, uses
+from router.live.decision_rows import EXCERPT_TOKENS, uses
 from tests.unit.router.samples import route
 
 

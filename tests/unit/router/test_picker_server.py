@@ -13,7 +13,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
-from router.config.picker import PickerSection
+from router.config import PickerSection
 from router.endpoint_picker.messages import Immediate
 from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker

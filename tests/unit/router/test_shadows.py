@@ -24,12 +24,9 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.shadows.budget import KEPT_REQUESTS, Budget
 from router.shadows.comparison import NoChoice, compared
-from router.shadows.config import ShadowSection
-from router.shadows.series import BATCHES, Series, SeriesMean, pooled
-from router.shadows.service import WAITING_MAX, Shadows, pooled_page
-from router.shadows.tally import ShadowReport, Tally
+from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
+from router.shadows.tally import BATCHES, Series, SeriesMean, ShadowReport, Tally, pooled
 from tests.support.replayed import replay
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench

@@ -1,6 +1,6 @@
 """The last 15 minutes: what was added in each step, no more steps than are kept, and the rows of several processes."""
 
-from router.attribution.attribution import Sums
+from router.attribution.contents import Sums
 from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
 from tests.support.manual_clock import ManualClock
 
