@@ -14,9 +14,8 @@ from structlog.testing import capture_logs
 
 from kv_runtime.http.acceptor import PortUsed
 from router.config import PickerSection
-from router.endpoint_picker.messages import Immediate
-from router.endpoint_picker.schema import HEALTH, MESSAGES, PROCESSOR
 from router.endpoint_picker.service import EndpointPicker
+from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.request.endpoints import endpoints
@@ -309,6 +308,6 @@ async def test_the_read_that_came_too_late_is_not_cancelled(plane: Plane) -> Non
     picker = picker_of(plane, body_total_s=0.05)
     gateway = SilentGateway(asked(PROMPT)[0].SerializeToString())
     await picker._process(None, gateway)  # noqa: SLF001 - grpcio would call it
-    assert isinstance(gateway.written[-1], Immediate)
+    assert gateway.written[-1].HasField("immediate_response")
     assert not any(each.cancelled() for each in gateway.reads)
     gateway.reads[1].cancel()
