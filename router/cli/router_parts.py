@@ -40,7 +40,6 @@ from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.feeds.event_origins import EventOrigins
 from router.feeds.feeds import RouterFeeds
 from router.feeds.rates_store import RatesStore
-from router.feeds.trust_watch import TrustWatch
 from router.feeds.watch import FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
@@ -359,7 +358,6 @@ class RouterParts:
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
-            Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),

@@ -9,13 +9,13 @@ from structlog.testing import capture_logs
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.journal import FleetApplied, JournalRecord, TrustMoved
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
-from router.feeds.trust_watch import LOOK_S, TrustWatch
+from router.feeds.watch import LOOK_S, FleetWatch
 from router.fleet.calibration import ENOUGH
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
 
-def looks(bench: Bench, watch: TrustWatch, stales: Iterable[str]) -> list[Any]:
+def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
     """Look once at each of these, and return what was told: level, rank, state, reason, former state."""
     with capture_logs() as logs:
         for stale in stales:
@@ -26,9 +26,9 @@ def looks(bench: Bench, watch: TrustWatch, stales: Iterable[str]) -> list[Any]:
     return [tuple(entry[name] for name in names) for entry in logs]
 
 
-def watched(*workers: Any) -> tuple[Bench, TrustWatch]:
+def watched(*workers: Any) -> tuple[Bench, FleetWatch]:
     bench = Bench(*workers)
-    return bench, TrustWatch(bench.routing, bench.clock)
+    return bench, FleetWatch(bench.routing, bench.clock)
 
 
 def test_a_rank_that_is_trusted_from_its_beginning_is_no_news() -> None:
@@ -81,7 +81,7 @@ async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
             while not logs:
                 await bench.clock.advance(LOOK_S)
             stop.set()
-    assert [entry["reason"] for entry in logs] == ["source"]
+    assert [entry["reason"] for entry in logs if entry["event"] == "rank_trust_changed"] == ["source"]
 
 
 def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_share_one() -> None:
@@ -115,7 +115,7 @@ def reports_nothing(bench: Bench, requests: int) -> None:
 def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
     journal = Journal()
     bench = Bench(recorder=journal)
-    looks(bench, TrustWatch(bench.routing, bench.clock), ["", "log_away", "log_away", "", ""])
+    looks(bench, FleetWatch(bench.routing, bench.clock), ["", "log_away", "log_away", "", ""])
     assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in journal.moved] == [
         ("EXACT", "", "DEGRADED", "event log away", 0),
         ("DEGRADED", "event log away", "EXACT", "", 0),
@@ -125,7 +125,7 @@ def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
 def test_a_change_by_what_requests_show_has_the_evidence() -> None:
     journal = Journal()
     bench = Bench(holds=2, recorder=journal)
-    watch = TrustWatch(bench.routing, bench.clock)
+    watch = FleetWatch(bench.routing, bench.clock)
     reports_nothing(bench, ENOUGH)
     with capture_logs():
         watch.look()
