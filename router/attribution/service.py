@@ -19,11 +19,12 @@ from kv_runtime.telemetry import Family, Sample, counter
 from router.attribution.contents import (
     DIMENSIONS,
     AttributionLimits,
+    Figures,
     SavingsReport,
-    Sums,
     not_counted,
     report_of,
     top_rows,
+    total,
 )
 from router.native import built
 
@@ -96,9 +97,9 @@ def iso(wall_ns: int) -> str:
 
 def savings_families(found: built.Attribution, process: str = "") -> Iterator[Family]:
     """Yield the sums by name and process; `by="all"` is the total, which has no process."""
-    named = [(("all", "", ""), Sums(*found.total()))]
+    named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), total(found))]
     for dimension in DIMENSIONS:
-        named += [((dimension, row.name, process), row.sums) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
+        named += [((dimension, row.name, process), row) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
 
     def samples(field: str) -> list[Sample]:
         return [(at, float(getattr(sums, field))) for at, sums in named]
@@ -148,7 +149,7 @@ def savings_families(found: built.Attribution, process: str = "") -> Iterator[Fa
 
 
 def _in_two(
-    named: Sequence[tuple[tuple[str, ...], Sums]], whole: str, part: str, values: tuple[str, str]
+    named: Sequence[tuple[tuple[str, ...], Figures]], whole: str, part: str, values: tuple[str, str]
 ) -> list[Sample]:
     """Return two samples a name: the part of the whole, and the rest of it."""
     found = list[Sample]()

@@ -25,7 +25,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
-from router.attribution.contents import Sums
+from router.attribution.contents import total
 from router.attribution.service import Savings
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
@@ -156,9 +156,8 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.reader.bodies
-        saved = self._savings.attribution.total
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
-        self._trends = Trends(self._clock, arrived, lambda: Sums(*saved()), self._gauges, bounds_s)
+        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), self._gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         self.data = self._data_plane(replies)
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None

@@ -11,7 +11,7 @@ from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeName, RatesRestored, WorkerHeard
-from router.attribution.contents import DIMENSIONS, AttributionLimits, Figures, Sums, merged, not_counted, report_of
+from router.attribution.contents import DIMENSIONS, AttributionLimits, Figures, merged, not_counted, report_of, total
 from router.attribution.service import SHOWN_MAX, ReportSection, Savings, savings_families
 from router.attribution.text import report_page, report_text, table
 from router.decision.policy import Policy
@@ -175,7 +175,7 @@ def test_decisions_without_an_outcome_are_bounded_and_the_oldest_are_dropped() -
     assert (counted["pending"], counted["dropped"]) == (3, 2)
     found.ended("d1", is_ok=True, cached_tokens=None)
     found.ended("d2", is_ok=True, cached_tokens=None)
-    assert Sums(*found.total()).requests == 1
+    assert total(found).requests == 1
 
 
 def test_every_dimension_adds_up_to_the_total() -> None:

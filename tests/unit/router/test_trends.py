@@ -1,10 +1,8 @@
 """The last 15 minutes: what was added in each step, no more steps than are kept, and the rows of several processes."""
 
-from router.attribution.contents import Sums
+from router.attribution.contents import Figures
 from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
 from tests.support.manual_clock import ManualClock
-
-NOTHING = Sums(*[0] * len(Sums._fields))
 
 
 class Router:
@@ -12,7 +10,7 @@ class Router:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.arrived, self.saved, self.gauges = (0, [0, 0]), NOTHING, Gauges(0, None)
+        self.arrived, self.saved, self.gauges = (0, [0, 0]), Figures(), Gauges(0, None)
         self.trends = Trends(self.clock, lambda: self.arrived, lambda: self.saved, lambda: self.gauges, (1.0,))
 
     async def step(self) -> None:
@@ -23,7 +21,7 @@ class Router:
 
 async def test_a_row_has_what_was_added_in_its_step() -> None:
     router = Router()
-    router.arrived, router.saved = (3, [2, 1]), NOTHING._replace(prompt_tokens=100, reused_tokens=60, saved_s=0.5)
+    router.arrived, router.saved = (3, [2, 1]), Figures(prompt_tokens=100, reused_tokens=60, saved_s=0.5)
     await router.step()
     router.arrived, router.gauges = (4, [2, 2]), Gauges(7, 0.25)
     await router.step()
