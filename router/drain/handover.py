@@ -74,21 +74,21 @@ class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
+class HandoverStatus(msgspec.Struct, kw_only=True):
     """The status of a hand-over. `prompts`: prompts in the last pass; `reason`: why nothing is handed over."""
 
-    state: State
-    reason: str
-    prompts: int
-    listed: int
-    warmed: int
-    failed: int
-    skipped: int
+    state: State = "looking"
+    reason: str = ""
+    prompts: int = 0
+    listed: int = 0
+    warmed: int = 0
+    failed: int = 0
+    skipped: int = 0
     budget_tokens: int
-    spent_tokens: int
+    spent_tokens: int = 0
     within_s: float
-    seconds: float
-    prefixes: tuple[PrefixStatus, ...]
+    seconds: float = 0.0
+    prefixes: list[PrefixStatus] = []
     """The first `SHOWN_MAX`."""
 
 
@@ -96,20 +96,14 @@ class HandoverRun:
     """One worker's running hand-over; `Handover` writes it."""
 
     def __init__(self, registration: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
-        self.registration, self.budget_tokens = registration, budget_tokens
-        self.within_s, self.began_s = within_s, now_s
-        self.state: State = "looking"
-        self.reason = ""
-        self.prompts = self.listed = self.spent_tokens = 0
-        self.counts: Counter[WarmingOutcome] = Counter()
-        self.shown: list[PrefixStatus] = []
+        self.registration, self.began_s = registration, now_s
+        self.status = HandoverStatus(budget_tokens=budget_tokens, within_s=within_s)
         self.warmed: set[int] = set()
         """The hashes of the last blocks of prefixes that were warmed."""
-        self.ended_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
         """Return the remaining time."""
-        return self.began_s + self.within_s - now_s
+        return self.began_s + self.status.within_s - now_s
 
     def warmed_blocks(self, chain: bytes) -> int:
         """Return how many leading blocks of a chain were warmed: their events may not have come yet."""
@@ -118,26 +112,16 @@ class HandoverRun:
 
     def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
         """Set the outcome of the prefix at an index of the list."""
-        self.counts[outcome] += 1
+        setattr(self.status, outcome, getattr(self.status, outcome) + 1)
         if at < SHOWN_MAX:
-            self.shown[at] = msgspec.structs.replace(self.shown[at], outcome=outcome, worker=worker, reason=reason)
+            shown = self.status.prefixes
+            shown[at] = msgspec.structs.replace(shown[at], outcome=outcome, worker=worker, reason=reason)
 
     def status_at(self, now_s: float) -> HandoverStatus:
         """Return the present status."""
-        return HandoverStatus(
-            state=self.state,
-            reason=self.reason,
-            prompts=self.prompts,
-            listed=self.listed,
-            warmed=self.counts["warmed"],
-            failed=self.counts["failed"],
-            skipped=self.counts["skipped"],
-            budget_tokens=self.budget_tokens,
-            spent_tokens=self.spent_tokens,
-            within_s=self.within_s,
-            seconds=(now_s if self.ended_s is None else self.ended_s) - self.began_s,
-            prefixes=tuple(self.shown),
-        )
+        if self.status.state != "over":
+            self.status.seconds = now_s - self.began_s
+        return msgspec.structs.replace(self.status, prefixes=[*self.status.prefixes])
 
 
 class Handover:
@@ -192,7 +176,7 @@ class Handover:
         """End the hand-over of a worker now, if there is one; `reason` is shown."""
         for run, task in self._running.items():
             if run.registration.worker_id == worker_id:
-                run.reason = reason
+                run.status.reason = reason
                 task.cancel()
 
     def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:
@@ -206,20 +190,20 @@ class Handover:
 
     async def _hand_over(self, run: HandoverRun) -> None:
         try:
-            run.reason = self._why_not(run)
-            if not run.reason:
+            run.status.reason = self._why_not(run)
+            if not run.status.reason:
                 is_at_work = self._is_at_work(run)
                 await self._warm(run)
                 if is_at_work and await self._ran_dry(run):
                     await self._warm(run)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, requests are served on
             _log.exception("handover_failed", worker=run.registration.worker_id)
-            run.reason = f"our fault: {type(error).__name__}; see the log"
+            run.status.reason = f"our fault: {type(error).__name__}; see the log"
         finally:
-            run.state, run.ended_s = "over", self._clock.now()
-            self._seconds += run.ended_s - run.began_s
+            status = run.status_at(self._clock.now())
+            run.status.state = "over"
+            self._seconds += status.seconds
             self._running.pop(run, None)
-            status = run.status_at(run.ended_s)
             figures = {
                 name: getattr(status, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")
             }
@@ -237,7 +221,7 @@ class Handover:
 
     async def _ran_dry(self, run: HandoverRun) -> bool:
         """Return whether the worker's requests ended in time."""
-        run.state = "waiting"
+        run.status.state = "waiting"
         while self._is_at_work(run):
             if run.left_s(self._clock.now()) <= 0:
                 return False
@@ -245,9 +229,9 @@ class Handover:
         return True
 
     async def _warm(self, run: HandoverRun) -> None:
-        run.state = "looking"
+        run.status.state = "looking"
         waiting = await self._listed(run)
-        run.state = "warming"
+        run.status.state = "warming"
         async with TaskSet(self._warmers) as warmers:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
@@ -265,13 +249,15 @@ class Handover:
             if verdict is not None:
                 recents.append(recent)
                 holdings.append(_holding(recent, verdict, run))
-        budget_tokens = run.budget_tokens - run.spent_tokens
+        budget_tokens = run.status.budget_tokens - run.status.spent_tokens
         found = hot_prefixes(
             holdings, self._clock.now(), block_size=run.registration.block_size, budget_tokens=budget_tokens
         )
-        run.prompts = len(holdings)
-        run.listed += len(found)
-        run.shown += [_shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.shown)]]
+        run.status.prompts = len(holdings)
+        run.status.listed += len(found)
+        run.status.prefixes += [
+            _shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.status.prefixes)]
+        ]
         return deque((each, recents[each.prompt]) for each in found)
 
     def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
@@ -291,7 +277,7 @@ class Handover:
 
     async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
         while waiting:
-            at = run.listed - len(waiting)
+            at = run.status.listed - len(waiting)
             prefix, recent = waiting.popleft()
             outcome, worker, reason = await self._warmed(run, prefix, recent)
             run.settle(at, outcome, worker, reason)
@@ -313,9 +299,13 @@ class Handover:
         tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
-        if run.spent_tokens + tokens > run.budget_tokens:
-            return "skipped", worker, f"{tokens} tokens, of which {run.budget_tokens - run.spent_tokens} are left"
-        run.spent_tokens += tokens
+        if run.status.spent_tokens + tokens > run.status.budget_tokens:
+            return (
+                "skipped",
+                worker,
+                f"{tokens} tokens, of which {run.status.budget_tokens - run.status.spent_tokens} are left",
+            )
+        run.status.spent_tokens += tokens
         self._spent_tokens += tokens
         fault = await self._warming.compute(wish, verdict, left_s)
         if fault:
