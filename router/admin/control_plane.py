@@ -21,8 +21,8 @@ GET    /ui/                       the web page (`router/web/page.py`), and its f
 """
 
 import asyncio
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
-from router.live.routes import list_limit, prediction_routes, unix_time
+from router.live.routes import list_limit, prediction_routes, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web.page import WebPage
 from router.workers.service import AttachedWorkers
@@ -162,7 +162,7 @@ class ControlPlane:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         routing, query = self._routing, request.query
-        limit, at_s = list_limit(query), unix_time("at", query.get("at"))
+        limit, at_s = list_limit(query), unix_time(query)
         behind_wall_s = routing.clock.wall_ns() / 1e9 - routing.clock.now()
         wanted = DecisionFilter(
             query.get("worker", ""),
@@ -305,9 +305,7 @@ class ControlPlane:
             if not _DECIMAL.fullmatch(value):
                 raise BadParameter(field, value, "a decimal number")
             numbers[field] = int(value)
-        timeout_s = _seconds(request.query.get("timeout_s", "5"))
-        if timeout_s is None:
-            raise BadParameter("timeout_s", request.query["timeout_s"], "seconds")
+        timeout_s = seconds_of("timeout_s", request.query.get("timeout_s", "5"), "seconds", least=-sys.float_info.max)
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
@@ -369,14 +367,6 @@ def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Applicatio
     app = web.Application(middlewares=[openai_errors, guard], client_max_size=_BODY_BYTES_MAX)
     app.add_routes([*routes, *page.routes()])
     return app
-
-
-def _seconds(value: str) -> float | None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) else None
 
 
 def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, object]:

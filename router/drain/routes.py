@@ -14,7 +14,6 @@ No router sends it new requests; the router that was asked hands over the prompt
 | left | not registered any more; the status of its hand-over is kept |
 """
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -32,6 +31,7 @@ from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
 from router.drain.handover import Handover, HandoverStatus, promised_requests
+from router.live.routes import seconds_of
 
 TOKENS_MAX = 1 << 30
 SECONDS_MAX = 3600.0
@@ -111,11 +111,8 @@ class DrainRoutes:
         return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
     async def _show(self, request: web.Request) -> web.Response:
-        worker_id, wait = request.match_info["id"], request.query.get("wait", "0")
-        wait_s = _seconds(wait, WAIT_S_MAX)
-        if wait_s is None:
-            message = f"wait: found {as_json(wait)}, allowed 0..{WAIT_S_MAX:g} seconds"
-            return error_response(400, message, "invalid_request_error", param="wait")
+        worker_id, allowed = request.match_info["id"], f"0..{WAIT_S_MAX:g} seconds"
+        wait_s = seconds_of("wait", request.query.get("wait", "0"), allowed, most=WAIT_S_MAX)
         clock = self._routing.clock
         end_s = clock.now() + wait_s
         while (status := self._status(worker_id)) is not None and status.state == "draining" and clock.now() < end_s:
@@ -167,11 +164,3 @@ def unknown_worker(worker_id: str) -> web.Response:
     """Return the error response for a worker that is not registered."""
     message = f"id: found {as_json(worker_id)}, allowed a registered worker"
     return error_response(404, message, "invalid_request_error", param="id")
-
-
-def _seconds(value: str, most: float) -> float | None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) and 0 <= seconds <= most else None

@@ -10,6 +10,7 @@ GET /v1/event-log           connection, every rank's stream and recoveries, snap
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -51,7 +52,7 @@ class LiveRoutes:
         ]
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        at_s = unix_time("at", request.query.get("at"))
+        at_s = unix_time(request.query)
         if at_s is None:
             return json_response({"source": "now", **await self._live.fleet()})
         data = self._live.fleet_at(at_s)
@@ -110,16 +111,20 @@ def list_limit(query: Mapping[str, str]) -> int:
     return int(text)
 
 
-def unix_time(field: str, text: str | None) -> float | None:
-    """Return the parameter as a Unix time, None if it is not given; raise `BadParameter` for anything else."""
-    if text is None:
-        return None
+def unix_time(query: Mapping[str, str]) -> float | None:
+    """Return the parameter `at` as a Unix time, None if it is not given; raise `BadParameter` for anything else."""
+    text = query.get("at")
+    return None if text is None else seconds_of("at", text, "a Unix time in seconds, as now_s of /v1/history")
+
+
+def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most: float = sys.float_info.max) -> float:
+    """Return a parameter that is a number of seconds; raise `BadParameter` for anything else."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise BadParameter(field, text, "a Unix time in seconds, as now_s of /v1/history")
+    if not least <= seconds <= most:
+        raise BadParameter(field, text, allowed)
     return seconds
 
 
