@@ -15,7 +15,7 @@ over HTTP are no state that survives a restart; the configuration is.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import thread_time
 from typing import Any
 
@@ -37,7 +37,7 @@ from router.decision.policy_swap import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.shadows.comparison import Comparison, NoChoice, compared
-from router.shadows.tally import SHADOW_NAME, BothChoices, ShadowReport, Tally, merged
+from router.shadows.tally import SHADOW_NAME, Pairs, ShadowReport, Tally, merged
 
 SHADOWS_MAX = 8
 BUDGET_US = 50.0
@@ -341,24 +341,24 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
     yield counter(
         "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
     )
-    for name, meaning, by_choice in (
-        (
-            "shadow_predicted_ttft_seconds",
-            "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
-            [((each.name,), each.ttft_s) for each in tallies],
-        ),
-        (
-            "shadow_cached_blocks",
-            "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision",
-            [((each.name,), each.cached_blocks) for each in tallies],
-        ),
-    ):
-        yield summary(name, meaning, ("shadow", "choice"), _means(by_choice))
-    labels = ("shadow", "cost", "choice")
-    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in ms"
-    yield summary("shadow_cost_seconds", meaning, labels, _costs(tallies, "ms", 1e-3))
-    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in blocks"
-    yield summary("shadow_cost_blocks", meaning, labels, _costs(tallies, "blocks", 1.0))
+    choices, meaning = (
+        ("shadow", "choice"),
+        "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
+    )
+    ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
+    yield summary("shadow_predicted_ttft_seconds", meaning, choices, ttfts)
+    meaning = "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision"
+    cached = _means(((each.name,), each.cached_blocks) for each in tallies)
+    yield summary("shadow_cached_blocks", meaning, choices, cached)
+    for name, unit, factor in (("seconds", "ms", 1e-3), ("blocks", "blocks", 1.0)):
+        costs = (
+            ((each.name, label), of_unit[unit])
+            for each in tallies
+            for label, of_unit in (("live", each.live_costs), ("own", each.own_costs))
+            if unit in of_unit
+        )
+        meaning = f"Cost of each choice, under the live policy's cost and the shadow's own, of costs in {unit}"
+        yield summary(f"shadow_cost_{name}", meaning, ("shadow", "cost", "choice"), _means(costs, factor))
     yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
     yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
     meaning = "Time that all shadows may take for a request, on average"
@@ -366,22 +366,10 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
 
 
 def _means(
-    found: Sequence[tuple[tuple[str, ...], BothChoices]], factor: float = 1.0
-) -> list[tuple[tuple[str, ...], Mean]]:
-    means = list[tuple[tuple[str, ...], Mean]]()
-    for labels, both in found:
-        for choice, seen in (("live", both.live), ("shadow", both.shadow)):
+    found: Iterable[tuple[tuple[str, ...], Pairs]], factor: float = 1.0
+) -> Iterator[tuple[tuple[str, ...], Mean]]:
+    for labels, pairs in found:
+        for choice, total in (("live", pairs.live), ("shadow", pairs.shadow)):
             mean = Mean()
-            mean.count, mean.total = seen.count, factor * seen.total
-            means.append(((*labels, choice), mean))
-    return means
-
-
-def _costs(tallies: list[Tally], unit: str, factor: float) -> list[tuple[tuple[str, ...], Mean]]:
-    found = [
-        ((each.name, label), costs.means[unit])
-        for each in tallies
-        for label, costs in (("live", each.live_costs), ("own", each.own_costs))
-        if unit in costs.means
-    ]
-    return _means(found, factor)
+            mean.count, mean.total = pairs.gain.count, factor * total
+            yield (*labels, choice), mean

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from router.shadows.comparison import Comparison, CostPair, Pair
+from router.shadows.comparison import Comparison, Pair
 
 BATCHES = 32
 T_95 = 2.04
@@ -115,46 +115,22 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.differ / max(1, self.decisions)
 
 
-class Mean:
-    """How many values there were, and their sum; both only grow, as no value is below 0."""
+class Pairs:
+    """Values at the live choices and at the shadow's: both sums, which only grow, and the series of gains."""
 
     def __init__(self) -> None:
-        self.count, self.total = 0, 0.0
+        self.live = self.shadow = 0.0
+        self.gain = Series()
 
-    def observe(self, value: float) -> None:
-        """Add a value."""
-        self.count += 1
-        self.total += value
-
-
-class BothChoices:
-    """The mean of a value at the live choices, and at the shadow's."""
-
-    def __init__(self) -> None:
-        self.live, self.shadow = Mean(), Mean()
-
-    def add(self, pair: Pair) -> None:
-        """Add a value of each."""
-        self.live.observe(pair[0])
-        self.shadow.observe(pair[1])
+    def add(self, pair: Pair, sign: int = 1) -> None:
+        """Add a value of each; `sign` is -1 where more is better."""
+        self.live += pair[0]
+        self.shadow += pair[1]
+        self.gain.add(sign * (pair[0] - pair[1]))
 
 
-class Costs:
-    """Costs under one policy, by their unit."""
-
-    def __init__(self) -> None:
-        self.means: dict[str, BothChoices] = {}
-        self.gains: dict[str, Series] = {}
-
-    def add(self, pair: CostPair | None) -> None:
-        """Add the costs of both choices."""
-        if pair is not None:
-            self.means.setdefault(pair.unit, BothChoices()).add(pair.costs)
-            self.gains.setdefault(pair.unit, Series()).add(pair.costs[0] - pair.costs[1])
-
-    def mean_gains(self) -> dict[str, SeriesMean]:
-        """Return the mean gain of each unit."""
-        return {unit: series.mean() for unit, series in self.gains.items()}
+def _means(costs: dict[str, Pairs]) -> dict[str, SeriesMean]:
+    return {unit: pairs.gain.mean() for unit, pairs in costs.items()}
 
 
 class Tally:
@@ -164,9 +140,9 @@ class Tally:
         self.name, self._fields = name, fields
         self.agree = self.differ = 0
         self.skipped = Counter(dict.fromkeys(SKIPS, 0))
-        self.ttft_s, self.cached_blocks = BothChoices(), BothChoices()
-        self.live_costs, self.own_costs = Costs(), Costs()
-        self._ttft_gain, self._cached_gain = Series(), Series()
+        self.ttft_s, self.cached_blocks = Pairs(), Pairs()
+        self.live_costs, self.own_costs = dict[str, Pairs](), dict[str, Pairs]()
+        """By unit."""
 
     def add(self, found: Comparison) -> None:
         """Count a decision."""
@@ -174,12 +150,11 @@ class Tally:
         self.differ += not found.agrees
         if found.ttft_s is not None:
             self.ttft_s.add(found.ttft_s)
-            self._ttft_gain.add(found.ttft_s[0] - found.ttft_s[1])
         if found.cached_blocks is not None:
-            self.cached_blocks.add(found.cached_blocks)
-            self._cached_gain.add(found.cached_blocks[1] - found.cached_blocks[0])
-        self.live_costs.add(found.live_cost)
-        self.own_costs.add(found.own_cost)
+            self.cached_blocks.add(found.cached_blocks, -1)
+        for costs, cost in ((self.live_costs, found.live_cost), (self.own_costs, found.own_cost)):
+            if cost is not None:
+                costs.setdefault(cost.unit, Pairs()).add(cost.costs)
 
     def report(self) -> ShadowReport:
         """Return the figures."""
@@ -189,10 +164,10 @@ class Tally:
             decisions=self.agree + self.differ,
             differ=self.differ,
             skipped=dict(self.skipped),
-            ttft_gain_s=self._ttft_gain.mean(),
-            cached_blocks_gain=self._cached_gain.mean(),
-            own_cost_gain=self.own_costs.mean_gains(),
-            live_cost_gain=self.live_costs.mean_gains(),
+            ttft_gain_s=self.ttft_s.gain.mean(),
+            cached_blocks_gain=self.cached_blocks.gain.mean(),
+            own_cost_gain=_means(self.own_costs),
+            live_cost_gain=_means(self.live_costs),
         )
 
 
