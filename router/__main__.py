@@ -111,7 +111,7 @@ for _command in (
     LazyCommand("key", "router.cli.key:key", "Print a new API key, and its account's entry for data.accounts_file."),
     LazyCommand(
         "pools",
-        "router.cli.serve:pools",
+        "router.cli.pools:pools",
         "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
     ),
     LazyCommand(
