@@ -299,7 +299,7 @@ class RouterParts:
             self._live.families,
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
-            lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
+            lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
         if self._place is None:

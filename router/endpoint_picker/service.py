@@ -7,7 +7,6 @@ the same code.
 """
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import grpc
@@ -18,7 +17,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.config import PickerSection
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import Addresses
-from router.endpoint_picker.metrics import Outcome, PickerStatistics
+from router.endpoint_picker.metrics import PickerStatistics
 from router.endpoint_picker.stream import GatewayStream
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials, ServerTls
@@ -58,8 +57,7 @@ class EndpointPicker:
         self.addresses = Addresses(serving.routing.state.fleet)
         self.port = 0
         self._shares_port, self._streams_max = shares_port, streams_max
-        self._outcomes = Counter[Outcome]()
-        self._streams = self._body_bytes = self._moved = self._failed = 0
+        self.statistics = PickerStatistics()
         self._refused = RateLimitedLog(_log, serving.routing.clock)
         self._server: grpc.aio.Server
 
@@ -106,34 +104,22 @@ class EndpointPicker:
 
     def in_progress(self) -> dict[str, int]:
         """Return what is drained at the stop."""
-        return {"picked requests": self._streams}
-
-    def statistics(self) -> PickerStatistics:
-        """Return the present figures."""
-        return PickerStatistics(self._streams, self._body_bytes, dict(self._outcomes), self._moved, self._failed)
+        return {"picked requests": self.statistics.streams}
 
     # ------------------------------------------------------------------------------------------- called by streams
 
     def account(self, more: int) -> bool:
         """Count `more` bytes of bodies in memory, negative once they are freed; return whether they fit."""
-        self._body_bytes += more
-        return more <= 0 or self._body_bytes <= self.limits.bodies_bytes_max
-
-    def answered(self, outcome: Outcome) -> None:
-        """Count what a gateway was told."""
-        self._outcomes[outcome] += 1
-
-    def moved(self) -> None:
-        """Count a request that another worker answered."""
-        self._moved += 1
+        self.statistics.body_bytes += more
+        return more <= 0 or self.statistics.body_bytes <= self.limits.bodies_bytes_max
 
     # ------------------------------------------------------------------------------------------- the services
 
     async def _process(self, _messages: object, context: Any) -> None:  # noqa: ANN401 - grpcio has no types
-        if self._streams >= self._streams_max:
+        if self.statistics.streams >= self._streams_max:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._streams_max} streams are open; try again")
         stream = GatewayStream(self)
-        self._streams += 1
+        self.statistics.streams += 1
         try:
             while not stream.is_answered:
                 message = await _next_message(context, stream.pause_max_s())
@@ -143,15 +129,15 @@ class EndpointPicker:
                 for reply in replies:
                     await context.write(reply)
         except wire.MessageRefused as error:
-            self._failed += 1
+            self.statistics.failed += 1
             self._refused.warning("picker_message_refused", reason=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
-            self._failed += 1
+            self.statistics.failed += 1
             _log.exception("picker_stream_failed")
             raise
         finally:
-            self._streams -= 1
+            self.statistics.streams -= 1
             stream.close()
 
     async def _check(self, request: Any, context: Any) -> object:  # noqa: ANN401

@@ -140,7 +140,7 @@ class GatewayStream:
     def _said(self, outcome: Outcome) -> None:
         if not self._is_told:
             self._is_told = True
-            self._picker.answered(outcome)
+            self._picker.statistics.outcomes[outcome] += 1
 
     def _answer_client(self, status: int, headers: Lines, body: bytes) -> None:
         """Have the gateway answer its client with this."""
@@ -274,7 +274,7 @@ class GatewayStream:
             self._is_moving = True
             worker_id = self._picker.addresses.now().workers.get(head.served)
             if worker_id is not None and request.served_elsewhere(worker_id):
-                self._picker.moved()
+                self._picker.statistics.moved += 1
             self._is_moving = False
         if (handler := self._handler) is None:
             self._accept(b"", head)

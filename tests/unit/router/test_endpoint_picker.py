@@ -8,6 +8,7 @@ import pytest
 
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import FleetAddresses, addresses_of, endpoint_of
+from router.endpoint_picker.metrics import PickerStatistics
 from router.endpoint_picker.stream import CHUNK_BYTES_MAX, GatewayStream
 from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.limits import HttpLimits
@@ -52,7 +53,7 @@ class Dialogue:
     def __init__(self, serve: Callable[[Exchange], None] | None = None, *, bytes_max: int = 1 << 20) -> None:
         self.heard = Heard()
         self.begun: list[Exchange] = []
-        self.outcomes: list[str] = []
+        self.statistics = PickerStatistics()
         self._serve = serve or self.place
         self.picker = SimpleNamespace(
             limits=HttpLimits(body_bytes_max=bytes_max, body_s=5.0),
@@ -60,7 +61,7 @@ class Dialogue:
             settings=SimpleNamespace(fallbacks=0),
             serving=SimpleNamespace(serve=self._begin),
             account=lambda _more: True,
-            answered=self.outcomes.append,
+            statistics=self.statistics,
         )
         self.stream = GatewayStream(self.picker)  # type: ignore[arg-type]
 
@@ -113,7 +114,7 @@ async def test_a_buffered_request_is_passed_on_with_its_body() -> None:
     assert await found.request(("buffered", "none")) == [wire.head_reply("request")]
     assert await found.body(BODY, is_last=True) == [wire.body_reply("request", *HEAD)]
     assert [(each.method, each.path, each.body) for each in found.begun] == [("POST", "/v1/chat/completions", BODY)]
-    assert (found.outcomes, found.stream.pause_max_s()) == (["placed"], None)
+    assert (found.statistics.outcomes, found.stream.pause_max_s()) == ({"placed": 1}, None)
 
 
 async def test_a_changed_body_replaces_a_buffered_one() -> None:
@@ -161,7 +162,7 @@ async def test_a_body_that_comes_in_another_mode_is_refused_by_its_name(mode: st
     assert reply.immediate_response.status.code == 500
     named = {"none": "NONE", "streamed": "STREAMED", "buffered_partial": "BUFFERED_PARTIAL", "grpc": "GRPC"}[mode]
     assert f"found {named}, allowed BUFFERED or FULL_DUPLEX_STREAMED".encode() in reply.immediate_response.body
-    assert (found.outcomes, found.stream.is_answered) == (["refused"], True)
+    assert (found.statistics.outcomes, found.stream.is_answered) == ({"refused": 1}, True)
 
 
 async def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> None:
@@ -173,7 +174,7 @@ async def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said(
     assert (answer.status.code, b"body_too_large" in answer.body) == (413, True)
     assert await found.body(b"x", is_last=True) == []
     found.stream.close()
-    assert (found.begun, found.outcomes) == ([], ["refused"])
+    assert (found.begun, found.statistics.outcomes) == ([], {"refused": 1})
 
 
 @pytest.mark.parametrize("first", [{"request_body": {"body": BODY, "end_of_stream": True}}, {"request_trailers": {}}])
@@ -189,7 +190,7 @@ async def test_the_routers_own_answer_takes_the_place_of_a_workers() -> None:
     own = wire.immediate_reply(503, ((b"content-type", b"application/json"), (b"retry-after", b"1")), b"{}")
     found = Dialogue(refuse)
     assert await found.request(None, is_last=True) == [own]
-    assert (found.outcomes, found.stream.is_answered) == (["refused"], True)
+    assert (found.statistics.outcomes, found.stream.is_answered) == ({"refused": 1}, True)
     judged = await placed(("buffered", "streamed"))
     judged.heard.lines = None
     judged.heard.on_dropped = lambda: refuse(judged.begun[0])  # type: ignore[method-assign]

@@ -197,7 +197,7 @@ async def test_a_second_request_on_a_stream_is_refused_and_no_lease_stays(plane:
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         await until(lambda: plane.serving.metrics.inflight == 0)
     assert plane.outcomes() == {"cancelled": 1}
-    assert picker.statistics().failed == 1
+    assert picker.statistics.failed == 1
 
 
 async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_without_a_traceback(plane: Plane) -> None:
@@ -213,7 +213,7 @@ async def test_messages_that_are_none_are_refused_with_the_reason_and_logged_wit
                 assert "found none of request_headers" in (refused.value.details() or "")
     (line,) = [each for each in logged if each["event"].startswith("picker_")]
     assert (line["event"], line["log_level"]) == ("picker_message_refused", "warning")
-    assert picker.statistics().failed == 2
+    assert picker.statistics.failed == 2
 
 
 async def test_a_picker_that_is_full_refuses_streams_and_answers_health_checks(plane: Plane) -> None:
@@ -240,9 +240,9 @@ async def test_bodies_beyond_the_bound_of_all_are_refused_until_there_is_room(pl
         assert [status for status in statuses if status] == [503]
         for stream in streams:
             stream.cancel()
-        await until(lambda: picker.statistics().streams == 0)
-        assert picker.statistics().body_bytes == 0
-        assert dict(picker.statistics().outcomes) == {"placed": 2, "refused": 1}
+        await until(lambda: picker.statistics.streams == 0)
+        assert picker.statistics.body_bytes == 0
+        assert dict(picker.statistics.outcomes) == {"placed": 2, "refused": 1}
 
 
 BUFFERED, FULL_DUPLEX = 2, 4
@@ -276,8 +276,8 @@ async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream
     *_, last = await replies_to(picker, head)
     assert last.immediate_response.status.code == 408
     assert b"not complete in time" in last.immediate_response.body
-    assert dict(picker.statistics().outcomes) == {"refused": 1}
-    assert (picker.statistics().streams, picker.statistics().failed, plane.serving.metrics.inflight) == (0, 0, 0)
+    assert dict(picker.statistics.outcomes) == {"refused": 1}
+    assert (picker.statistics.streams, picker.statistics.failed, plane.serving.metrics.inflight) == (0, 0, 0)
 
 
 async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes(plane: Plane) -> None:
@@ -285,7 +285,7 @@ async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes(plan
     head, body = asked([7] * 400_000)
     *_, last = await replies_to(picker, head, body)
     assert last.immediate_response.status.code == 413
-    assert (picker.statistics().streams, picker.statistics().body_bytes) == (0, 0)
+    assert (picker.statistics.streams, picker.statistics.body_bytes) == (0, 0)
 
 
 class SilentGateway:
