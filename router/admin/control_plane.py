@@ -24,7 +24,6 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -95,9 +94,9 @@ class ControlPlane:
     def __init__(
         self,
         routing: Routing,
-        index: EmbeddedIndex | None,
+        index: EmbeddedIndex,
         log: EventLog,
-        handover: Handover | None = None,
+        handover: Handover,
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
         *,
@@ -108,9 +107,8 @@ class ControlPlane:
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """What is not given has no endpoints: `index`, `shadows`.
+        """Without `shadows` they have no endpoints.
 
-        handover      without it, a drained worker's prefixes are not computed at other workers
         gate          that of this router's feeds
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
@@ -140,7 +138,9 @@ class ControlPlane:
             web.post("/v1/workers", self._add_worker),
             *self._drains.routes(),
             web.delete("/v1/workers/{id}", self._remove_worker),
-            *self._index_routes(self._index),
+            web.get("/v1/index", self._index_view),
+            web.get("/v1/index/position", self._position),
+            *self._index.routes(self._heat, self._uses),
             web.get("/v1/policy", self._policy),
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
@@ -149,15 +149,6 @@ class ControlPlane:
             *prediction_routes(self._routing),
             *self._watched,
             *life_routes(lambda: self._routing.readiness()._asdict()),
-        ]
-
-    def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
-        if index is None:
-            return []
-        return [
-            web.get("/v1/index", partial(self._index_view, index)),
-            web.get("/v1/index/position", partial(self._position, index)),
-            *index.routes(self._heat, self._uses),
         ]
 
     async def _decisions(self, request: web.Request) -> web.Response:
@@ -275,8 +266,9 @@ class ControlPlane:
             return error_response(503, message, "server_error", code="log_unavailable")
         return None
 
-    async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:
-        statistics, trust = index.statistics(), self._routing.trust()
+    async def _index_view(self, _: web.Request) -> web.Response:
+        index, trust = self._index, self._routing.trust()
+        statistics = index.statistics()
         refused = {str(rank): reason for rank, reason in index.refused_ranks().items()}
         routed = {str(WorkerRank(*rank)): blocks for rank, blocks in self._routing.state.core.routed_blocks()}
 
@@ -298,7 +290,7 @@ class ControlPlane:
 
         return await large_json_response(made)
 
-    async def _position(self, index: EmbeddedIndex, request: web.Request) -> web.Response:
+    async def _position(self, request: web.Request) -> web.Response:
         numbers = {}
         for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
             value = request.query.get(field, default)
@@ -309,7 +301,7 @@ class ControlPlane:
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
-                await index.wait_for(rank, numbers["epoch"], numbers["seq"])
+                await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
         except TimeoutError:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
             return error_response(504, message, "server_error", code="not_reached")

@@ -173,11 +173,6 @@ class JournalSavings:
         """Time of the first message of the period; None: there was none."""
         self.last_ns = 0
 
-    @property
-    def routers(self) -> list[str]:
-        """The routers that were read, by name."""
-        return sorted(self._routers)
-
     def take(self, router: str, time_ns: int, message: JournalMessage) -> None:
         """Fold in the records of a router's next message, which the log took at this time (since 1970)."""
         continuity, replay = self._routers.setdefault(router, (Continuity(), Replay()))

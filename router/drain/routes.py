@@ -56,9 +56,9 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainRoutes:
-    """The endpoints; without `handover` nothing is handed over."""
+    """The endpoints."""
 
-    def __init__(self, routing: Routing, handover: Handover | None, publish: Publish) -> None:
+    def __init__(self, routing: Routing, handover: Handover, publish: Publish) -> None:
         self._routing, self._handover, self._publish = routing, handover, publish
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -67,13 +67,12 @@ class DrainRoutes:
         return [web.post(path, self._begin), web.get(path, self._show), web.delete(path, self._put_back)]
 
     async def _begin(self, request: web.Request) -> web.Response:
-        worker_id, handover = request.match_info["id"], self._handover
+        worker_id = request.match_info["id"]
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)
-        defaults = (0, SECONDS_MAX) if handover is None else handover.defaults
         try:
-            tokens, within_s = wish_of(await request.read(), *defaults)
+            tokens, within_s = wish_of(await request.read(), *self._handover.defaults)
         except RequestInvalid as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field)
         registration = worker.registration
@@ -82,9 +81,9 @@ class DrainRoutes:
         if refused is not None:
             return refused
         self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
-        if handover is not None and tokens:
+        if tokens:
             try:
-                handover.begin(registration, tokens, within_s)
+                self._handover.begin(registration, tokens, within_s)
             except TaskSetFull as error:
                 message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
                 return error_response(503, message, "server_error", code="overloaded")
@@ -105,8 +104,7 @@ class DrainRoutes:
         if refused is not None:
             return refused
         self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
-        if self._handover is not None:
-            self._handover.cancel(worker_id, "the worker was put back")
+        self._handover.cancel(worker_id, "the worker was put back")
         _log.info("drain_ended_by_hand", worker=worker_id)
         return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
@@ -124,7 +122,7 @@ class DrainRoutes:
         known = self._routing.state
         worker = known.fleet.worker(worker_id)
         instance = None if worker is None else worker.registration.instance
-        handover = None if self._handover is None else self._handover.status(worker_id, instance)
+        handover = self._handover.status(worker_id, instance)
         if worker is None:
             left = DrainStatus(worker_id=worker_id, state="left", running_requests=0, handover=handover)
             return None if handover is None else left

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -68,12 +69,14 @@ class Control:
     def __init__(self, plane: Plane, policies: PolicyStore | None = None, trace_link: str = "") -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
+        handover: Any = SimpleNamespace(status=lambda *_of: None)
         planner = Planner(plane.routing, PlannerSection())
         shadows = Shadows(plane.routing, ShadowSection())
         planes = ControlPlane(
             plane.routing,
             index,
             log,
+            handover,
             policies=policies,
             watched=planner.routes(),
             trace_link=trace_link,

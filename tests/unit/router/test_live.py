@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.ids import WorkerRank
@@ -36,6 +37,10 @@ class Blocks:
         """Return the blocks of both."""
         return {rank("w0/0"): (10, 2, 0, 0), rank("w0/1"): (7, 0, 0, 0)}
 
+    def routes(self, *_sources: object) -> list[web.RouteDef]:
+        """Return no routes."""
+        return []
+
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return the dumps."""
         return dict(self.dumps)
@@ -50,8 +55,9 @@ class Watched:
         tail = TailOfDecisions(plane.routing)
         self.live = Live(plane.routing, index, plane.clock, tail)
         self._open = list[Any]()
-        log: Any = None
-        control = ControlPlane(plane.routing, None, log, watched=LiveRoutes(self.live, plane.clock).routes())
+        none: Any = None  # nothing is published or drained here
+        watched = LiveRoutes(self.live, plane.clock).routes()
+        control = ControlPlane(plane.routing, index, none, none, watched=watched)
         self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
 
     @property
