@@ -164,7 +164,7 @@ def _gain(mean: SeriesMean) -> str:
     """Return by how much the TTFT changes: the gain is of the other policy, so that its sign turns."""
     if not mean.count:
         return "not known"
-    interval = mean.interval
+    interval = mean.interval_95
     between = "" if interval is None else f" ({-1e3 * interval[1]:+.1f} to {-1e3 * interval[0]:+.1f})"
     return f"{-1e3 * mean.mean:+.1f} ms{between}"
 

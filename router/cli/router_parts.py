@@ -15,7 +15,6 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.process import print_lines
@@ -217,13 +216,7 @@ class RouterParts:
             attached=self._workers,
             watched=self._watched_routes(),
         )
-        return HttpServer(
-            control.app(self._registry, token=settings.control.token.get_secret_value()),
-            settings.control.host,
-            settings.control.port,
-            hosts=settings.control.host_names(),
-            connections_max=CONTROL_CONNECTIONS_MAX,
-        )
+        return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
 
     def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
         return JournalWriter(

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from aiohttp import web
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
@@ -16,7 +17,9 @@ from kv_runtime.config.sections import (
     Settings,
     TelemetrySection,
 )
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.http.server import HttpServer
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.service import ReportSection
@@ -139,6 +142,11 @@ class RouterControlSection(ControlSection):
         default=False,
         description="keep beginning and end of each prompt in memory, and show them with its decision",
     )
+
+    def server(self, app: web.Application) -> HttpServer:
+        """Return the server of the control plane, which has this application."""
+        hosts = self.host_names()
+        return HttpServer(app, self.host, self.port, hosts=hosts, connections_max=CONTROL_CONNECTIONS_MAX)
 
 
 class LedgerSection(Section):

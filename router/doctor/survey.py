@@ -22,6 +22,7 @@ from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegi
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
+from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.doctor.facts import (
     LOSSES,
@@ -150,20 +151,13 @@ class CannotLook(Exception):
 
 
 class SurveyScope(NamedTuple):
-    """What to survey, and for how long. Tokens are bearer tokens; empty: none."""
+    """What to survey, and for how long. `settings` are those of a router: the log, tokens, bounds."""
 
+    settings: RouterSettings
     control_urls: tuple[str, ...]
     data_urls: tuple[str, ...]
-    nats_url: str
-    nats_user: str
-    nats_token: str
-    fleet_keys: tuple[bytes, ...]
-    control_token: str
-    worker_token: str
     listen_s: float
     timeout_s: float
-    bounds: Bounds
-    reads_overlap: bool
 
 
 async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
@@ -179,7 +173,8 @@ class _Look:
         self._watch: LogWatch | None = None
         self._log_problem = ""
         """Why the log could not be observed, or not to the end."""
-        self._routers = [RouterProbe(asker, url, wanted.control_token) for url in wanted.control_urls]
+        token = wanted.settings.control.token.get_secret_value()
+        self._routers = [RouterProbe(asker, url, token) for url in wanted.control_urls]
         self._planes: dict[str, AddressAnswer] = {}
 
     async def facts(self, cleanup: AsyncExitStack) -> FleetFacts:
@@ -191,15 +186,16 @@ class _Look:
         )
         self._require_something()
         await self._of_log(lambda watch: watch.read_fleet(wanted.timeout_s))
-        workers = [WorkerProbe(self._asker, each, wanted.worker_token) for each in self._registered()]
+        token = wanted.settings.data.worker_token.get_secret_value()
+        workers = [WorkerProbe(self._asker, each, token) for each in self._registered()]
         await in_lanes(each.first for each in workers)
         await clock.sleep(began_s + wanted.listen_s - clock.now())
         await in_lanes([*(each.last for each in routers), *(each.last for each in workers)])
         await self._of_log(LogWatch.read_fills)
-        events, watch = self._events(), self._watch
+        events, watch, queue = self._events(), self._watch, wanted.settings.queue
         return FleetFacts(
             window_s=clock.now() - began_s,
-            bounds=wanted.bounds,
+            bounds=Bounds(queue_requests_max=queue.requests_max, inflight_requests_max=queue.inflight_requests_max),
             workers=tuple(each.seen for each in workers),
             draining=sum(isinstance(event, WorkerDraining) for event in events),
             left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
@@ -209,19 +205,19 @@ class _Look:
             routers=tuple(each.seen for each in routers),
             planes=tuple(self._planes[url] for url in wanted.data_urls),
             log=LogSeen(problem=self._log_problem, fills=watch.fills if watch else {}),
-            reads_overlap=wanted.reads_overlap,
+            reads_overlap=reads_overlap(wanted.settings.policy.mode),
         )
 
     async def _open_log(self, cleanup: AsyncExitStack) -> None:
         """Subscribe to heartbeats, if the log can be reached."""
-        wanted = self._wanted
-        user, token = wanted.nats_user, wanted.nats_token
+        nats = self._wanted.settings.nats
+        url, token = nats.url or f"nats://127.0.0.1:{nats.port}", nats.credentials.get_secret_value()
         try:
             log = await EventLog.connect(
-                wanted.nats_url, name="doctor", user=user, token=token, confirm_s=wanted.timeout_s
+                url, name="doctor", user=nats.user, token=token, confirm_s=self._wanted.timeout_s
             )
             cleanup.push_async_callback(log.close)
-            self._watch = LogWatch(log, self._clock, FleetGate(wanted.fleet_keys))
+            self._watch = LogWatch(log, self._clock, FleetGate(nats.fleet_secrets))
             await self._watch.start()
         except BrokerUnavailable as error:
             self._log_problem = str(error)

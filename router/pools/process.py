@@ -28,9 +28,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import load_settings
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, life_routes, openai_errors
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
-from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.loading import load_text
@@ -199,13 +197,7 @@ class PoolsProcess:
         service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
-        self.control = HttpServer(
-            app,
-            settings.control.host,
-            settings.control.port,
-            hosts=settings.control.host_names(),
-            connections_max=CONTROL_CONNECTIONS_MAX,
-        )
+        self.control = settings.control.server(app)
         Projection(self._registry, metrics.families)
         Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:

@@ -279,24 +279,12 @@ class Shadows:
             "budget_us": self._section.budget_us,
             "requests": budget.requests,
             "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),
-            "shadows": [report_page(tally.report()) for tally in self._tallies.values()],
+            "shadows": [msgspec.to_builtins(tally.report()) for tally in self._tallies.values()],
         }
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
         return shadow_families(list(self._tallies.values()), self._budget)
-
-
-def report_page(report: ShadowReport) -> dict[str, Any]:
-    """Return the report with what follows from it: the share of other choices, and intervals of the means."""
-    page: dict[str, Any] = msgspec.to_builtins(report)
-    page["differ_ratio"] = report.differ_ratio
-    for name in ("ttft_gain_s", "cached_blocks_gain"):
-        page[name]["interval_95"] = getattr(report, name).interval
-    for name in ("own_cost_gain", "live_cost_gain"):
-        for unit, mean in getattr(report, name).items():
-            page[name][unit]["interval_95"] = mean.interval
-    return page
 
 
 def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -310,7 +298,7 @@ def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **pages[0],
         "requests": requests,
         "spent_us": sum(page["spent_us"] * page["requests"] for page in pages) / max(1, requests),
-        "shadows": [report_page(merged(reports)) for reports in by_name.values()],
+        "shadows": [msgspec.to_builtins(merged(reports)) for reports in by_name.values()],
     }
 
 

@@ -38,13 +38,13 @@ class SeriesMean(msgspec.Struct, frozen=True):
     count: int
     mean: float
     standard_error: float | None
+    interval_95: tuple[float, float] | None = None
+    """The ends of the confidence interval; None: too few values."""
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The ends of the 95 % confidence interval; None: too few values."""
-        if self.standard_error is None:
-            return None
-        return self.mean - T_95 * self.standard_error, self.mean + T_95 * self.standard_error
+    def __post_init__(self) -> None:
+        if self.standard_error is not None:
+            half = T_95 * self.standard_error
+            msgspec.structs.force_setattr(self, "interval_95", (self.mean - half, self.mean + half))
 
 
 class Series:
@@ -108,11 +108,11 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     cached_blocks_gain: SeriesMean
     own_cost_gain: dict[str, SeriesMean]
     live_cost_gain: dict[str, SeriesMean]
+    differ_ratio: float = 0.0
+    """Share of the shadow's decisions that are for another rank than the live one."""
 
-    @property
-    def differ_ratio(self) -> float:
-        """Share of the shadow's decisions that are for another rank than the live one."""
-        return self.differ / max(1, self.decisions)
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "differ_ratio", self.differ / max(1, self.decisions))
 
 
 class Pairs:

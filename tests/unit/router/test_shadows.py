@@ -324,9 +324,9 @@ def test_few_values_have_no_interval() -> None:
     series = Series()
     for _ in range(BATCHES - 1):
         series.add(1.0)
-    assert series.mean().interval is None
+    assert series.mean().interval_95 is None
     series.add(1.0)
-    assert series.mean().interval == (1.0, 1.0)
+    assert series.mean().interval_95 == (1.0, 1.0)
 
 
 def test_means_of_processes_are_pooled_by_their_counts() -> None:
