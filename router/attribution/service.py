@@ -62,14 +62,10 @@ class Savings:
         settings: ReportSection,
         core: built.Core,
         clock: Clock,
-        process: str = "",
         limits: AttributionLimits | None = None,
     ) -> None:
-        """`process`: the name of this one of several that are one router; empty: there is one.
-
-        `limits`: others than those of the settings.
-        """
-        self._settings, self._clock, self._process = settings, clock, process
+        """`limits`: others than those of the settings."""
+        self._settings, self._clock = settings, clock
         self._since = iso(clock.wall_ns())
         self.attribution = core.attribution = built.Attribution(*(limits or settings.limits()))
 
@@ -84,10 +80,6 @@ class Savings:
 
     async def _show(self, _: web.Request) -> web.Response:
         return json_response(self.report())
-
-    def families(self) -> Iterator[Family]:
-        """Yield the sums of all requests, and of the names with most requests."""
-        return savings_families(self.attribution, self._process)
 
 
 def iso(wall_ns: int) -> str:

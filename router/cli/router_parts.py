@@ -25,7 +25,7 @@ from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
 from router.attribution.contents import total
-from router.attribution.service import Savings
+from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
@@ -45,7 +45,7 @@ from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.live.decision_rows import TailOfDecisions
 from router.live.routes import LiveRoutes, event_log_routes
-from router.live.service import Live
+from router.live.service import Live, live_families
 from router.live.trends import Gauges, Trends
 from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
@@ -59,7 +59,7 @@ from router.metrics.state import (
     trust_families,
 )
 from router.names import Names
-from router.planner.service import Planner
+from router.planner.service import Planner, planner_families
 from router.processes.metrics import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
@@ -71,7 +71,7 @@ from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracer import Tracer
-from router.shadows.service import Shadows
+from router.shadows.service import Shadows, shadow_families
 from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ class RouterParts:
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
-        process = "" if place is None else f"serving-{place.number}"
-        self._savings = Savings(settings.report, state.core, self._clock, process)
+        self._savings = Savings(settings.report, state.core, self._clock)
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
@@ -274,6 +273,7 @@ class RouterParts:
         )
 
     def _project(self) -> None:
+        process = "" if self._place is None else f"serving-{self._place.number}"
         families = [
             build_families,
             lambda: state_families(self._routing.state, self._feeds),
@@ -285,11 +285,11 @@ class RouterParts:
             lambda: prompt_families(self._prompts),
             self._parity.families,
             self._handover.families,
-            self._planner.families,
-            self._shadows.families,
-            self._savings.families,
+            lambda: planner_families(self._planner.plans(self._settings.planner)),
+            lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
+            lambda: savings_families(self._savings.attribution, process),
             self._index.families,
-            self._live.families,
+            lambda: live_families(self._live.clients, self._live.ring),
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
             lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),

@@ -191,10 +191,6 @@ class Live:
             is_log_connected=fleet.is_log_connected,
         )
 
-    def families(self) -> Iterator[Family]:
-        """Yield the figures of live clients and of the ring."""
-        return live_families(self.clients, self.ring)
-
 
 def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:
     """Yield the clients of live streams, and the memory of the fleet's past."""

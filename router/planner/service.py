@@ -97,10 +97,6 @@ class Planner:
             }
         )
 
-    def families(self) -> Iterator[Family]:
-        """Yield what an autoscaler reads; what is unknown has no sample."""
-        return planner_families(self.plans(self._settings))
-
 
 def shown(found: GroupPlan) -> dict[str, Any]:
     """Return the plan as JSON has it; null: unknown, or not the group's work."""

@@ -157,8 +157,8 @@ class Shadows:
         live = self._state.policy
         self._policies = section.resolved(live, self._state.modes)
         self._section, self._live = section, live
-        self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
-        self._budget = Budget(1e-6 * section.budget_us)
+        self.tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
+        self.budget = Budget(1e-6 * section.budget_us)
         self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
         self._changed_policies.set()
@@ -171,7 +171,7 @@ class Shadows:
             self.change(self._section)
 
     def _skip(self, reason: str, count: int = 1) -> None:
-        for tally in self._tallies.values():
+        for tally in self.tallies.values():
             tally.skipped[reason] += count
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -189,7 +189,7 @@ class Shadows:
 
     def evaluate_slice(self) -> bool:
         """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
-        timer, budget, decisions = self._timer, self._budget, self._routing.decisions
+        timer, budget, decisions = self._timer, self.budget, self._routing.decisions
         began_s = timer()
         waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
         while waiting:
@@ -209,7 +209,7 @@ class Shadows:
         return bool(waiting)
 
     def _evaluate(self, verdict: Verdict) -> None:
-        for name, tally in self._tallies.items():
+        for name, tally in self.tallies.items():
             found = self._compared(name, verdict)
             if isinstance(found, str):
                 tally.skipped[found] += 1
@@ -273,18 +273,14 @@ class Shadows:
 
     def page(self) -> dict[str, Any]:
         """Return the answer of `/v1/shadows`."""
-        budget = self._budget
+        budget = self.budget
         return {
             "live": fields_of(self._state.policy),
             "budget_us": self._section.budget_us,
             "requests": budget.requests,
             "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),
-            "shadows": [msgspec.to_builtins(tally.report()) for tally in self._tallies.values()],
+            "shadows": [msgspec.to_builtins(tally.report()) for tally in self.tallies.values()],
         }
-
-    def families(self) -> Iterator[Family]:
-        """Yield the metrics."""
-        return shadow_families(list(self._tallies.values()), self._budget)
 
 
 def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
