@@ -25,7 +25,7 @@ from router.cli.options import NOT_DONE
 from router.cli.serve import EXPECTED, opened
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
-from router.pools.process import PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
+from router.pools.process import PoolsProcess, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
 
@@ -91,11 +91,11 @@ def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> 
         settings = _settings(flags)
         configure_logs(settings.telemetry.log_level)
         config = _configuration(file, places)
-        wanted = PoolsSettings(config, _identity(flags), settings, flags["text"])
+        identity, text = _identity(flags), flags["text"]
         if check:
             click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
         else:
-            run_process(lambda stop: _serve(wanted, stop))
+            run_process(lambda stop: _serve(config, identity, settings, text, stop))
     except EXPECTED as error:
         print_lines(*f"router: {error}".split("\n"), err=True)
         sys.exit(NOT_DONE)
@@ -155,14 +155,15 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 
-async def _serve(wanted: PoolsSettings, stop: asyncio.Event) -> None:
+async def _serve(
+    config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str, stop: asyncio.Event
+) -> None:
     async with AsyncExitStack() as cleanup:
-        config, own_routers = await open_own_routers(wanted.config, opened, stop, cleanup)
-        process = PoolsProcess(wanted._replace(config=config))
+        config, own_routers = await open_own_routers(config, opened, stop, cleanup)
+        process = PoolsProcess(config, identity, settings, text)
         await process.start()
         for file, router in own_routers.items():
             click.echo(f"router of {file}  {router.data_url}  {router.control_url}  {router.log_url}")
-        settings = wanted.settings
         click.echo(f"pools on       {url_of(settings.data.host, process.data.port)}  ({config.mode})")
         click.echo(f"control plane  {url_of(settings.control.host, process.control.port)}")
         own = [part for file, router in own_routers.items() for part in parts_after_ours(file, router)]

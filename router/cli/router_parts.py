@@ -43,7 +43,6 @@ from router.feeds.watch import FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.decision_rows import TailOfDecisions
 from router.live.routes import LiveRoutes, event_log_routes
 from router.live.service import Live, live_families
 from router.live.trends import Gauges, Trends
@@ -233,7 +232,6 @@ class RouterParts:
             self._routing,
             self._index,
             self._clock,
-            TailOfDecisions(self._routing),
             queued=None if self._place else lambda: len(self._admission.queue),
         )
 

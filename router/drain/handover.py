@@ -192,7 +192,7 @@ class Handover:
         try:
             run.status.reason = self._why_not(run)
             if not run.status.reason:
-                is_at_work = self._is_at_work(run)
+                is_at_work = promised_requests(self._serving.routing.state, run.registration) > 0
                 await self._warm(run)
                 if is_at_work and await self._ran_dry(run):
                     await self._warm(run)
@@ -216,13 +216,10 @@ class Handover:
         mode = state.policy.of(_PHASES[role]).mode
         return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} reads no overlap"
 
-    def _is_at_work(self, run: HandoverRun) -> bool:
-        return promised_requests(self._serving.routing.state, run.registration) > 0
-
     async def _ran_dry(self, run: HandoverRun) -> bool:
         """Return whether the worker's requests ended in time."""
         run.status.state = "waiting"
-        while self._is_at_work(run):
+        while promised_requests(self._serving.routing.state, run.registration):
             if run.left_s(self._clock.now()) <= 0:
                 return False
             await self._clock.sleep(_LOOK_S)

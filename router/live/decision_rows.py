@@ -77,21 +77,6 @@ class DecisionFilter(NamedTuple):
         )
 
 
-class TailOfDecisions:
-    """The decisions of this process since the last call."""
-
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
-        self._seen = routing.decisions.added_total
-
-    async def since(self, count_max: int) -> tuple[list[DecisionRow], int]:
-        """Return the newest, newest first, and how many others were taken since the last call."""
-        decisions = self._routing.decisions
-        new, self._seen = decisions.added_total - self._seen, decisions.added_total
-        found = rows(self._routing, DecisionFilter(), min(new, count_max)) if new and count_max else []
-        return found, new - len(found)
-
-
 def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionRow]:
     """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at."""
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9

@@ -29,7 +29,7 @@ from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
-from router.live.decision_rows import TailOfDecisions
+from router.live.decision_rows import DecisionFilter, rows
 from router.live.fleet_columns import OBSERVED_MAX, fleet_columns, observed
 from router.live.marks import Looked, Mark, Marks
 
@@ -112,12 +112,12 @@ class Live:
         routing: Routing,
         index: EmbeddedIndex,
         clock: Clock,
-        tail: TailOfDecisions,
         *,
         queued: Callable[[], int] | None = None,
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
-        self._routing, self._index, self._clock, self._tail, self._queued = routing, index, clock, tail, queued
+        self._routing, self._index, self._clock, self._queued = routing, index, clock, queued
+        self._seen = routing.decisions.added_total
         self._looks = Marks()
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
@@ -147,11 +147,13 @@ class Live:
 
     async def send(self) -> None:
         """Send live clients the fleet, and the decisions since the last time."""
-        rows, skipped = await self._tail.since(self.clients.decisions_max)
+        decisions, wanted = self._routing.decisions, self.clients.decisions_max
+        new, self._seen = decisions.added_total - self._seen, decisions.added_total
+        found = rows(self._routing, DecisionFilter(), min(new, wanted)) if new and wanted else []
         if len(self.clients):
             self.clients.send("fleet", await self.fleet())
-            if rows or skipped:
-                self.clients.send_decisions(rows, skipped)
+            if new:
+                self.clients.send_decisions(found, new - len(found))
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""

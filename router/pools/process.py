@@ -134,15 +134,6 @@ OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable
 """Starts a router; its resources are released with the stack."""
 
 
-class PoolsSettings(NamedTuple):
-    """The process's settings. `text` is the tokenizer; without one lengths are estimated."""
-
-    config: PoolsConfig
-    identity: Identity
-    settings: RouterSettings
-    text: str
-
-
 async def open_own_routers(
     config: PoolsConfig, open_router: OpenRouter, stop: asyncio.Event, cleanup: AsyncExitStack
 ) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
@@ -175,9 +166,8 @@ def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
 class PoolsProcess:
     """The parts; `start` binds the addresses, and `parts` run."""
 
-    def __init__(self, wanted: PoolsSettings) -> None:
-        """Raises `TextError` if there is no such tokenizer."""
-        config, identity, settings, text = wanted
+    def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
+        """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
         urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
         self.live = PoolsLive(urls, {name: pool.limits for name, pool in config.pools.items()})

@@ -17,7 +17,6 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.live import clients
 from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
-from router.live.decision_rows import TailOfDecisions
 from router.live.routes import LiveRoutes
 from router.live.service import Live
 from router.processes.front import predictions_of
@@ -52,8 +51,7 @@ class Watched:
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
         self.plane, self.index = plane, index
-        tail = TailOfDecisions(plane.routing)
-        self.live = Live(plane.routing, index, plane.clock, tail)
+        self.live = Live(plane.routing, index, plane.clock)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
         watched = LiveRoutes(self.live, plane.clock).routes()
