@@ -43,7 +43,7 @@ from router.feeds.watch import FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import LiveRoutes, event_log_routes
+from router.live.routes import event_log_routes, live_routes
 from router.live.service import Live, live_families
 from router.live.trends import Gauges, Trends
 from router.metrics.prompts import prompt_families
@@ -237,7 +237,7 @@ class RouterParts:
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
-        live = LiveRoutes(self._live, self._clock).routes()
+        live = live_routes(self._live, self._clock)
         shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
         return [*live, *shown, *event_log_routes(self._index, journal)]
 

@@ -37,38 +37,27 @@ _LIMIT = re.compile(r"[0-9]{1,4}")
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
 
 
-class LiveRoutes:
-    """The endpoints of one router's `Live`."""
+def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
+    """Return the routes of what is watched, for an application to add."""
 
-    def __init__(self, live: Live, clock: Clock) -> None:
-        self._live, self._clock = live, clock
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes, for an application to add."""
-        return [
-            web.get("/v1/fleet", self._fleet),
-            web.get("/v1/history", self._history),
-            web.get("/v1/live", self._stream),
-        ]
-
-    async def _fleet(self, request: web.Request) -> web.Response:
+    async def fleet(request: web.Request) -> web.Response:
         at_s = unix_time(request.query)
         if at_s is None:
-            return json_response({"source": "now", **await self._live.fleet()})
-        data = self._live.fleet_at(at_s)
+            return json_response({"source": "now", **await live.fleet()})
+        data = live.fleet_at(at_s)
         if data is None:
-            span = self._live.ring.span
+            span = live.ring.span
             allowed = "nothing yet" if span is None else f"{span[0]} and later"
             message = f"at: found {at_s}, kept are {allowed}"
             return error_response(404, message, "invalid_request_error", param="at", code="not_recorded")
         return json_response({"source": "ring", **msgspec.json.decode(data)})
 
-    async def _history(self, _: web.Request) -> web.Response:
-        live, ring = self._live, self._live.ring
+    async def history(_: web.Request) -> web.Response:
+        ring = live.ring
         first_s, last_s = ring.span or (None, None)
         return json_response(
             {
-                "now_s": round(self._clock.wall_ns() / 1e9, 3),
+                "now_s": round(clock.wall_ns() / 1e9, 3),
                 "ring": {
                     "from_s": first_s,
                     "to_s": last_s,
@@ -81,17 +70,17 @@ class LiveRoutes:
             }
         )
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def stream(request: web.Request) -> web.StreamResponse:
         text = request.query.get("decisions", str(DECISIONS_DEFAULT))
         if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
             raise BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
         try:
-            with self._live.clients.connected(int(text), request.transport) as client:
+            with live.clients.connected(int(text), request.transport) as client:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 response = web.StreamResponse(headers=headers)
                 await response.prepare(request)
                 hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": client.decisions_max}
-                await response.write(self._live.clients.encoded("hello", hello))
+                await response.write(live.clients.encoded("hello", hello))
                 await client.send_to(response)
         except TooManyClients:
             message = f"{CLIENTS_MAX} live clients are connected; try again"
@@ -101,6 +90,8 @@ class LiveRoutes:
         except NoMoreClients:
             return error_response(503, "the router stops", "server_error", code="stopping")
         return response
+
+    return [web.get("/v1/fleet", fleet), web.get("/v1/history", history), web.get("/v1/live", stream)]
 
 
 def list_limit(query: Mapping[str, str]) -> int:

@@ -31,7 +31,7 @@ from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
 from router.live.decision_rows import DecisionFilter, rows
 from router.live.fleet_columns import OBSERVED_MAX, fleet_columns, observed
-from router.live.marks import Looked, Mark, Marks
+from router.live.marks import Looked, Mark, marks_of
 
 RECENT_STEP_S, RECENT_S = 5.0, 1800.0
 OLD_STEP_S, OLD_S = 60.0, 43_200.0
@@ -118,7 +118,7 @@ class Live:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._clock, self._queued = routing, index, clock, queued
         self._seen = routing.decisions.added_total
-        self._looks = Marks()
+        self._last: Looked | None = None
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
         self.clients = LiveClients()
@@ -141,7 +141,8 @@ class Live:
 
     def look(self) -> None:
         """Mark what changed since the last look, and tell live clients of it."""
-        for mark in self._looks.look(self._looked(), round(self._clock.wall_ns() / 1e9, 3)):
+        last, self._last = self._last, self._looked()
+        for mark in marks_of(last, self._last, round(self._clock.wall_ns() / 1e9, 3)):
             self.marks.append(mark)
             self.clients.send("mark", mark)
 

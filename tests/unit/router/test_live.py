@@ -17,7 +17,7 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.live import clients
 from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
-from router.live.routes import LiveRoutes
+from router.live.routes import live_routes
 from router.live.service import Live
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
@@ -54,7 +54,7 @@ class Watched:
         self.live = Live(plane.routing, index, plane.clock)
         self._open = list[Any]()
         none: Any = None  # nothing is published or drained here
-        watched = LiveRoutes(self.live, plane.clock).routes()
+        watched = live_routes(self.live, plane.clock)
         control = ControlPlane(plane.routing, index, none, none, watched=watched)
         self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
 

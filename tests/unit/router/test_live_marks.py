@@ -6,7 +6,7 @@ import pytest
 
 from kv_protocol.ids import WorkerRank
 from router.fleet.trust import EXACT, Trust
-from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, Marks
+from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, marks_of
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 DOUBTED = Trust("DEGRADED", "behind")
@@ -21,9 +21,8 @@ BEFORE = Looked(
 
 def marked(**changed: Any) -> list[Mark]:
     """Return the marks of a second look."""
-    marks = Marks()
-    assert [each.kind for each in marks.look(BEFORE, 1.0)] == ["router_started"]
-    return marks.look(BEFORE._replace(**changed), 2.0)
+    assert [each.kind for each in marks_of(None, BEFORE, 1.0)] == ["router_started"]
+    return marks_of(BEFORE, BEFORE._replace(**changed), 2.0)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,8 @@ def test_a_worker_that_joins_is_a_mark_and_its_ranks_are_none() -> None:
 
 
 def test_what_ends_is_a_mark_as_well() -> None:
-    marks = Marks()
-    marks.look(BEFORE._replace(is_log_connected=False, workers={"a": ("a-1", False, True)}, trust={A0: DOUBTED}), 1.0)
-    assert [each.text for each in marks.look(BEFORE, 2.0)] == [
+    bad = BEFORE._replace(is_log_connected=False, workers={"a": ("a-1", False, True)}, trust={A0: DOUBTED})
+    assert [each.text for each in marks_of(bad, BEFORE, 2.0)] == [
         "the event log is connected again",
         "a is heard again",
         "a/0 DEGRADED -> EXACT",
@@ -69,8 +67,7 @@ def test_what_ends_is_a_mark_as_well() -> None:
 
 def test_many_changes_of_one_look_are_counted_beyond_the_bound() -> None:
     ranks = [WorkerRank(f"w{at}", 0) for at in range(MARKS_OF_A_LOOK + 7)]
-    marks = Marks()
-    marks.look(BEFORE._replace(trust=dict.fromkeys(ranks, EXACT)), 1.0)
-    found = marks.look(BEFORE._replace(trust=dict.fromkeys(ranks, DOUBTED)), 2.0)
+    was, now = (BEFORE._replace(trust=dict.fromkeys(ranks, trust)) for trust in (EXACT, DOUBTED))
+    found = marks_of(was, now, 2.0)
     assert len(found) == MARKS_OF_A_LOOK + 1
     assert (found[-1].kind, found[-1].text) == ("others", "7 other changes")
