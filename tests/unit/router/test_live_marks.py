@@ -1,5 +1,6 @@
-"""Marks: what two looks at the fleet differ by."""
+"""What is kept of the fleet's past: marks of what two looks differ by, and the ring of moments."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from kv_protocol.ids import WorkerRank
 from router.fleet.trust import EXACT, Trust
 from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, marks_of
+from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
 
+BEGAN_S = 1_000_000.0
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 DOUBTED = Trust("DEGRADED", "behind")
 BEFORE = Looked(
@@ -71,3 +74,84 @@ def test_many_changes_of_one_look_are_counted_beyond_the_bound() -> None:
     found = marks_of(was, now, 2.0)
     assert len(found) == MARKS_OF_A_LOOK + 1
     assert (found[-1].kind, found[-1].text) == ("others", "7 other changes")
+
+
+def filled(seconds: float, *, bytes_max: int = 1 << 30, size: int = 10) -> Ring:
+    """Return a ring that got a sample each `RECENT_STEP_S` for so long; each has its number in front."""
+    ring = Ring(bytes_max)
+    for number in range(int(seconds / RECENT_STEP_S) + 1):
+        ring.add(BEGAN_S + number * RECENT_STEP_S, str(number).encode().ljust(size))
+    return ring
+
+
+def test_nothing_is_found_in_an_empty_ring_or_before_its_first_sample() -> None:
+    assert (Ring(100).at(BEGAN_S), Ring(100).span) == (None, None)
+    assert filled(10).at(BEGAN_S - 0.001) is None
+
+
+def test_the_last_sample_at_a_time_or_before_it_is_found() -> None:
+    ring = filled(60)
+    for seconds, number in ((0.0, 0), (4.9, 0), (5.0, 1), (34.0, 6), (1e9, 12)):
+        found = ring.at(BEGAN_S + seconds)
+        assert found is not None
+        assert int(found.data) == number
+
+
+def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
+    seconds = OLD_S + RECENT_S
+    ring = filled(seconds)
+    now_s = BEGAN_S + seconds
+    assert ring.steps() == [
+        (RECENT_STEP_S, now_s - RECENT_S + RECENT_STEP_S),
+        (OLD_STEP_S, ring.span[0] if ring.span else None),
+    ]
+    assert ring.span is not None
+    assert now_s - OLD_S < ring.span[0] <= now_s - OLD_S + OLD_STEP_S
+    assert len(ring) <= RECENT_S / RECENT_STEP_S + OLD_S / OLD_STEP_S
+    for ago_s, step_s in ((100.0, RECENT_STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
+        found = ring.at(now_s - ago_s)
+        assert found is not None
+        assert 0 <= now_s - ago_s - found.at_s < step_s
+
+
+def test_the_oldest_are_dropped_beyond_the_bytes_and_bytes_are_counted() -> None:
+    ring = filled(RECENT_S * 2, bytes_max=5000, size=100)
+    assert (len(ring), ring.bytes) == (50, 5000)
+    assert ring.at(BEGAN_S) is None
+    last = ring.at(BEGAN_S + RECENT_S * 2)
+    assert last is not None
+    assert int(last.data) == RECENT_S * 2 / RECENT_STEP_S
+
+
+def test_a_sample_beyond_all_bytes_is_not_kept() -> None:
+    ring = Ring(10)
+    ring.add(BEGAN_S, b"x" * 11)
+    assert (len(ring), ring.bytes, ring.at(BEGAN_S)) == (0, 0, None)
+
+
+def test_a_clock_that_is_set_back_ends_what_is_later() -> None:
+    ring = filled(60)
+    ring.add(BEGAN_S + 12.0, b"99")
+    assert ring.span == (BEGAN_S, BEGAN_S + 12.0)
+    found = ring.at(BEGAN_S + 1000)
+    assert found is not None
+    assert int(found.data) == 99
+
+
+def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
+    random = Random(5)
+    ring, now_s = Ring(3000), BEGAN_S
+    for _ in range(3000):
+        now_s += random.choice([5.0, 5.0, 5.0, 60.0, 1800.0, -500.0])
+        ring.add(now_s, b"x" * random.randrange(1, 200))
+        found = ring.at(now_s)
+        assert ring.bytes <= 3000
+        assert found is not None
+        assert found.at_s == now_s
+    assert ring.span is not None
+    times = []
+    at_s = now_s
+    while (sample := ring.at(at_s)) is not None:
+        times.append(sample.at_s)
+        at_s = sample.at_s - 0.001
+    assert (times, len(times)) == (sorted(times, reverse=True), len(ring))

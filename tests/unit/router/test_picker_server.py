@@ -280,14 +280,6 @@ async def test_a_request_that_is_not_completed_in_time_is_refused_and_its_stream
     assert (picker.statistics.streams, picker.statistics.failed, plane.serving.metrics.inflight) == (0, 0, 0)
 
 
-async def test_a_body_that_is_too_large_ends_the_stream_and_frees_its_bytes(plane: Plane) -> None:
-    picker = picker_of(plane)
-    head, body = asked([7] * 400_000)
-    *_, last = await replies_to(picker, head, body)
-    assert last.immediate_response.status.code == 413
-    assert (picker.statistics.streams, picker.statistics.body_bytes) == (0, 0)
-
-
 class SilentGateway:
     """A stream's context as grpcio passes it: the head comes, and then nothing."""
 
