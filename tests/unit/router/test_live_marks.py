@@ -1,14 +1,24 @@
-"""What is kept of the fleet's past: marks of what two looks differ by, and the ring of moments."""
+"""What is kept for people: marks of what two looks differ by, the ring, rows of trends, use of prefixes."""
 
+from collections.abc import Iterable
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from indexer.embedded import OutlineNode
+from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
+from router.attribution.contents import Figures
+from router.decision.kept_prompts import KeptPrompts
 from router.fleet.trust import EXACT, Trust
+from router.live.decision_rows import EXCERPT_TOKENS, uses
 from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, marks_of
 from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
+from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
+from tests.support.manual_clock import ManualClock
+from tests.unit.router.samples import route
 
 BEGAN_S = 1_000_000.0
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
@@ -155,3 +165,87 @@ def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
         times.append(sample.at_s)
         at_s = sample.at_s - 0.001
     assert (times, len(times)) == (sorted(times, reverse=True), len(ring))
+
+
+class Router:
+    """What trends read of a router."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.arrived, self.saved, self.gauges = (0, [0, 0]), Figures(), Gauges(0, None)
+        self.trends = Trends(self.clock, lambda: self.arrived, lambda: self.saved, lambda: self.gauges, (1.0,))
+
+    async def step(self) -> None:
+        """Let a step end."""
+        await self.clock.advance(STEP_S)
+        self.trends.step()
+
+
+async def test_a_row_has_what_was_added_in_its_step() -> None:
+    router = Router()
+    router.arrived, router.saved = (3, [2, 1]), Figures(prompt_tokens=100, reused_tokens=60, saved_s=0.5)
+    await router.step()
+    router.arrived, router.gauges = (4, [2, 2]), Gauges(7, 0.25)
+    await router.step()
+    first, second = router.trends.shown().rows
+    assert (first.requests, first.first_tokens, first.reused_tokens, first.saved_s) == (3, [2, 1], 60, 0.5)
+    assert (second.requests, second.first_tokens, second.reused_tokens) == (1, [0, 1], 0)
+    assert (second.in_flight, second.event_lag_s, second.at_s - first.at_s) == (7, 0.25, STEP_S)
+
+
+async def test_the_rows_of_15_minutes_are_kept() -> None:
+    router = Router()
+    for _ in range(STEPS + 5):
+        await router.step()
+    assert len(router.trends.shown().rows) == STEPS
+
+
+async def test_rows_of_processes_are_summed_by_their_times_and_gauges_are_the_largest() -> None:
+    one, other = Router(), Router()
+    one.arrived, one.gauges = (3, [2, 1]), Gauges(4, None)
+    other.arrived, other.gauges = (2, [0, 2]), Gauges(5, 0.5)
+    await one.step()
+    await other.step()
+    await other.step()
+    both, alone = merged_trends([one.trends.shown(), other.trends.shown()]).rows
+    assert (both.requests, both.first_tokens, both.in_flight, both.event_lag_s) == (5, [2, 3], 5, 0.5)
+    assert (alone.requests, alone.at_s - both.at_s) == (0, STEP_S)
+
+
+def record(tenant: str, *hashes: int, request_id: str = "r") -> Any:
+    """Return a decision on a prompt of these blocks."""
+    request = route(tenant=tenant, request_id=request_id, block_size=2, sequence_hashes=pack_u64(hashes))
+    return SimpleNamespace(verdict=SimpleNamespace(request=request))
+
+
+def node(first: int, *, blocks: int, depth: int) -> OutlineNode:
+    """Return a node."""
+    return OutlineNode(first, 0, blocks, blocks, depth, 0, 0.0, 0.0, 0.0)
+
+
+def words(ids: Iterable[int]) -> str:
+    """Return token ids as text."""
+    return " ".join(map(str, ids))
+
+
+def test_a_node_is_used_by_the_requests_that_have_its_first_block_at_its_place() -> None:
+    records = [record("blue", 1, 2, 3), record("red", 1, 2, 4), record("blue", 2, 1)]
+    trunk, leaf, strange = uses(
+        [node(1, blocks=2, depth=2), node(4, blocks=1, depth=3), node(9, blocks=1, depth=1)], records
+    )
+    assert (trunk.tenants, leaf.tenants, strange.tenants) == (["blue", "red"], ["red"], [])
+    assert (trunk.models, trunk.text) == (leaf.models, None)
+
+
+def test_its_text_begins_where_the_node_begins_and_is_bounded() -> None:
+    kept = KeptPrompts(words)
+    hashes = range(1, 101)
+    kept.keep("r", pack_u32(range(200)), pack_u64(hashes))
+    short, long = uses([node(2, blocks=1, depth=2), node(3, blocks=98, depth=100)], [record("", *hashes)], kept)
+    assert short.text == "2 3"
+    assert long.text == words(range(4, 4 + EXCERPT_TOKENS))
+
+
+def pack_u32(ids: Iterable[int]) -> bytes:
+    """Return token ids as they are kept."""
+    return b"".join(each.to_bytes(4, "little") for each in ids)
