@@ -181,7 +181,7 @@ def report_of(
     )
 
 
-def merged(reports: Sequence[SavingsReport], rows_max: int) -> SavingsReport:
+def merged(reports: Sequence[SavingsReport], rows_max: int = ROWS_MAX) -> SavingsReport:
     """Return one report of several routers', of which there is at least one; each keeps `rows_max` names at most.
 
     A name that has a row in one report and none in another may be part of the other's `other`: its bound grows by that

@@ -38,7 +38,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import control_app
-from router.attribution.contents import ROWS_MAX, SavingsReport
+from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.drain.routes import WAIT_S_MAX
 from router.live.routes import list_limit
@@ -83,7 +83,7 @@ class Front:
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._of_all(doubted_workers)),
-            web.get("/v1/report", self._of_all(_merged_reports, _decode_report, passes_refusals=True)),
+            web.get("/v1/report", self._of_all(merged_reports, _decode_report, passes_refusals=True)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
             web.get("/v1/trends", self._of_all(merged_trends, _decode_trends)),
             web.get("/v1/processes", self._processes),
@@ -275,10 +275,6 @@ def _drain_of(statuses: list[_Body]) -> _Body:
         "running_requests": max(status["running_requests"] for status in statuses),
         "handover": _handover_of(handovers) if handovers else None,
     }
-
-
-def _merged_reports(reports: list[SavingsReport]) -> SavingsReport:
-    return merged_reports(reports, ROWS_MAX)
 
 
 def doubted_workers(bodies: list[_Body]) -> _Body:
