@@ -8,6 +8,18 @@ import router.required  # noqa: F401  before numpy is imported
 from kv_runtime.config.options import config_options
 from kv_runtime.extras import InstalledCommands, LazyCommand
 
+_TEXTS = {
+    "doctor": "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix,"
+    " the worst first.",
+    "explain": "Explain a decision: why that worker, what every other would have cost, and whether the prediction"
+    " held.",
+    "journal": "Look into routers' journals.",
+    "key": "Print a new API key, and its account's entry for data.accounts_file.",
+    "pools": "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
+    "replay": "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
+    "report": "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
+    "top": "Print a running fleet: workers, latencies, the last decisions.",
+}
 _TEXTS_OF_EXTRAS = {
     "bench": "Measure it: every bench states the machine, and prints losses too.",
     "dashboards": "Write the Grafana dashboards and their provisioning into a directory.",
@@ -96,37 +108,8 @@ def main(
     run(flags, file=file, assignments=assignments, print_config=print_config)
 
 
-for _command in (
-    LazyCommand(
-        "doctor",
-        "router.cli.doctor:doctor",
-        "Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.",
-    ),
-    LazyCommand(
-        "explain",
-        "router.cli.explain:explain",
-        "Explain a decision: why that worker, what every other would have cost, and whether the prediction held.",
-    ),
-    LazyCommand("journal", "router.cli.journal:journal", "Look into routers' journals."),
-    LazyCommand("key", "router.cli.key:key", "Print a new API key, and its account's entry for data.accounts_file."),
-    LazyCommand(
-        "pools",
-        "router.cli.serve:pools",
-        "Choose a pool of workers for each request, by its length, its targets and the state of the pools.",
-    ),
-    LazyCommand(
-        "replay",
-        "router.cli.replay:replay",
-        "Take every decision of the journal again, from the journal alone, and compare bit for bit.",
-    ),
-    LazyCommand(
-        "report",
-        "router.cli.report:report",
-        "Report what the reuse of prompts saved, and for whom: by model, tenant, LoRA adapter and prefix family.",
-    ),
-    LazyCommand("top", "router.cli.top:top", "Print a running fleet: workers, latencies, the last decisions."),
-):
-    main.add_command(_command)
+for _name, _text in _TEXTS.items():
+    main.add_command(LazyCommand(_name, f"router.cli.{_name}:{_name}", _text))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "background": (
         "router.feeds.feeds",
         "router.feeds.watch",
-        "router.feeds.trust_watch",
         "router.http.timeout_sweeper",
         "router.admin.control_plane",
         "router.drain",

@@ -9,9 +9,8 @@ from kv_protocol.journal import JournalRecord
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped
-from router.journal.continuity import Continuity
 from router.journal.reader import JournalEntry
-from router.journal.replay import Redecided, Replay
+from router.journal.replay import Continuity, Redecided, Replay
 from router.shadows.comparison import of_verdicts
 from router.shadows.tally import Tally
 

@@ -27,9 +27,8 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.process import print_json, print_lines, run_process
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
-from router.doctor.http_client import HttpAsker, Reply
-from router.shadows.series import SeriesMean
-from router.shadows.tally import ShadowReport, Tally
+from router.doctor.pages import HttpAsker, Reply
+from router.shadows.tally import SeriesMean, ShadowReport, Tally
 
 PLAYED = 4
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -165,7 +164,7 @@ def _gain(mean: SeriesMean) -> str:
     """Return by how much the TTFT changes: the gain is of the other policy, so that its sign turns."""
     if not mean.count:
         return "not known"
-    interval = mean.interval
+    interval = mean.interval_95
     between = "" if interval is None else f" ({-1e3 * interval[1]:+.1f} to {-1e3 * interval[0]:+.1f})"
     return f"{-1e3 * mean.mean:+.1f} ms{between}"
 

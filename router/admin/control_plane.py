@@ -21,10 +21,9 @@ GET    /ui/                       the web page (`router/web/page.py`), and its f
 """
 
 import asyncio
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -57,10 +56,8 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import DecisionFilter, outcome_fields, rows
-from router.live.evidence import prediction_routes
-from router.live.passed_requests import USED_MAX, uses, warmth
-from router.live.routes import list_limit, unix_time
+from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
+from router.live.routes import list_limit, prediction_routes, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web.page import WebPage
 from router.workers.service import AttachedWorkers
@@ -97,9 +94,9 @@ class ControlPlane:
     def __init__(
         self,
         routing: Routing,
-        index: EmbeddedIndex | None,
+        index: EmbeddedIndex,
         log: EventLog,
-        handover: Handover | None = None,
+        handover: Handover,
         gate: FleetGate | None = None,
         policies: PolicyStore | None = None,
         *,
@@ -110,9 +107,8 @@ class ControlPlane:
         attached: AttachedWorkers | None = None,
         watched: Sequence[web.RouteDef] = (),
     ) -> None:
-        """What is not given has no endpoints: `index`, `shadows`.
+        """Without `shadows` they have no endpoints.
 
-        handover      without it, a drained worker's prefixes are not computed at other workers
         gate          that of this router's feeds
         policies      without it, a policy that is changed lasts until the router ends
         trace_link    `tracing.link` of the settings
@@ -142,7 +138,9 @@ class ControlPlane:
             web.post("/v1/workers", self._add_worker),
             *self._drains.routes(),
             web.delete("/v1/workers/{id}", self._remove_worker),
-            *self._index_routes(self._index),
+            web.get("/v1/index", self._index_view),
+            web.get("/v1/index/position", self._position),
+            *self._index.routes(self._heat, self._uses),
             web.get("/v1/policy", self._policy),
             web.put("/v1/policy", self.change_policy),
             web.patch("/v1/policy", self.change_policy),
@@ -153,18 +151,9 @@ class ControlPlane:
             *life_routes(lambda: self._routing.readiness()._asdict()),
         ]
 
-    def _index_routes(self, index: EmbeddedIndex | None) -> list[web.RouteDef]:
-        if index is None:
-            return []
-        return [
-            web.get("/v1/index", partial(self._index_view, index)),
-            web.get("/v1/index/position", partial(self._position, index)),
-            *index.routes(self._heat, self._uses),
-        ]
-
     async def _decisions(self, request: web.Request) -> web.Response:
         routing, query = self._routing, request.query
-        limit, at_s = list_limit(query), unix_time("at", query.get("at"))
+        limit, at_s = list_limit(query), unix_time(query)
         behind_wall_s = routing.clock.wall_ns() / 1e9 - routing.clock.now()
         wanted = DecisionFilter(
             query.get("worker", ""),
@@ -277,8 +266,9 @@ class ControlPlane:
             return error_response(503, message, "server_error", code="log_unavailable")
         return None
 
-    async def _index_view(self, index: EmbeddedIndex, _: web.Request) -> web.Response:
-        statistics, trust = index.statistics(), self._routing.trust()
+    async def _index_view(self, _: web.Request) -> web.Response:
+        index, trust = self._index, self._routing.trust()
+        statistics = index.statistics()
         refused = {str(rank): reason for rank, reason in index.refused_ranks().items()}
         routed = {str(WorkerRank(*rank)): blocks for rank, blocks in self._routing.state.core.routed_blocks()}
 
@@ -300,20 +290,18 @@ class ControlPlane:
 
         return await large_json_response(made)
 
-    async def _position(self, index: EmbeddedIndex, request: web.Request) -> web.Response:
+    async def _position(self, request: web.Request) -> web.Response:
         numbers = {}
         for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
             value = request.query.get(field, default)
             if not _DECIMAL.fullmatch(value):
                 raise BadParameter(field, value, "a decimal number")
             numbers[field] = int(value)
-        timeout_s = _seconds(request.query.get("timeout_s", "5"))
-        if timeout_s is None:
-            raise BadParameter("timeout_s", request.query["timeout_s"], "seconds")
+        timeout_s = seconds_of("timeout_s", request.query.get("timeout_s", "5"), "seconds", least=-sys.float_info.max)
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
-                await index.wait_for(rank, numbers["epoch"], numbers["seq"])
+                await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
         except TimeoutError:
             message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
             return error_response(504, message, "server_error", code="not_reached")
@@ -371,14 +359,6 @@ def control_app(routes: Sequence[web.RouteDef], *, token: str) -> web.Applicatio
     app = web.Application(middlewares=[openai_errors, guard], client_max_size=_BODY_BYTES_MAX)
     app.add_routes([*routes, *page.routes()])
     return app
-
-
-def _seconds(value: str) -> float | None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) else None
 
 
 def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, object]:

@@ -6,15 +6,41 @@ Numbers are sums, so reports of several routers are added field by field (`merge
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from router.attribution.attribution import DIMENSIONS, Dimension, Sums, TopRows, not_counted, top_rows
 from router.native import built
 
+Dimension = Literal["model", "tenant", "lora", "prefix"]
+DIMENSIONS: tuple[Dimension, ...] = ("model", "tenant", "lora", "prefix")
+
+
+ROWS_MAX = 64
+"""Names with a row of their own in each dimension: as many as a reader or a dashboard takes in."""
 Source = Literal["router", "journal"]
 """Running routers, since they started; or their journals, for any period."""
+
+
+class AttributionLimits(NamedTuple):
+    """How many names have rows of their own in each dimension, and which block of a prompt names its family.
+
+    `pending_max`: largest number of decisions without an outcome.
+    """
+
+    rows_max: int = ROWS_MAX
+    family_blocks: int = 4
+    pending_max: int = 65_536
+
+
+def not_counted(found: built.Attribution, not_repeated: int = 0) -> dict[str, int]:
+    """Return the number of decisions that are in no sum, by cause.
+
+    `not_repeated`: those of a journal that lacks records before them, so that their candidates are not known.
+    """
+    not_answered, unseen, dropped, pending = found.not_counted()
+    causes = {"not_answered": not_answered, "unseen": unseen, "dropped": dropped, "not_repeated": not_repeated}
+    return {**causes, "pending": pending}
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +75,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 _DIGITS = 6
 """Of charged blocks: sums of shares are rounded to what was shared."""
+_OF_CORE = (
+    "requests", "compared_requests", "prompt_tokens", "reused_tokens", "reported_tokens", "baseline_tokens",
+    "foregone_tokens", "saved_s", "learnt_s", "baseline_s", "evicted_blocks",
+)  # fmt: skip
+"""The fields of a core's sums, in its order."""
 _SUMMED = tuple(name for name in Figures.__struct_fields__ if name != "evicted_blocks")
 
 
@@ -86,6 +117,44 @@ class SavingsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that ranks removed from their GPUs in the period, whatever caused it; None where `evicted_blocks` is."""
 
 
+def _figures(sums: tuple[float, ...], *, has_evictions: bool) -> dict[str, Any]:
+    """Return the fields of the core's sums, and what follows from them."""
+    found: dict[str, Any] = dict(zip(_OF_CORE, sums, strict=True))
+    found["routing_tokens"] = found["reused_tokens"] - found["baseline_tokens"]
+    found["routing_s"] = found["saved_s"] - found["baseline_s"]
+    found["evicted_blocks"] = round(found["evicted_blocks"], _DIGITS) if has_evictions else None
+    return found
+
+
+def total(found: built.Attribution, *, has_evictions: bool = False) -> Figures:
+    """Return the present sums of all requests."""
+    return Figures(**_figures(found.total(), has_evictions=has_evictions))
+
+
+def top_rows(
+    found: built.Attribution,
+    dimension: Dimension,
+    titles: Mapping[str, str] | None = None,
+    *,
+    has_evictions: bool = False,
+) -> Rows:
+    """Return the present sums by name, those with most requests first; `titles` are other names of them."""
+    top, other, absent_max = found.top(DIMENSIONS.index(dimension))
+    names = titles or {}
+    rows = [
+        Row(
+            name=name,
+            missed_requests_max=missed,
+            title=names.get(name, ""),
+            **_figures(sums, has_evictions=has_evictions),
+        )
+        for name, missed, sums in top
+    ]
+    rows.sort(key=lambda row: (-row.requests, row.name))
+    rest = Figures(**_figures(other, has_evictions=has_evictions))
+    return Rows(rows=tuple(rows), other=rest, absent_requests_max=absent_max)
+
+
 def report_of(
     found: built.Attribution,
     source: Source,
@@ -97,21 +166,22 @@ def report_of(
     removed_blocks: int | None = None,
 ) -> SavingsReport:
     """Return the present report; `titles` names prefix families by their hash."""
-    names, has_evictions = titles or {}, removed_blocks is not None
+    has_evictions = removed_blocks is not None
     return SavingsReport(
         source=source,
         since=since,
         until=until,
-        total=Figures(**_figures(Sums(*found.total()), has_evictions=has_evictions)),
+        total=total(found, has_evictions=has_evictions),
         by={
-            each: _rows(top_rows(found, each), names if each == "prefix" else {}, has_evictions) for each in DIMENSIONS
+            each: top_rows(found, each, titles if each == "prefix" else None, has_evictions=has_evictions)
+            for each in DIMENSIONS
         },
         not_counted=not_counted(found, not_repeated),
         removed_blocks=removed_blocks,
     )
 
 
-def merged(reports: Sequence[SavingsReport], rows_max: int) -> SavingsReport:
+def merged(reports: Sequence[SavingsReport], rows_max: int = ROWS_MAX) -> SavingsReport:
     """Return one report of several routers', of which there is at least one; each keeps `rows_max` names at most.
 
     A name that has a row in one report and none in another may be part of the other's `other`: its bound grows by that
@@ -151,26 +221,3 @@ def _sum(figures: Iterable[Figures]) -> Figures:
 
 def _unnamed(row: Row) -> Figures:
     return Figures(**{name: getattr(row, name) for name in Figures.__struct_fields__})
-
-
-def _rows(top: TopRows, titles: Mapping[str, str], has_evictions: bool) -> Rows:  # noqa: FBT001
-    rows = [
-        Row(
-            name=row.name,
-            missed_requests_max=row.missed,
-            title=titles.get(row.name, ""),
-            **_figures(row.sums, has_evictions=has_evictions),
-        )
-        for row in top.rows
-    ]
-    other = Figures(**_figures(top.other, has_evictions=has_evictions))
-    return Rows(rows=tuple(rows), other=other, absent_requests_max=top.absent_max)
-
-
-def _figures(sums: Sums, *, has_evictions: bool) -> dict[str, Any]:
-    evicted_blocks = round(sums.evicted_blocks, _DIGITS) if has_evictions else None
-    differences = {
-        "routing_tokens": sums.reused_tokens - sums.baseline_tokens,
-        "routing_s": sums.saved_s - sums.baseline_s,
-    }
-    return {**sums._asdict(), **differences, "evicted_blocks": evicted_blocks}

@@ -2,21 +2,152 @@
 
 A journal does not have every candidate's overlap: each decision is taken again (`router/journal/replay.py`), which
 gives what the router summed up itself. A request is of the period in which its outcome was written, by the log's time.
-With the removals of that time, blocks that were evicted are charged, too (`evictions.py`).
+With the removals of that time, blocks that were evicted are charged, too:
+
+    new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
+    removal        k blocks on the rank's GPU tier, as its event stream says, at a second of the log's time
+    charged        to the placements at that rank of whose journal's message the removal is at most `BEFORE_S` before or
+                   `AFTER_S` behind, in proportion to their new blocks that are not charged yet
+
+So a placement is charged at most its new blocks, and all placements together at most what was removed. That removals
+of the same seconds are shared in proportion is an assumption: engines do not say for which request they evict. A
+removal without placements near it is charged to none. Clears are no removals.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
+from kv_protocol.codec import decode_message
 from kv_protocol.decided import Decided
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
-from router.attribution.attribution import AttributionLimits
-from router.attribution.evictions import Evictions, Removals, new_blocks
-from router.journal.continuity import Continuity
-from router.journal.replay import Redecided, Replay
+from kv_protocol.subjects import rank_of
+from router.attribution.contents import AttributionLimits
+from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 
+Placement = TypeVar("Placement")
+BEFORE_S, AFTER_S = 1, 10
+"""A decision is in the journal some 50 ms after it was taken, a removal in the log some ms after it was made."""
+CELLS_MAX = 1_000_000
+"""Seconds of ranks in which something was removed; removals in further ones are counted, and not charged."""
+PLACED_MAX = 100_000
+"""Placements that wait for removals; beyond it the oldest half is settled, all if they came within `AFTER_S`."""
 _NS_PER_S = 1_000_000_000
+
+
+class Removals:
+    """Removed blocks by rank and second."""
+
+    def __init__(self) -> None:
+        self._of_rank: dict[WorkerRank, Counter[int]] = {}
+        self._cells = 0
+        self.total = 0
+
+    def add(self, rank: WorkerRank, second: int, blocks: int) -> None:
+        """Count blocks that the rank removed."""
+        self.total += blocks
+        cells = self._of_rank.setdefault(rank, Counter())
+        if second not in cells:
+            if self._cells >= CELLS_MAX:
+                return
+            self._cells += 1
+        cells[second] += blocks
+
+    def of(self, rank: WorkerRank) -> list[tuple[int, int]]:
+        """Return the rank's seconds and their blocks, in the order of time."""
+        return sorted(self._of_rank.get(rank, Counter()).items())
+
+
+def count_removals(removals: Removals, subject: str, time_ns: int, data: bytes) -> None:
+    """Count the removals of a message of `KV_EVENTS`; one that cannot be read counts nothing."""
+    try:
+        rank, batches = rank_of(subject), decode_message(data)
+    except MalformedMessage:
+        return
+    for batch in batches:
+        event = batch.event
+        if isinstance(event, Removed) and event.tier == Tier.GPU:
+            removals.add(rank, time_ns // _NS_PER_S, len(event.sequence_hashes))
+
+
+class _Placed(Generic[Placement]):
+    """A placement, its second, and its new blocks that are not charged yet."""
+
+    __slots__ = ("left", "placement", "second")
+
+    def __init__(self, second: int, placement: Placement, new_blocks: int) -> None:
+        self.second, self.placement, self.left = second, placement, float(new_blocks)
+
+
+class Evictions(Generic[Placement]):
+    """Charges removals to placements, of which it is told in any order; `settle` charges what is left."""
+
+    def __init__(
+        self, removals: Removals, charge: Callable[[Placement, float], None], placed_max: int = PLACED_MAX
+    ) -> None:
+        self._removals, self._charge, self._placed_max = removals, charge, placed_max
+        self._placed: dict[WorkerRank, list[_Placed[Placement]]] = {}
+        self._unsettled: dict[WorkerRank, deque[tuple[int, int]]] = {}
+        self._count = 0
+
+    def placed(self, rank: WorkerRank, second: int, placement: Placement, new_blocks: int) -> None:
+        """A request came to the rank at that second, and needed room for so many blocks."""
+        self._placed.setdefault(rank, []).append(_Placed(second, placement, new_blocks))
+        self._count += 1
+        if self._count >= self._placed_max:
+            seconds = sorted(each.second for placed in self._placed.values() for each in placed)
+            self._settle(seconds[len(seconds) // 2])
+        if self._count >= self._placed_max:  # all came within some seconds
+            self._placed.clear()
+            self._count = 0
+
+    def settle(self) -> None:
+        """Charge all removals that are not charged yet."""
+        self._settle(None)
+
+    def _settle(self, until: int | None) -> None:
+        """Charge the removals up to a second, and forget the placements that no later one can be charged to."""
+        for rank, placed in self._placed.items():
+            placed.sort(key=_second)
+            removals = self._unsettled.get(rank)
+            if removals is None:
+                removals = self._unsettled[rank] = deque(self._removals.of(rank))
+            while removals and (until is None or removals[0][0] <= until):
+                self._share(placed, *removals.popleft())
+            if until is not None:
+                placed[:] = [each for each in placed if each.second > until - AFTER_S]
+        if until is None:
+            self._placed.clear()
+        self._count = sum(map(len, self._placed.values()))
+
+    def _share(self, placed: list[_Placed[Placement]], second: int, blocks: int) -> None:
+        first = bisect_left(placed, second - AFTER_S, key=_second)
+        behind = bisect_right(placed, second + BEFORE_S, key=_second)
+        near = [each for each in placed[first:behind] if each.left > 0]
+        new_blocks = sum(each.left for each in near)
+        if not new_blocks:
+            return
+        part = min(1.0, blocks / new_blocks)
+        for each in near:
+            charged = each.left * part
+            each.left -= charged
+            self._charge(each.placement, charged)
+
+
+def _second(placed: _Placed[Placement]) -> int:
+    return placed.second
+
+
+def new_blocks(placement: built.Placement, outcome: OutcomeKnown) -> int:
+    """Return how many full blocks of prompt and answer the rank did not have."""
+    reused = placement.predicted_tokens if outcome.cached_tokens is None else outcome.cached_tokens
+    tokens = placement.isl_tokens + (outcome.output_tokens or 0)
+    return max(0, tokens // placement.block_size - min(reused, placement.isl_tokens) // placement.block_size)
 
 
 class JournalSavings:
@@ -41,11 +172,6 @@ class JournalSavings:
         self.first_ns: int | None = None
         """Time of the first message of the period; None: there was none."""
         self.last_ns = 0
-
-    @property
-    def routers(self) -> list[str]:
-        """The routers that were read, by name."""
-        return sorted(self._routers)
 
     def take(self, router: str, time_ns: int, message: JournalMessage) -> None:
         """Fold in the records of a router's next message, which the log took at this time (since 1970)."""

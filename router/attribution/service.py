@@ -7,19 +7,51 @@ they show, so each has series of its own by name: a sum over those that show a n
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
 from aiohttp import web
+from pydantic import Field
 
 from kv_runtime.clock import Clock
+from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.attribution import DIMENSIONS, AttributionLimits, Sums, not_counted, top_rows
-from router.attribution.config import ReportSection
-from router.attribution.contents import SavingsReport, report_of
+from router.attribution.contents import (
+    DIMENSIONS,
+    AttributionLimits,
+    Figures,
+    SavingsReport,
+    not_counted,
+    report_of,
+    top_rows,
+    total,
+)
 from router.native import built
 
+_LIMITS = AttributionLimits()
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Title = Annotated[str, Field(min_length=1, max_length=64)]
 SHOWN_MAX = 20
 _NS_PER_S = 1e9
+
+
+class ReportSection(Section):
+    """What prompts' reuse saved, by model, tenant, LoRA adapter and prefix family."""
+
+    family_blocks: int = Field(
+        _LIMITS.family_blocks,
+        ge=1,
+        le=1024,
+        description="prompts that begin with the same blocks, so many, are one prefix family; more tells longer system"
+        " prompts apart, and makes more families",
+    )
+    families: dict[Hash, Title] = Field(
+        {}, max_length=1024, description="titles of prefix families, by the hash that the report shows"
+    )
+
+    def limits(self) -> AttributionLimits:
+        """Return the bounds of the sums."""
+        return AttributionLimits(family_blocks=self.family_blocks)
 
 
 class Savings:
@@ -30,14 +62,10 @@ class Savings:
         settings: ReportSection,
         core: built.Core,
         clock: Clock,
-        process: str = "",
         limits: AttributionLimits | None = None,
     ) -> None:
-        """`process`: the name of this one of several that are one router; empty: there is one.
-
-        `limits`: others than those of the settings.
-        """
-        self._settings, self._clock, self._process = settings, clock, process
+        """`limits`: others than those of the settings."""
+        self._settings, self._clock = settings, clock
         self._since = iso(clock.wall_ns())
         self.attribution = core.attribution = built.Attribution(*(limits or settings.limits()))
 
@@ -53,10 +81,6 @@ class Savings:
     async def _show(self, _: web.Request) -> web.Response:
         return json_response(self.report())
 
-    def families(self) -> Iterator[Family]:
-        """Yield the sums of all requests, and of the names with most requests."""
-        return savings_families(self.attribution, self._process)
-
 
 def iso(wall_ns: int) -> str:
     """Return a time since 1970 as text: UTC, to the millisecond."""
@@ -65,9 +89,9 @@ def iso(wall_ns: int) -> str:
 
 def savings_families(found: built.Attribution, process: str = "") -> Iterator[Family]:
     """Yield the sums by name and process; `by="all"` is the total, which has no process."""
-    named = [(("all", "", ""), Sums(*found.total()))]
+    named: list[tuple[tuple[str, ...], Figures]] = [(("all", "", ""), total(found))]
     for dimension in DIMENSIONS:
-        named += [((dimension, row.name, process), row.sums) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
+        named += [((dimension, row.name, process), row) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
 
     def samples(field: str) -> list[Sample]:
         return [(at, float(getattr(sums, field))) for at, sums in named]
@@ -117,7 +141,7 @@ def savings_families(found: built.Attribution, process: str = "") -> Iterator[Fa
 
 
 def _in_two(
-    named: Sequence[tuple[tuple[str, ...], Sums]], whole: str, part: str, values: tuple[str, str]
+    named: Sequence[tuple[tuple[str, ...], Figures]], whole: str, part: str, values: tuple[str, str]
 ) -> list[Sample]:
     """Return two samples a name: the part of the whole, and the rest of it."""
     found = list[Sample]()

@@ -21,9 +21,8 @@ from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
 from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
-from router.doctor.examination import examine, exit_code
-from router.doctor.facts import Bounds, FleetFacts
-from router.doctor.probes import reads_overlap
+from router.doctor.checks import examine, exit_code
+from router.doctor.facts import FleetFacts
 from router.doctor.survey import CannotLook, SurveyScope, look
 
 NOT_LOOKED = 3
@@ -109,26 +108,10 @@ def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> SurveyScope:
     if not control and not data:
         control = (plane_url(settings.control.host, settings.control.port),)
         data = (plane_url(settings.data.host, settings.data.port),)
-    wanted = SurveyScope(
-        control_urls=checked_urls("--router", control),
-        data_urls=checked_urls("--data", data),
-        nats_url=settings.nats.url or f"nats://127.0.0.1:{settings.nats.port}",
-        nats_user=settings.nats.user,
-        nats_token=settings.nats.credentials.get_secret_value(),
-        fleet_keys=settings.nats.fleet_secrets,
-        control_token=settings.control.token.get_secret_value(),
-        worker_token=settings.data.worker_token.get_secret_value(),
-        listen_s=flags["listen_s"],
-        timeout_s=flags["timeout_s"],
-        bounds=Bounds(
-            queue_requests_max=settings.queue.requests_max,
-            inflight_requests_max=settings.queue.inflight_requests_max,
-        ),
-        reads_overlap=reads_overlap(settings.policy.mode),
-    )
-    check_token("control.token", wanted.control_token)
-    check_token("data.worker_token", wanted.worker_token)
-    return wanted
+    check_token("control.token", settings.control.token.get_secret_value())
+    check_token("data.worker_token", settings.data.worker_token.get_secret_value())
+    urls = checked_urls("--router", control), checked_urls("--data", data)
+    return SurveyScope(settings, *urls, flags["listen_s"], flags["timeout_s"])
 
 
 def as_object(facts: FleetFacts, findings: Sequence[Finding]) -> bytes:

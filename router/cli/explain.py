@@ -13,7 +13,7 @@ import msgspec
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.process import print_json, print_lines
-from router.cli.options import ControlPages, NothingRead, asked, require_log, run_on_log, with_source
+from router.cli.options import ControlPages, NothingRead, asked, journal_option, require_log, run_on_log, with_source
 from router.config import RouterSettings
 from router.decision.report import Misses, MissKind, RequestReport
 from router.decision.report_text import report_lines
@@ -41,6 +41,7 @@ class _List(msgspec.Struct):
               help="the miss: predicted minus actual cached tokens, or how late the first token was")  # fmt: skip
 @click.option("--journal", "from_journal", is_flag=True, help="read the journals on the event log, not a router")
 @click.option("--json", "as_json", is_flag=True, help="print the reports as one JSON list")
+@journal_option
 @with_source
 def explain(
     *,

@@ -27,15 +27,14 @@ from kv_runtime.process import Stopped, print_lines, run_process, run_to_end
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import configure_logs
 from router.config import RouterSettings
-from router.doctor.http_client import HttpAsker
-from router.doctor.pages import PageUnreadable, decoded
-from router.pools.targets import is_url
+from router.doctor.pages import HttpAsker, PageUnreadable, decoded
+from router.pools.config import is_url
 
 DIFFERENT, NOT_DONE = 1, 2
 _DRAIN_S = 5.0
 _URLS_MAX = 64
 _TIMEOUT_S = 10.0
-_NOT_FOUND = 404
+_NOT_FOUND, _UNAUTHORIZED = 404, 401
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
@@ -73,29 +72,30 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of a command that asks a running router, or reads journals; pass it `settings`, `url`, `nats_url`.
+    """Add the flags of a command that asks a running router; pass it `settings`, and `url`.
 
-    `url` is that of a control plane, empty where none is given. Expected errors end it as with `with_settings`.
+    `url` is that of a control plane, empty where none is given. Expected errors end it as with `with_settings`. One
+    that reads journals, too, has `journal_option`.
     """
 
     @click.option("--router", "url", default="", help="the router's control plane, http://host:port")
     @click.option("--token", help="the control plane's bearer token; better by KVROUTER_CONTROL__TOKEN")
-    @click.option(
-        "--nats-url", help="the event log that has the journals: nats://host:port; its token is nats.credentials"
-    )
     @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
     @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
     @wraps(command)
-    def run(
-        *, file: Path | None, assignments: tuple[str, ...], token: str | None, nats_url: str | None, **rest: object
-    ) -> None:
+    def run(*, file: Path | None, assignments: tuple[str, ...], token: str | None, **rest: object) -> None:
         with _expected_errors():
-            flags = {"nats.url": nats_url, "control.token": token}
+            flags = {"nats.url": rest.get("nats_url"), "control.token": token}
             settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
             configure_logs("warning")
-            command(settings=settings, nats_url=nats_url, **rest)
+            command(settings=settings, **rest)
 
     return run
+
+
+journal_option = click.option(
+    "--nats-url", help="the event log that has the journals: nats://host:port; its token is nats.credentials"
+)
 
 
 @contextmanager
@@ -201,16 +201,23 @@ class ControlPages:
 
     async def page(self, path: str, kind: type[_T], missing: str = "") -> _T:
         """Return a page; raise `NothingRead`, with the words of `missing` where there is none (404)."""
+        body = await self.body(path, missing)
+        try:
+            return decoded(body, kind, path)
+        except PageUnreadable as error:
+            raise NothingRead(f"--router: found no control plane of a router at {self.url}: {error}") from error
+
+    async def body(self, path: str, missing: str = "") -> bytes:
+        """Return a page as it came; raise `NothingRead` as `page` does."""
         reply = await self._asker.get(f"{self.url}{path}", self._token)
         if missing and reply.status == _NOT_FOUND:
             raise NothingRead(missing)
         if not reply.is_ok:
             found = reply.problem or f"status {reply.status}"
-            raise NothingRead(f"--router: found {found} at {self.url}, allowed the control plane of a running router")
-        try:
-            return decoded(reply.body, kind, path)
-        except PageUnreadable as error:
-            raise NothingRead(f"--router: found no control plane of a router at {self.url}: {error}") from error
+            hint = ", with its --token" if reply.status == _UNAUTHORIZED else ""
+            words = f"found {found} at {self.url}, allowed the control plane of a running router{hint}"
+            raise NothingRead(f"--router: {words}")
+        return reply.body
 
 
 def asked(settings: RouterSettings, url: str, work: Callable[[ControlPages], Coroutine[Any, Any, _T]]) -> _T:

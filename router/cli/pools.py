@@ -22,87 +22,83 @@ from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
+from router.cli.serve import EXPECTED, opened
 from router.config import RouterSettings
-from router.pools.config import PoolsConfig, read_config
-from router.pools.process import OpenRouter, PoolsProcess, PoolsSettings, open_own_routers, parts_after_ours
+from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
+from router.pools.process import PoolsProcess, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
-from router.pools.targets import PoolSettings, RouterAddress, is_url
 
 _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
 _MILLISECONDS = click.FloatRange(0, 3.6e6)
 _log = structlog.get_logger("pools")
 
 
-def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]) -> click.Command:
-    """Return `router pools`. An exception in `expected` is printed as one line, and the exit status is `NOT_DONE`."""
-
-    @click.command("pools")
-    @_options
-    def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> None:  # noqa: ANN401 - see _options
-        """Choose a pool of workers for each request, by its length, its targets and the state of the pools.
-
-        \b
-        Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
-        """  # noqa: D301
-        try:
-            settings = _settings(flags)
-            configure_logs(settings.telemetry.log_level)
-            config = _configuration(file, places)
-            wanted = PoolsSettings(config, _identity(flags), settings, flags["text"])
-            if check:
-                click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
-            else:
-                run_process(lambda stop: _serve(wanted, open_router, stop))
-        except expected as error:
-            print_lines(*f"router: {error}".split("\n"), err=True)
-            sys.exit(NOT_DONE)
-
-    return pools
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(
-        (
-            click.option(
-                "--config", "file", required=True, envvar=f"{_ENVIRONMENT}CONFIG", type=click.Path(path_type=Path),
-                help="the pools, as JSON",
-            ),
-            click.option(
-                "--model-name", required=True, multiple=True, envvar=f"{_ENVIRONMENT}MODEL_NAME",
-                help="model that the pools serve; repeat the flag for further names",
-            ),
-            click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools"),
-            click.option(
-                "--component-name", default="global_router", envvar=f"{_ENVIRONMENT}COMPONENT_NAME",
-                help="shown in /v1/pools",
-            ),
-            *_target_options("ttft"),
-            *_target_options("itl"),
-            click.option(
-                "--pool", "places", multiple=True, metavar="NAMESPACE=URL[,CONTROL_URL]|FILE",
-                help="a pool's router: its address, or the file of one in this process; replaces pools.namespaces",
-            ),
-            click.option(
-                "--text", default="", help="tokenizer: `byte`, or a local model directory; without it ISL is estimated"
-            ),
-            click.option("--port", type=int, help="data plane port; 0: any free one"),
-            click.option("--control-port", type=int, help="control plane port; 0: any free one"),
-            click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
-            click.option("--check", is_flag=True, help="check the configuration, print what is wrong, and end"),
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def _target_options(target: str) -> tuple[Callable[..., Any], ...]:
-    """Return the flag of a default target, and its deprecated alias."""
+def _target_options(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the flag of a default target, and its deprecated alias."""
     flag, variable = f"--default-{target}-target", f"{_ENVIRONMENT}DEFAULT_{target.upper()}_TARGET"
-    return (
-        click.option(f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="for requests without a target"),
-        click.option(flag, hidden=True, type=_MILLISECONDS, envvar=variable),
+    present = click.option(
+        f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="for requests without a target"
     )
+    deprecated = click.option(flag, hidden=True, type=_MILLISECONDS, envvar=variable)
+    return lambda command: present(deprecated(command))
+
+
+@click.command("pools")
+@click.option(
+    "--config",
+    "file",
+    required=True,
+    envvar=f"{_ENVIRONMENT}CONFIG",
+    type=click.Path(path_type=Path),
+    help="the pools, as JSON",
+)
+@click.option(
+    "--model-name",
+    required=True,
+    multiple=True,
+    envvar=f"{_ENVIRONMENT}MODEL_NAME",
+    help="model that the pools serve; repeat the flag for further names",
+)
+@click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools")
+@click.option(
+    "--component-name",
+    default="global_router",
+    envvar=f"{_ENVIRONMENT}COMPONENT_NAME",
+    help="shown in /v1/pools",
+)
+@_target_options("ttft")
+@_target_options("itl")
+@click.option(
+    "--pool",
+    "places",
+    multiple=True,
+    metavar="NAMESPACE=URL[,CONTROL_URL]|FILE",
+    help="a pool's router: its address, or the file of one in this process; replaces pools.namespaces",
+)
+@click.option("--text", default="", help="tokenizer: `byte`, or a local model directory; without it ISL is estimated")
+@click.option("--port", type=int, help="data plane port; 0: any free one")
+@click.option("--control-port", type=int, help="control plane port; 0: any free one")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
+@click.option("--check", is_flag=True, help="check the configuration, print what is wrong, and end")
+def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> None:  # noqa: ANN401 - see the flags
+    """Choose a pool of workers for each request, by its length, its targets and the state of the pools.
+
+    \b
+    Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
+    """  # noqa: D301
+    try:
+        settings = _settings(flags)
+        configure_logs(settings.telemetry.log_level)
+        config = _configuration(file, places)
+        identity, text = _identity(flags), flags["text"]
+        if check:
+            click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
+        else:
+            run_process(lambda stop: _serve(config, identity, settings, text, stop))
+    except EXPECTED as error:
+        print_lines(*f"router: {error}".split("\n"), err=True)
+        sys.exit(NOT_DONE)
 
 
 def _settings(flags: dict[str, Any]) -> RouterSettings:
@@ -159,16 +155,17 @@ def _pool(given: str) -> tuple[str, PoolSettings]:
     return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 
-async def _serve(wanted: PoolsSettings, open_router: OpenRouter, stop: asyncio.Event) -> None:
+async def _serve(
+    config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str, stop: asyncio.Event
+) -> None:
     async with AsyncExitStack() as cleanup:
-        config, opened = await open_own_routers(wanted.config, open_router, stop, cleanup)
-        process = PoolsProcess(wanted._replace(config=config))
+        config, own_routers = await open_own_routers(config, opened, stop, cleanup)
+        process = PoolsProcess(config, identity, settings, text)
         await process.start()
-        for file, router in opened.items():
+        for file, router in own_routers.items():
             click.echo(f"router of {file}  {router.data_url}  {router.control_url}  {router.log_url}")
-        settings = wanted.settings
         click.echo(f"pools on       {url_of(settings.data.host, process.data.port)}  ({config.mode})")
         click.echo(f"control plane  {url_of(settings.control.host, process.control.port)}")
-        own = [part for file, router in opened.items() for part in parts_after_ours(file, router)]
-        drain_s = process.drain_s + max((router.drain_s for router in opened.values()), default=0.0)
+        own = [part for file, router in own_routers.items() for part in parts_after_ours(file, router)]
+        drain_s = process.drain_s + max((router.drain_s for router in own_routers.values()), default=0.0)
         await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)

@@ -20,9 +20,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.rendering import without_user
 from kv_runtime.http.acceptor import listening_sockets, port_of
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.hosts import url_of
-from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import nats_server_families
 from kv_runtime.process import run_process
 from kv_runtime.supervise import Part, run_parts
@@ -80,13 +78,7 @@ async def _serve(settings: RouterSettings, given: frozenset[str], stop: asyncio.
         front = Front(links, supervisor.states, registry)
         Projection(registry, front.families)
         Projection(registry, lambda: nats_server_families(nats))
-        server = HttpServer(
-            front.app(token=control.token.get_secret_value()),
-            control.host,
-            control.port,
-            hosts=control.host_names(),
-            connections_max=CONTROL_CONNECTIONS_MAX,
-        )
+        server = control.server(front.app(token=control.token.get_secret_value()))
         await server.start()
         parts = [
             Part("processes", supervisor.run, 0),

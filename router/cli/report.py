@@ -12,14 +12,11 @@ from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
-from router.attribution.attribution import DIMENSIONS, Dimension
-from router.attribution.contents import SavingsReport, report_of
-from router.attribution.evictions import Removals, count_removals
-from router.attribution.journal import JournalSavings
-from router.attribution.page import report_page
+from router.attribution.contents import DIMENSIONS, Dimension, SavingsReport, report_of
+from router.attribution.journal import JournalSavings, Removals, count_removals
 from router.attribution.service import iso
-from router.attribution.text import report_text
-from router.cli.options import NothingRead, asked, moment, require_log, run_on_log, with_source
+from router.attribution.text import report_page, report_text
+from router.cli.options import NothingRead, asked, journal_option, moment, require_log, run_on_log, with_source
 from router.config import RouterSettings
 from router.journal.reader import JournalEntry, read_journal, read_to_end
 from router.journal.writer import CHECKPOINT_S
@@ -41,6 +38,7 @@ _CHECKPOINTS_BEFORE = 2
 @click.option("--by", type=click.Choice(DIMENSIONS), multiple=True, help="the tables to print; without it all")
 @click.option("--json", "as_json", is_flag=True, help="print the report as one JSON object, with all tables")
 @click.option("--html", "as_html", is_flag=True, help="print the report as one HTML page")
+@journal_option
 @with_source
 def report(
     *,

@@ -15,7 +15,6 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.extras import require
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.server import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, nats_server_families
 from kv_runtime.process import print_lines
@@ -25,8 +24,8 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
 from router.admin.control_plane import ControlPlane
-from router.attribution.attribution import Sums
-from router.attribution.service import Savings
+from router.attribution.contents import total
+from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
@@ -40,15 +39,12 @@ from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.feeds.event_origins import EventOrigins
 from router.feeds.feeds import RouterFeeds
 from router.feeds.rates_store import RatesStore
-from router.feeds.trust_watch import TrustWatch
 from router.feeds.watch import FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
 from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.decision_rows import TailOfDecisions
-from router.live.evidence import event_log_routes
-from router.live.routes import LiveRoutes
-from router.live.service import Live
+from router.live.routes import event_log_routes, live_routes
+from router.live.service import Live, live_families
 from router.live.trends import Gauges, Trends
 from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
@@ -62,7 +58,7 @@ from router.metrics.state import (
     trust_families,
 )
 from router.names import Names
-from router.planner.service import Planner
+from router.planner.service import Planner, planner_families
 from router.processes.metrics import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
 from router.prompt.engine_parity import EngineParity
@@ -74,7 +70,7 @@ from router.request.endpoints import endpoints
 from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracer import Tracer
-from router.shadows.service import Shadows
+from router.shadows.service import Shadows, shadow_families
 from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
@@ -140,8 +136,7 @@ class RouterParts:
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
-        process = "" if place is None else f"serving-{place.number}"
-        self._savings = Savings(settings.report, state.core, self._clock, process)
+        self._savings = Savings(settings.report, state.core, self._clock)
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
         self._shadows = Shadows(self._routing, settings.shadow)
@@ -158,9 +153,8 @@ class RouterParts:
         self._kept = KeptPrompts(text.decode) if settings.control.keep_text else None
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
-        saved = self._savings.attribution.total
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
-        self._trends = Trends(self._clock, arrived, lambda: Sums(*saved()), self._gauges, bounds_s)
+        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), self._gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
         self.data = self._data_plane(replies)
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
@@ -220,13 +214,7 @@ class RouterParts:
             attached=self._workers,
             watched=self._watched_routes(),
         )
-        return HttpServer(
-            control.app(self._registry, token=settings.control.token.get_secret_value()),
-            settings.control.host,
-            settings.control.port,
-            hosts=settings.control.host_names(),
-            connections_max=CONTROL_CONNECTIONS_MAX,
-        )
+        return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
 
     def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
         return JournalWriter(
@@ -244,13 +232,12 @@ class RouterParts:
             self._routing,
             self._index,
             self._clock,
-            TailOfDecisions(self._routing),
             queued=None if self._place else lambda: len(self._admission.queue),
         )
 
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
-        live = LiveRoutes(self._live, self._clock).routes()
+        live = live_routes(self._live, self._clock)
         shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
         return [*live, *shown, *event_log_routes(self._index, journal)]
 
@@ -284,6 +271,7 @@ class RouterParts:
         )
 
     def _project(self) -> None:
+        process = "" if self._place is None else f"serving-{self._place.number}"
         families = [
             build_families,
             lambda: state_families(self._routing.state, self._feeds),
@@ -295,14 +283,14 @@ class RouterParts:
             lambda: prompt_families(self._prompts),
             self._parity.families,
             self._handover.families,
-            self._planner.families,
-            self._shadows.families,
-            self._savings.families,
+            lambda: planner_families(self._planner.plans(self._settings.planner)),
+            lambda: shadow_families([*self._shadows.tallies.values()], self._shadows.budget),
+            lambda: savings_families(self._savings.attribution, process),
             self._index.families,
-            self._live.families,
+            lambda: live_families(self._live.clients, self._live.ring),
             lambda: attached_families(self._workers),
             lambda: nats_server_families(self._nats_server),
-            lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics()),
+            lambda: picker_families(PickerStatistics() if self.picker is None else self.picker.statistics),
             lambda: span_families(None if self._tracing is None else self._tracing.exporter),
         ]
         if self._place is None:
@@ -360,7 +348,6 @@ class RouterParts:
             Part("engine-parity", self._parity.run, 2),
             Part("event-origins", self._origins.run, 2),
             *([] if self._workers is None else [Part("workers", self._workers.run, 2)]),
-            Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),
             Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             *([] if self._place and self._place.number else [Part("rates-store", self._rates.run, 2)]),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),

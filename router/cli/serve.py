@@ -1,4 +1,4 @@
-"""The commands `router` and `router pools`: settings, what a router is opened with, and what it prints."""
+"""The command `router`: settings, what a router is opened with, and what it prints."""
 
 import asyncio
 import sys
@@ -22,7 +22,6 @@ from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
-from router.cli.pools import pools_command
 from router.cli.router_parts import Place, RouterParts
 from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
@@ -121,7 +120,3 @@ def embedded_nats(settings: RouterSettings) -> EmbeddedNats | None:
         + settings.journal.max_bytes
         + _OTHER_STREAMS_BYTES,
     )
-
-
-pools = pools_command(opened, EXPECTED)
-"""The command `router pools`, which may open a router in its own process."""

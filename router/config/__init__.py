@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from aiohttp import web
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
@@ -16,31 +17,51 @@ from kv_runtime.config.sections import (
     Settings,
     TelemetrySection,
 )
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.hosts import HostName, HostNames, WebOrigin
+from kv_runtime.http.server import HttpServer
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
-from router.attribution.config import ReportSection
-from router.config.picker import PickerSection
+from router.attribution.service import ReportSection
 from router.config.worker_address import WORKERS_MAX, WorkerText, check_place, worker_address
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
 from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
-from router.journal.config import JournalSection
-from router.planner.config import PlannerSection
+from router.journal.writer import JournalSection
+from router.planner.service import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS
 from router.queue.waiting import QueueLimits, QueuePolicy
-from router.shadows.config import ShadowSection
+from router.shadows.service import ShadowSection
 
+FALLBACKS_MAX = 8
 _HTTP, _QUEUE = HttpLimits(), QueueLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
 
 PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
+
+
+class PickerSection(Section):
+    """The endpoint picker: decisions for a gateway of the Gateway API, over gRPC. Needs the extra `gateway`.
+
+    With `data.tls_certificate` it speaks TLS, and with `data.tls_client_ca` asks gateways for a certificate.
+    """
+
+    enabled: bool = Field(default=False, description="serve Envoy's external processing")
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(9002, ge=0, le=65535, description="0: any free one, with one process")
+    fallbacks: int = Field(
+        0,
+        ge=0,
+        le=FALLBACKS_MAX,
+        description="further endpoints named to the gateway, for its retries; above 0 only for a gateway that takes a"
+        " list",
+    )
 
 
 class DataSection(BodyBoundsSection):
@@ -121,6 +142,11 @@ class RouterControlSection(ControlSection):
         default=False,
         description="keep beginning and end of each prompt in memory, and show them with its decision",
     )
+
+    def server(self, app: web.Application) -> HttpServer:
+        """Return the server of the control plane, which has this application."""
+        hosts = self.host_names()
+        return HttpServer(app, self.host, self.port, hosts=hosts, connections_max=CONTROL_CONNECTIONS_MAX)
 
 
 class LedgerSection(Section):

@@ -20,7 +20,9 @@ A router knows only its own clients' prompts: each router may be asked to drain 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Literal
 
+import msgspec
 import structlog
 
 from kv_protocol.decided import RequestPhase, RouteRequest
@@ -31,11 +33,16 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
-from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.warming import Warming, wish_of
 from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
+SHOWN_MAX = 32
+"""Prefixes of a list that are shown."""
+
+State = Literal["looking", "warming", "waiting", "over"]
+WarmingOutcome = Literal["warmed", "failed", "skipped"]
+OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
 HANDOVERS_MAX = 16
 """Hand-overs at the same time, each of one worker."""
 WITHIN_S = 60.0
@@ -50,6 +57,71 @@ _PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
 """The phase for which prompts are computed, by the worker's role."""
 
 _log = structlog.get_logger("router")
+
+
+class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix of the list, and its outcome, empty until it is known; `reason` says why it was not warmed."""
+
+    model: str
+    tokens: int
+    blocks: int
+    new_blocks: int
+    heat: float
+    held_blocks: int
+    elsewhere_blocks: int
+    outcome: WarmingOutcome | Literal[""] = ""
+    worker: str = ""
+    reason: str = ""
+
+
+class HandoverStatus(msgspec.Struct, kw_only=True):
+    """The status of a hand-over. `prompts`: prompts in the last pass; `reason`: why nothing is handed over."""
+
+    state: State = "looking"
+    reason: str = ""
+    prompts: int = 0
+    listed: int = 0
+    warmed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    budget_tokens: int
+    spent_tokens: int = 0
+    within_s: float
+    seconds: float = 0.0
+    prefixes: list[PrefixStatus] = []
+    """The first `SHOWN_MAX`."""
+
+
+class HandoverRun:
+    """One worker's running hand-over; `Handover` writes it."""
+
+    def __init__(self, registration: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
+        self.registration, self.began_s = registration, now_s
+        self.status = HandoverStatus(budget_tokens=budget_tokens, within_s=within_s)
+        self.warmed: set[int] = set()
+        """The hashes of the last blocks of prefixes that were warmed."""
+
+    def left_s(self, now_s: float) -> float:
+        """Return the remaining time."""
+        return self.began_s + self.status.within_s - now_s
+
+    def warmed_blocks(self, chain: bytes) -> int:
+        """Return how many leading blocks of a chain were warmed: their events may not have come yet."""
+        blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
+        return max((count for count, block in blocks if block in self.warmed), default=0)
+
+    def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
+        """Set the outcome of the prefix at an index of the list."""
+        setattr(self.status, outcome, getattr(self.status, outcome) + 1)
+        if at < SHOWN_MAX:
+            shown = self.status.prefixes
+            shown[at] = msgspec.structs.replace(shown[at], outcome=outcome, worker=worker, reason=reason)
+
+    def status_at(self, now_s: float) -> HandoverStatus:
+        """Return the present status."""
+        if self.status.state != "over":
+            self.status.seconds = now_s - self.began_s
+        return msgspec.structs.replace(self.status, prefixes=[*self.status.prefixes])
 
 
 class Handover:
@@ -104,7 +176,7 @@ class Handover:
         """End the hand-over of a worker now, if there is one; `reason` is shown."""
         for run, task in self._running.items():
             if run.registration.worker_id == worker_id:
-                run.reason = reason
+                run.status.reason = reason
                 task.cancel()
 
     def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:
@@ -118,20 +190,20 @@ class Handover:
 
     async def _hand_over(self, run: HandoverRun) -> None:
         try:
-            run.reason = self._why_not(run)
-            if not run.reason:
-                is_at_work = self._is_at_work(run)
+            run.status.reason = self._why_not(run)
+            if not run.status.reason:
+                is_at_work = promised_requests(self._serving.routing.state, run.registration) > 0
                 await self._warm(run)
                 if is_at_work and await self._ran_dry(run):
                     await self._warm(run)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, requests are served on
             _log.exception("handover_failed", worker=run.registration.worker_id)
-            run.reason = f"our fault: {type(error).__name__}; see the log"
+            run.status.reason = f"our fault: {type(error).__name__}; see the log"
         finally:
-            run.state, run.ended_s = "over", self._clock.now()
-            self._seconds += run.ended_s - run.began_s
+            status = run.status_at(self._clock.now())
+            run.status.state = "over"
+            self._seconds += status.seconds
             self._running.pop(run, None)
-            status = run.status_at(run.ended_s)
             figures = {
                 name: getattr(status, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")
             }
@@ -144,22 +216,19 @@ class Handover:
         mode = state.policy.of(_PHASES[role]).mode
         return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} reads no overlap"
 
-    def _is_at_work(self, run: HandoverRun) -> bool:
-        return promised_requests(self._serving.routing.state, run.registration) > 0
-
     async def _ran_dry(self, run: HandoverRun) -> bool:
         """Return whether the worker's requests ended in time."""
-        run.state = "waiting"
-        while self._is_at_work(run):
+        run.status.state = "waiting"
+        while promised_requests(self._serving.routing.state, run.registration):
             if run.left_s(self._clock.now()) <= 0:
                 return False
             await self._clock.sleep(_LOOK_S)
         return True
 
     async def _warm(self, run: HandoverRun) -> None:
-        run.state = "looking"
+        run.status.state = "looking"
         waiting = await self._listed(run)
-        run.state = "warming"
+        run.status.state = "warming"
         async with TaskSet(self._warmers) as warmers:
             for _ in range(self._warmers):
                 warmers.spawn(self._warm_in_turn(run, waiting))
@@ -177,13 +246,15 @@ class Handover:
             if verdict is not None:
                 recents.append(recent)
                 holdings.append(_holding(recent, verdict, run))
-        budget_tokens = run.budget_tokens - run.spent_tokens
+        budget_tokens = run.status.budget_tokens - run.status.spent_tokens
         found = hot_prefixes(
             holdings, self._clock.now(), block_size=run.registration.block_size, budget_tokens=budget_tokens
         )
-        run.prompts = len(holdings)
-        run.listed += len(found)
-        run.shown += [_shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.shown)]]
+        run.status.prompts = len(holdings)
+        run.status.listed += len(found)
+        run.status.prefixes += [
+            _shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.status.prefixes)]
+        ]
         return deque((each, recents[each.prompt]) for each in found)
 
     def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
@@ -203,7 +274,7 @@ class Handover:
 
     async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
         while waiting:
-            at = run.listed - len(waiting)
+            at = run.status.listed - len(waiting)
             prefix, recent = waiting.popleft()
             outcome, worker, reason = await self._warmed(run, prefix, recent)
             run.settle(at, outcome, worker, reason)
@@ -225,9 +296,13 @@ class Handover:
         tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
-        if run.spent_tokens + tokens > run.budget_tokens:
-            return "skipped", worker, f"{tokens} tokens, of which {run.budget_tokens - run.spent_tokens} are left"
-        run.spent_tokens += tokens
+        if run.status.spent_tokens + tokens > run.status.budget_tokens:
+            return (
+                "skipped",
+                worker,
+                f"{tokens} tokens, of which {run.status.budget_tokens - run.status.spent_tokens} are left",
+            )
+        run.status.spent_tokens += tokens
         self._spent_tokens += tokens
         fault = await self._warming.compute(wish, verdict, left_s)
         if fault:

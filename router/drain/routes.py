@@ -14,7 +14,6 @@ No router sends it new requests; the router that was asked hands over the prompt
 | left | not registered any more; the status of its hand-over is kept |
 """
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -31,8 +30,8 @@ from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
-from router.drain.handover import Handover, promised_requests
-from router.drain.progress import HandoverStatus
+from router.drain.handover import Handover, HandoverStatus, promised_requests
+from router.live.routes import seconds_of
 
 TOKENS_MAX = 1 << 30
 SECONDS_MAX = 3600.0
@@ -57,9 +56,9 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainRoutes:
-    """The endpoints; without `handover` nothing is handed over."""
+    """The endpoints."""
 
-    def __init__(self, routing: Routing, handover: Handover | None, publish: Publish) -> None:
+    def __init__(self, routing: Routing, handover: Handover, publish: Publish) -> None:
         self._routing, self._handover, self._publish = routing, handover, publish
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -68,13 +67,12 @@ class DrainRoutes:
         return [web.post(path, self._begin), web.get(path, self._show), web.delete(path, self._put_back)]
 
     async def _begin(self, request: web.Request) -> web.Response:
-        worker_id, handover = request.match_info["id"], self._handover
+        worker_id = request.match_info["id"]
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)
-        defaults = (0, SECONDS_MAX) if handover is None else handover.defaults
         try:
-            tokens, within_s = wish_of(await request.read(), *defaults)
+            tokens, within_s = wish_of(await request.read(), *self._handover.defaults)
         except RequestInvalid as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field)
         registration = worker.registration
@@ -83,9 +81,9 @@ class DrainRoutes:
         if refused is not None:
             return refused
         self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
-        if handover is not None and tokens:
+        if tokens:
             try:
-                handover.begin(registration, tokens, within_s)
+                self._handover.begin(registration, tokens, within_s)
             except TaskSetFull as error:
                 message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
                 return error_response(503, message, "server_error", code="overloaded")
@@ -106,17 +104,13 @@ class DrainRoutes:
         if refused is not None:
             return refused
         self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
-        if self._handover is not None:
-            self._handover.cancel(worker_id, "the worker was put back")
+        self._handover.cancel(worker_id, "the worker was put back")
         _log.info("drain_ended_by_hand", worker=worker_id)
         return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
     async def _show(self, request: web.Request) -> web.Response:
-        worker_id, wait = request.match_info["id"], request.query.get("wait", "0")
-        wait_s = _seconds(wait, WAIT_S_MAX)
-        if wait_s is None:
-            message = f"wait: found {as_json(wait)}, allowed 0..{WAIT_S_MAX:g} seconds"
-            return error_response(400, message, "invalid_request_error", param="wait")
+        worker_id, allowed = request.match_info["id"], f"0..{WAIT_S_MAX:g} seconds"
+        wait_s = seconds_of("wait", request.query.get("wait", "0"), allowed, most=WAIT_S_MAX)
         clock = self._routing.clock
         end_s = clock.now() + wait_s
         while (status := self._status(worker_id)) is not None and status.state == "draining" and clock.now() < end_s:
@@ -128,7 +122,7 @@ class DrainRoutes:
         known = self._routing.state
         worker = known.fleet.worker(worker_id)
         instance = None if worker is None else worker.registration.instance
-        handover = None if self._handover is None else self._handover.status(worker_id, instance)
+        handover = self._handover.status(worker_id, instance)
         if worker is None:
             left = DrainStatus(worker_id=worker_id, state="left", running_requests=0, handover=handover)
             return None if handover is None else left
@@ -168,11 +162,3 @@ def unknown_worker(worker_id: str) -> web.Response:
     """Return the error response for a worker that is not registered."""
     message = f"id: found {as_json(worker_id)}, allowed a registered worker"
     return error_response(404, message, "invalid_request_error", param="id")
-
-
-def _seconds(value: str, most: float) -> float | None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) and 0 <= seconds <= most else None

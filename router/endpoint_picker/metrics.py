@@ -1,7 +1,10 @@
 """Metrics of the endpoint picker."""
 
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, get_args
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import msgspec
 
 from kv_runtime.telemetry import Family, counter, gauge
 
@@ -10,12 +13,12 @@ Outcome = Literal["placed", "answered", "refused", "left"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-class PickerStatistics(NamedTuple):
+class PickerStatistics(msgspec.Struct):
     """The present streams, and totals since the start."""
 
     streams: int = 0
     body_bytes: int = 0
-    outcomes: Mapping[Outcome, int] = {}
+    outcomes: Counter[Outcome] = msgspec.field(default_factory=Counter)
     moved: int = 0
     failed: int = 0
 
@@ -24,7 +27,7 @@ def picker_families(statistics: PickerStatistics) -> Iterator[Family]:
     """Yield the picker's families; without a picker they are 0."""
     yield gauge("picker_streams", "Requests of gateways that are read or served now", rows=[((), statistics.streams)])
     yield gauge("picker_body_bytes", "Bytes of their bodies in memory", rows=[((), statistics.body_bytes)])
-    by_outcome = [((each,), float(statistics.outcomes.get(each, 0))) for each in OUTCOMES]
+    by_outcome = [((each,), float(statistics.outcomes[each])) for each in OUTCOMES]
     yield counter(
         "picker_requests",
         "Requests of gateways, by what the picker said: placed, answered, refused, or left before it said anything",

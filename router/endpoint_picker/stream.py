@@ -1,10 +1,10 @@
-"""One request of a gateway as a state machine without I/O: `receive` takes an event and returns commands.
+"""One request of a gateway, in the place of a client's connection.
 
-    request    RequestCame ─> RequestBody ... ─> Begin                           the router reads and decides
-    placing    Placed ─> header lines, destination, body                         the gateway sends the request
-               Answered ─> Immediate                                             no worker gets it
-    answer     AnswerCame ─> JudgeHead ─> Accepted ─> header lines               the gateway passes the answer on
-               AnswerBody ... ─> AnswerGoesOn, AnswerOver
+    request    head, body ... ─> the router reads and decides
+    placing    `place` ─> header lines, destination, body                        the gateway sends the request
+               `reply` ─> an immediate answer                                    no worker gets it
+    sent       the answer's head ─> judged ─> header lines                       the gateway passes the answer on
+    answer     its body ... ─> the call's handler, to the end
     over       what still comes is passed on unread
 
 | the gateway sends bodies | request | answer |
@@ -17,35 +17,35 @@
 Source: `envoy/service/ext_proc/v3/external_processor.proto` of Envoy 1.40; docs/SOURCES.md, D11.
 """
 
+import asyncio
 import re
-from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from router.endpoint_picker.messages import (
-    AnswerBody,
-    AnswerCame,
-    AnswerTrailers,
-    BodyChunk,
-    BodyMode,
-    BodyReply,
-    FromGateway,
-    HeadersReply,
-    Immediate,
-    Lines,
-    RequestBody,
-    RequestCame,
-    RequestTrailers,
-    ToGateway,
-    TrailersReply,
-)
+from kv_protocol.openai.endpoints import PATHS
+from router.endpoint_picker import wire
+from router.endpoint_picker.addresses import alternatives, endpoint_of
+from router.endpoint_picker.metrics import Outcome
+from router.endpoint_picker.wire import AnswerCame, BodyMode, Lines, MessageRefused, RequestCame
 from router.http import refusals
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.refusals import Refusal
+from router.request.destination import Gateway
+
+if TYPE_CHECKING:
+    from router.endpoint_picker.service import EndpointPicker
+    from router.http.upstreams import Upstreams
+    from router.request.serving import FleetRequest
 
 CHUNK_BYTES_MAX = 64 << 10
 """Parts in which a request's body is sent back."""
 TAIL_BYTES = 4096
+_STREAM = b"text/event-stream"
+_PATHS = frozenset(PATHS.values())
+_NOT_OURS = ("authorization", "x-dp-rank", "x-kv-continuable")
+"""Headers that a worker gets from the router alone, or not at all."""
+_CLIENT_ERROR = 400
 _JSON = (b"content-type", b"application/json")
 _DONE = b"data: [DONE]"
 _EVENT_END = re.compile(rb"\n\r?\n")
@@ -54,82 +54,18 @@ _NAMES: dict[BodyMode, str] = {
     "none": "NONE", "streamed": "STREAMED", "buffered": "BUFFERED", "buffered_partial": "BUFFERED_PARTIAL",
     "full_duplex": "FULL_DUPLEX_STREAMED", "grpc": "GRPC",
 }  # fmt: skip
-
-
-class Placed(msgspec.Struct, frozen=True):
-    """The router chose: the gateway is to send the request there."""
-
-    destination: str
-    lines: Lines
-    removed: tuple[str, ...]
-    body: bytes
-    token_mark: bytes = b""
-    """As of `OutboundCall`."""
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """The router answers the client itself."""
-
-    status: int
-    headers: Lines
-    body: bytes
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """The answer's head may be passed on, with these header lines."""
-
-    lines: Lines = ()
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """The request is complete: read it and decide."""
-
-    head: RequestCame
-    body: bytes
-
-
-class JudgeHead(msgspec.Struct, frozen=True):
-    """The answer's head came: say whether it may be passed on."""
-
-    head: AnswerCame
-
-
-class AnswerGoesOn(msgspec.Struct, frozen=True):
-    """Bytes of an event stream came."""
-
-    is_first: bool
-
-
-class AnswerOver(msgspec.Struct, frozen=True):
-    """The answer is complete, as far as the gateway shows it. As `ResponseHandler.on_end`."""
-
-    tail: bytes
-    later_events: int
-
-
-class Left(msgspec.Struct, frozen=True):
-    """The gateway gave the request up: its client left, or a worker failed in the middle of its answer."""
-
-
-ToRouter = Begin | JudgeHead | AnswerGoesOn | AnswerOver | Left
-Commands = tuple[ToGateway | ToRouter, ...]
-_NOTHING: Commands = ()
-
-
-class OutOfOrder(Exception):
-    """A gateway sent a message that may not come at this place of the stream."""
+_TOO_SLOW = refusals.invalid("request: not complete in time", "body", "timeout", 408)
+_TOO_MUCH = refusals.unavailable("data.bodies_bytes_max: no room for the body; try again", "overloaded")
 
 
 class GatewayStream:
-    """One stream. `body_bytes_max` bounds the request's body."""
+    """One stream. `replies` takes each message, and `close` follows once."""
 
-    __slots__ = (
-        "_answer_mode", "_body", "_complete", "_head", "_request_mode", "_state", "_tally", "_trailers",
-        "body_bytes_max",
-    )  # fmt: skip
+    http_1_1 = True
+    writing_paused = False
 
-    def __init__(self, body_bytes_max: int) -> None:
-        self.body_bytes_max = body_bytes_max
+    def __init__(self, picker: "EndpointPicker") -> None:
+        self._picker = picker
         self._state: Literal["request", "placing", "sent", "judging", "answer", "over"] = "request"
         self._request_mode: BodyMode = "buffered"
         self._answer_mode: BodyMode | None = None
@@ -138,160 +74,262 @@ class GatewayStream:
         self._complete = b""  # the body, which the router has too: once in memory
         self._trailers = False
         self._tally = AnswerTally()
+        self._exchange: Exchange | None = None
+        self._request: FleetRequest | None = None
+        self._handler: ResponseHandler | None = None
+        self._replies: list[Any] = []
+        self._spoke = asyncio.Event()
+        """The router said what the gateway waits for."""
+        self.is_answered = False
+        """The gateway gets an answer for its client, after which it sends nothing more: the stream ends."""
+        self._is_moving = self._is_told = False
+        self._gathered = 0
+        self._began_s = perf_counter()
 
-    @property
-    def awaits_router(self) -> bool:
-        """Whether the gateway waits for the router."""
-        return self._state == "placing"
-
-    @property
-    def reads_request(self) -> bool:
-        """Whether more of the request is expected."""
-        return self._state == "request"
-
-    @property
-    def body_comes_whole(self) -> bool:
-        """Whether the head came, and the gateway sends the body as one message once it has all of it."""
-        return self._head is not None and self._request_mode == "buffered"
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of the request's body that came."""
-        return len(self._body) + len(self._complete)
-
-    def receive(self, event: FromGateway | Placed | Answered | Accepted) -> Commands:
-        """Take an event; return what is to be sent to the gateway and done by the router, in this order.
+    async def replies(self, kind: str, message: Any) -> list[Any]:  # noqa: ANN401 - a class made from numbers
+        """Take a message; return what the gateway is sent, once the router has said it.
 
         Raises:
-            OutOfOrder: the request's head is missing, or is the second one.
+            MessageRefused: the request's head is missing, or is the second one.
         """
-        return _STEPS[type(event)](self, event)
+        self._spoke.clear()
+        match kind:
+            case "request_headers":
+                self._request_came(wire.request_came(message))
+            case "request_body":
+                self._request_body(message.request_body.body, is_last=message.request_body.end_of_stream)
+            case "request_trailers":
+                self._request_trailers()
+            case "response_headers":
+                self._answer_came(wire.answer_came(message))
+            case "response_body":
+                self._answer_body(message.response_body.body, is_last=message.response_body.end_of_stream)
+            case _:
+                self._replies.append(wire.trailers_reply("response"))
+                self._end()
+        if self._state == "placing":
+            await self._spoke.wait()
+        return self._taken()
 
-    def closed(self) -> Commands:
-        """The gateway closed the stream."""
+    def too_slow(self) -> list[Any]:
+        """Return what the gateway is sent where its next message did not come within `pause_max_s`."""
+        self._refuse(_TOO_SLOW)
+        return self._taken()
+
+    def _taken(self) -> list[Any]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def pause_max_s(self) -> float | None:
+        """Return how long the gateway's next message may take; None: no more of the request is expected."""
+        limits = self._picker.limits
+        if self._state != "request":
+            return None
+        left_s = self._began_s + limits.body_total_s - perf_counter()
+        comes_whole = self._head is not None and self._request_mode == "buffered"
+        return max(0.0, left_s if comes_whole else min(limits.body_s, left_s))
+
+    def close(self) -> None:
+        """The gateway closed the stream, or gave it up: its client left, or a worker failed within its answer."""
         state, self._state = self._state, "over"
-        return (Left(),) if state in ("placing", "sent", "judging", "answer") else _NOTHING
+        if self._exchange is not None and state != "over":
+            self._exchange.leave()
+        self._picker.account(-self._gathered)
+        self._said("left")
+
+    def _said(self, outcome: Outcome) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._picker.statistics.outcomes[outcome] += 1
+
+    def _answer_client(self, status: int, headers: Lines, body: bytes) -> None:
+        """Have the gateway answer its client with this."""
+        self._state, self.is_answered = "over", True
+        self._replies.append(wire.immediate_reply(status, headers, body))
+        self._said("refused" if status >= _CLIENT_ERROR else "answered")
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._answer_client(refusal.status, (_JSON,), refusal.body)
 
     # ------------------------------------------------------------------------------------------- the request
 
-    def _request_came(self, event: RequestCame) -> Commands:
+    def _request_came(self, head: RequestCame) -> None:
         if self._head is not None:
-            raise OutOfOrder("request_headers: found a second message, allowed one a stream")
-        self._head, modes = event, event.modes
-        if modes is not None:
-            self._request_mode, self._answer_mode = modes.request, modes.answer
-        if event.is_last:
-            return self._begin()
-        if self._request_mode not in _READ:
-            return self.refuse(_unread(self._request_mode))
-        return (HeadersReply("request"),) if self._request_mode == "buffered" else _NOTHING
+            raise MessageRefused("request_headers: found a second message, allowed one a stream")
+        self._head = head
+        if head.modes is not None:
+            self._request_mode, self._answer_mode = head.modes
+        if head.is_last:
+            self._begin()
+        elif self._request_mode not in _READ:
+            self._refuse(_unread(self._request_mode))
+        elif self._request_mode == "buffered":
+            self._replies.append(wire.head_reply("request"))
 
-    def _request_body(self, event: RequestBody) -> Commands:
+    def _request_body(self, data: bytes, *, is_last: bool) -> None:
         if self._state != "request":
-            return _NOTHING
-        if len(self._body) + len(event.data) > self.body_bytes_max:
-            message = f"body: found more than {self.body_bytes_max} bytes, allowed data.body_bytes_max"
-            return self.refuse(refusals.invalid(message, "body", "body_too_large", 413))
-        self._body += event.data
-        return self._begin() if event.is_last or self._request_mode == "buffered" else _NOTHING
+            return
+        most = self._picker.limits.body_bytes_max
+        if len(self._body) + len(data) > most:
+            message = f"body: found more than {most} bytes, allowed data.body_bytes_max"
+            self._refuse(refusals.invalid(message, "body", "body_too_large", 413))
+            return
+        self._body += data
+        self._gathered += len(data)
+        if not self._picker.account(len(data)):
+            self._refuse(_TOO_MUCH)
+        elif is_last or self._request_mode == "buffered":
+            self._begin()
 
-    def _request_trailers(self, _event: RequestTrailers) -> Commands:
+    def _request_trailers(self) -> None:
         if self._state == "request":
             self._trailers = True
-            return self._begin()
-        return (TrailersReply("request"),)
+            self._begin()
+        else:
+            self._replies.append(wire.trailers_reply("request"))
 
-    def _begin(self) -> Commands:
-        if self._head is None:
-            raise OutOfOrder("request_body or request_trailers: found as the first message, allowed request_headers")
+    def _begin(self) -> None:
+        """The request is complete: the router reads it and decides."""
+        head, picker = self._head, self._picker
+        if head is None:
+            raise MessageRefused(
+                "request_body or request_trailers: found as the first message, allowed request_headers"
+            )
         self._state = "placing"
         self._complete, self._body = bytes(self._body), bytearray()
-        return (Begin(self._head, self._complete),)
+        parts = head.method, head.path, head.query, head.headers, self._complete
+        exchange = self._exchange = _Placed(self, *parts, self._began_s)
+        if head.path not in _PATHS or head.method != "POST":
+            picker.replies(exchange)
+            return
+        allowed = picker.addresses.now().allowed(head.subset)
+        gateway = Gateway(allowed, partial(alternatives, count=picker.settings.fallbacks))
+        self._request = picker.serving.serve(exchange, gateway=gateway)
 
-    def refuse(self, refusal: Refusal) -> Commands:
-        """Answer the client with an error."""
-        self._state = "over"
-        return (Immediate(refusal.status, (_JSON,), refusal.body),)
-
-    def _placed(self, event: Placed) -> Commands:
-        if self._state != "placing":  # the gateway has sent the request already, to another endpoint of the list
-            return _NOTHING
+    def place(self, call: OutboundCall, watcher: ResponseHandler) -> None:
+        """The router chose a worker: tell the gateway, unless it has sent the request already, to another worker."""
+        self._handler = watcher
+        self._said("placed")
+        if self._state != "placing":
+            return
         self._state = "sent"
-        self._tally.token_mark = event.token_mark
-        head = event.lines, event.removed, event.destination
+        self._tally.token_mark = call.token_mark
+        urls = (call.base_url, *call.alternatives)
+        destination = ",".join(endpoint for each in urls if (endpoint := endpoint_of(each)) is not None)
+        lines = _lines(call.headers)
+        named = {name.decode("latin-1").lower() for name, _ in lines}
+        head = lines, tuple(name for name in _NOT_OURS if name not in named), destination
+        body = b"".join(call.body) if isinstance(call.body, tuple) else bytes(call.body)
         if self._head is not None and self._head.is_last:
-            return (HeadersReply("request", *head),)
-        if self._request_mode == "buffered":
-            return (BodyReply("request", *head, None if event.body == self._complete else event.body),)
-        chunks = self._chunks(event.body)
-        return (HeadersReply("request", *head), *chunks, *((TrailersReply("request"),) if self._trailers else ()))
+            self._replies.append(wire.head_reply("request", *head))
+        elif self._request_mode == "buffered":
+            self._replies.append(wire.body_reply("request", *head, None if body == self._complete else body))
+        else:
+            self._replies += [wire.head_reply("request", *head), *self._chunks(body)]
+            self._replies += [wire.trailers_reply("request")] * self._trailers
+        self._spoke.set()
 
-    def _chunks(self, body: bytes) -> tuple[BodyChunk, ...]:
+    def _chunks(self, body: bytes) -> list[Any]:
         starts = range(0, len(body), CHUNK_BYTES_MAX) or (0,)
         last = starts[-1]
-        view = memoryview(body)
-        return tuple(
-            BodyChunk("request", view[at : at + CHUNK_BYTES_MAX], is_last=at == last and not self._trailers)
+        return [
+            wire.chunk_reply("request", body[at : at + CHUNK_BYTES_MAX], is_last=at == last and not self._trailers)
             for at in starts
-        )
+        ]
 
-    def _answered(self, event: Answered) -> Commands:
-        if self._state in ("answer", "over"):  # the client has the beginning of an answer
-            return _NOTHING
-        self._state = "over"
-        return (Immediate(event.status, event.headers, event.body),)
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """The router answers itself: tell the gateway."""
+        self._handler = None
+        if self._is_moving:  # the worker that answered is not eligible by now: its answer is passed on all the same
+            return
+        if self._state not in ("answer", "over"):  # else the client has the beginning of an answer
+            self._answer_client(status, ((b"content-type", content_type), *headers), body)
+        self._spoke.set()
+
+    @property
+    def outward(self) -> "Upstreams":
+        """Nothing is sent from here."""
+        raise AssertionError("the gateway sends the requests")
+
+    def write(self, data: bytes) -> None:
+        """Never called: no stream is resumed."""
+        raise AssertionError(f"{len(data)} bytes for a gateway's client")
+
+    def finish(self) -> None:
+        """Never called."""
+
+    def cut(self) -> None:
+        """Never called."""
 
     # ------------------------------------------------------------------------------------------- the answer
 
-    def _answer_came(self, event: AnswerCame) -> Commands:
+    def _answer_came(self, head: AnswerCame) -> None:
         if self._state != "sent":
-            return (HeadersReply("answer"),)
+            self._replies.append(wire.head_reply("response"))
+            return
         self._state = "judging"
-        self._tally.is_stream = event.is_stream
-        self._tally.ends_with_head = event.is_last or self._answer_mode in (None, "none")
-        return (JudgeHead(event),)
+        self._tally.is_stream = head.headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
+        request = self._request
+        if head.served and request is not None:
+            self._is_moving = True
+            worker_id = self._picker.addresses.now().workers.get(head.served)
+            if worker_id is not None and request.served_elsewhere(worker_id):
+                self._picker.statistics.moved += 1
+            self._is_moving = False
+        if (handler := self._handler) is None:
+            self._accept(b"", head)
+        elif head.failure:
+            handler.on_failed("connect", head.failure, False)  # noqa: FBT003 - a callback's fact
+        elif (lines := handler.on_head(head.status, head.headers, self._tally.is_stream)) is None:
+            handler.on_dropped()
+        else:
+            self._accept(lines, head)
 
-    def _accepted(self, event: Accepted) -> Commands:
-        assert self._state == "judging", "the router judges one head"
-        tally = self._tally
-        reply = HeadersReply("answer", event.lines)
-        if not tally.ends_with_head:
-            self._state = "answer"
-            return (reply,)
-        self._state = "over"
-        begun = (AnswerGoesOn(is_first=True),) if tally.is_stream else ()
-        return (reply, *begun, AnswerOver(b"", 0))
+    def _accept(self, lines: bytes, head: AnswerCame) -> None:
+        """Have the gateway pass the answer's head on, with these header lines."""
+        self._state = "answer"
+        self._replies.append(wire.head_reply("response", _lines(lines)))
+        if head.is_last or self._answer_mode in (None, "none"):
+            if self._tally.is_stream and self._handler is not None:
+                self._handler.on_first_byte()
+            self._end()
 
-    def _answer_body(self, event: AnswerBody) -> Commands:
+    def _answer_body(self, data: bytes, *, is_last: bool) -> None:
         is_duplex = self._answer_mode == "full_duplex"
-        reply = BodyChunk("answer", event.data, event.is_last) if is_duplex else BodyReply("answer")
+        self._replies.append(
+            wire.chunk_reply("response", data, is_last=is_last) if is_duplex else wire.body_reply("response")
+        )
         if self._state != "answer":
-            return (reply,)
-        goes_on = self._tally.add(event.data)
-        is_over = event.is_last or self._answer_mode == "buffered"
-        return (reply, *goes_on, *(self._end() if is_over else ()))
+            return
+        handler, tally = self._handler, self._tally
+        if data:
+            is_first = tally.add(data)
+            if tally.is_stream and handler is not None:
+                (handler.on_first_byte if is_first else handler.on_bytes)()
+        if is_last or self._answer_mode == "buffered":
+            self._end()
 
-    def _answer_trailers(self, _event: AnswerTrailers) -> Commands:
-        return (TrailersReply("answer"), *(self._end() if self._state == "answer" else ()))
-
-    def _end(self) -> tuple[AnswerOver]:
+    def _end(self) -> None:
+        """The answer is complete, as far as the gateway shows it."""
+        if self._state != "answer":
+            return
         self._state = "over"
-        return (self._tally.end(),)
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.on_end(*self._tally.end())
+            if self._exchange is not None:
+                self._exchange.close()
 
-    @classmethod
-    def steps(cls) -> dict[type, Callable[["GatewayStream", Any], Commands]]:
-        """Return the method of each kind of event."""
-        return {
-            RequestCame: cls._request_came,
-            RequestBody: cls._request_body,
-            RequestTrailers: cls._request_trailers,
-            Placed: cls._placed,
-            Answered: cls._answered,
-            AnswerCame: cls._answer_came,
-            Accepted: cls._accepted,
-            AnswerBody: cls._answer_body,
-            AnswerTrailers: cls._answer_trailers,
-        }
+
+class _Placed(Exchange, eq=False):
+    """A request of the endpoint picker: the gateway, not the router, calls the worker."""
+
+    def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
+        """Tell the gateway where to send the call; if the stream is closed, call `watcher.on_gone`."""
+        if isinstance(self.client, GatewayStream):
+            self.client.place(call, watcher)
+        else:
+            watcher.on_gone(0)
 
 
 def _unread(mode: BodyMode) -> Refusal:
@@ -299,27 +337,31 @@ def _unread(mode: BodyMode) -> Refusal:
     return Refusal(500, message, "server_error", code="gateway_body_mode", outcome="failed")
 
 
+def _lines(lines: bytes) -> Lines:
+    """Return header lines, each ended by CRLF, as names and values."""
+    parted = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
+    return tuple((name, value) for name, _, value in parted)
+
+
 class AnswerTally:
     """What of an answer's body counts: its end, and its events behind the first bytes."""
 
-    __slots__ = ("_later_events", "_tail", "ends_with_head", "has_begun", "is_stream", "token_mark")
+    __slots__ = ("_later_events", "_tail", "has_begun", "is_stream", "token_mark")
 
     def __init__(self) -> None:
         self._tail = b""
         self._later_events = 0
-        self.is_stream = self.ends_with_head = self.has_begun = False
+        self.is_stream = self.has_begun = False
         self.token_mark = b""
 
-    def add(self, data: bytes) -> tuple[AnswerGoesOn, ...]:
-        """Count more bytes; return what the router is told of them."""
-        if not data:
-            return ()
+    def add(self, data: bytes) -> bool:
+        """Count more bytes; return whether they are the first."""
         before, is_first = self._tail, not self.has_begun
         self.has_begun = True
         if self.is_stream and not is_first:
             self._later_events += self._ends(before[-self._overlap :] + data) - self._ends(before[-self._overlap :])
         self._tail = (before + data)[-TAIL_BYTES:]
-        return (AnswerGoesOn(is_first),) if self.is_stream else ()
+        return is_first
 
     @property
     def _overlap(self) -> int:
@@ -329,10 +371,7 @@ class AnswerTally:
     def _ends(self, data: bytes) -> int:
         return data.count(self.token_mark) if self.token_mark else len(_EVENT_END.findall(data))
 
-    def end(self) -> AnswerOver:
-        """Return the end of the answer."""
+    def end(self) -> tuple[bytes, int]:
+        """Return the end of the answer, and its later events, as of `ResponseHandler.on_end`."""
         has_mark = not self.token_mark and self._later_events > 0 and self._tail.rstrip().endswith(_DONE)
-        return AnswerOver(self._tail, self._later_events - has_mark)
-
-
-_STEPS = GatewayStream.steps()
+        return self._tail, self._later_events - has_mark

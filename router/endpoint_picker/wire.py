@@ -1,35 +1,82 @@
-"""Decodes and encodes the messages between a gateway and the picker: protobuf on one side, `messages.py` on the other.
+"""The protobuf messages of Envoy's external processing and of gRPC's health check, as far as they are used.
 
-The picked endpoints are in the header and in the dynamic metadata, with the same value. Source: the endpoint picker
-protocol 1.0.0 of the Gateway API inference extension (proposal 004); docs/SOURCES.md, D11.
+They are built from the field numbers below when this module is imported; fields that are not named are skipped. The
+picked endpoints are in the header and in the dynamic metadata, with the same value.
+Sources: Envoy 1.40, `api/envoy/service/ext_proc/v3/external_processor.proto`, `api/envoy/config/core/v3/base.proto`,
+`api/envoy/type/v3/http_status.proto`; gRPC, `doc/health-checking.md`; the endpoint picker protocol 1.0.0 of the Gateway
+API inference extension (proposal 004); docs/SOURCES.md, D11.
+
+    name: number type       type is bytes, string, bool, int or a message; `*` repeats it, `{}` is a map from strings
 """
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import msgspec
+from google.protobuf import descriptor_pool, message_factory, struct_pb2
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from router.endpoint_picker.messages import (
-    AnswerBody,
-    AnswerCame,
-    AnswerTrailers,
-    BodyChunk,
-    BodyMode,
-    BodyReply,
-    FromGateway,
-    HeadersReply,
-    Immediate,
-    Lines,
-    Modes,
-    RequestBody,
-    RequestCame,
-    RequestTrailers,
-    ToGateway,
-    TrailersReply,
-)
-from router.endpoint_picker.schema import MESSAGES
 from router.http.heads import Headers
 
+BodyMode = Literal["none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc"]
+"""How the gateway sends a body. Source: Envoy's API, `ProcessingMode.BodySendMode`."""
+Side = Literal["request", "response"]
+Lines = tuple[tuple[bytes, bytes], ...]
+_MODES: tuple[BodyMode, ...] = get_args(BodyMode)
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH = "grpc.health.v1.Health"
+_PACKAGE = "kv_router.gateway"
+_STRUCT = ".google.protobuf.Struct"
+
+_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
+    "HeaderMap": {"headers": (1, "HeaderValue*")},
+    "HeaderValueOption": {"header": (1, "HeaderValue"), "append_action": (3, "int")},
+    "HeaderMutation": {"set_headers": (1, "HeaderValueOption*"), "remove_headers": (2, "string*")},
+    "Metadata": {"filter_metadata": (1, "{}")},
+    "HttpStatus": {"code": (1, "int")},
+    "HttpHeaders": {"headers": (1, "HeaderMap"), "end_of_stream": (3, "bool")},
+    "HttpBody": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
+    "HttpTrailers": {"trailers": (1, "HeaderMap")},
+    "ProtocolConfiguration": {"request_body_mode": (1, "int"), "response_body_mode": (2, "int")},
+    "ProcessingRequest": {
+        "request_headers": (2, "HttpHeaders"),
+        "response_headers": (3, "HttpHeaders"),
+        "request_body": (4, "HttpBody"),
+        "response_body": (5, "HttpBody"),
+        "request_trailers": (6, "HttpTrailers"),
+        "response_trailers": (7, "HttpTrailers"),
+        "metadata_context": (8, "Metadata"),
+        "attributes": (9, "{}"),
+        "protocol_config": (11, "ProtocolConfiguration"),
+    },
+    "StreamedBodyResponse": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
+    "BodyMutation": {"body": (1, "bytes"), "streamed_response": (3, "StreamedBodyResponse")},
+    "CommonResponse": {"header_mutation": (2, "HeaderMutation"), "body_mutation": (3, "BodyMutation")},
+    "HeadersResponse": {"response": (1, "CommonResponse")},
+    "BodyResponse": {"response": (1, "CommonResponse")},
+    "TrailersResponse": {"header_mutation": (1, "HeaderMutation")},
+    "ImmediateResponse": {"status": (1, "HttpStatus"), "headers": (2, "HeaderMutation"), "body": (3, "bytes")},
+    "ProcessingResponse": {
+        "request_headers": (1, "HeadersResponse"),
+        "response_headers": (2, "HeadersResponse"),
+        "request_body": (3, "BodyResponse"),
+        "response_body": (4, "BodyResponse"),
+        "request_trailers": (5, "TrailersResponse"),
+        "response_trailers": (6, "TrailersResponse"),
+        "immediate_response": (7, "ImmediateResponse"),
+        "dynamic_metadata": (8, _STRUCT),
+    },
+    "HealthCheckRequest": {"service": (1, "string")},
+    "HealthCheckResponse": {"status": (1, "int")},
+}
+_SCALARS = {
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "int": FieldDescriptorProto.TYPE_INT32,
+}
 DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key of the metadata, of the picked endpoints."""
 METADATA = "envoy.lb"
@@ -40,8 +87,73 @@ _BY_WORKER = "via_upstream"
 """The details of an answer that a worker gave."""
 _OVERWRITE = 2
 """`OVERWRITE_IF_EXISTS_OR_ADD`."""
-_MODES: tuple[BodyMode, ...] = get_args(BodyMode)
-_SIDES = {"request": "request", "answer": "response"}
+
+
+class MessageRefused(Exception):
+    """A gateway sent no message, one of an unknown kind, or one that may not come at this place of the stream."""
+
+
+class RequestCame(msgspec.Struct, frozen=True):
+    """The head of a client's request."""
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    is_last: bool = False
+    """The request has no body."""
+    modes: tuple[BodyMode, BodyMode] | None = None
+    """How request and answer are sent; None: the gateway is too old to say so."""
+    subset: tuple[str, ...] | None = None
+    """The endpoints from which one is to be picked; None: any."""
+
+
+class AnswerCame(msgspec.Struct, frozen=True):
+    """The head of the answer, which a worker or the gateway itself gave."""
+
+    status: int
+    headers: Headers
+    is_last: bool = False
+    served: str = ""
+    """The endpoint that answered; empty: the gateway does not say so."""
+    failure: str = ""
+    """Why the gateway itself answered, in its words; empty: a worker answered, or the gateway does not say so."""
+
+
+def _add_field(message: DescriptorProto, name: str, number: int, kind: str) -> None:
+    field = message.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+    if kind == "{}":
+        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        _add_field(entry, "key", 1, "string")
+        _add_field(entry, "value", 2, _STRUCT)
+        kind = f".{_PACKAGE}.{message.name}.{entry.name}*"
+    if kind.endswith("*"):
+        field.label, kind = FieldDescriptorProto.LABEL_REPEATED, kind[:-1]
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+        return
+    field.type = FieldDescriptorProto.TYPE_MESSAGE
+    field.type_name = kind if kind.startswith(".") else f".{_PACKAGE}.{kind}"
+
+
+def _classes() -> dict[str, Any]:
+    file = FileDescriptorProto(name="kv_router/gateway.proto", package=_PACKAGE, syntax="proto3")
+    file.dependency.append(struct_pb2.DESCRIPTOR.name)
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            _add_field(message, field, number, kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(file.SerializeToString())
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
+    }
+
+
+MESSAGES = _classes()
+"""The message classes by name."""
 _Request: Any = MESSAGES["ProcessingRequest"]
 _Response: Any = MESSAGES["ProcessingResponse"]
 _KINDS = (
@@ -50,36 +162,24 @@ _KINDS = (
 _NONE = f"message: found none of {', '.join(_KINDS)}"
 
 
-class UnknownMessage(Exception):
-    """A gateway sent no message, or one of a kind that the picker does not know."""
-
-
-def decode(data: bytes) -> FromGateway:
-    """Return a message of a gateway.
+def decode(data: bytes) -> tuple[str, Any]:
+    """Return a message of a gateway: its kind, `request_` or `response_` and `headers`, `body` or `trailers`, and it.
 
     Raises:
-        UnknownMessage: it is none.
+        MessageRefused: it is none.
     """
     try:
         message = _Request.FromString(data)
     except DecodeError as error:
-        raise UnknownMessage(f"{_NONE}: {error}") from error
+        raise MessageRefused(f"{_NONE}: {error}") from error
     kind = next((name for name in _KINDS if message.HasField(name)), None)
-    if kind == "request_headers":
-        return _request_came(message)
-    if kind == "response_headers":
-        return _answer_came(message)
-    if kind == "request_trailers":
-        return RequestTrailers()
-    if kind == "response_trailers":
-        return AnswerTrailers()
     if kind is None:
-        raise UnknownMessage(_NONE)
-    body = getattr(message, kind)
-    return (RequestBody if kind == "request_body" else AnswerBody)(body.body, body.end_of_stream)
+        raise MessageRefused(_NONE)
+    return kind, message
 
 
-def _request_came(message: Any) -> RequestCame:  # noqa: ANN401 - a class made from numbers
+def request_came(message: Any) -> RequestCame:  # noqa: ANN401 - a class made from numbers
+    """Return the head of a client's request."""
     headers = _headers(message.request_headers.headers.headers)
     path, _, query = headers.pop(b":path", b"/").decode("latin-1").partition("?")
     method = headers.pop(b":method", b"").decode("latin-1")
@@ -90,13 +190,14 @@ def _request_came(message: Any) -> RequestCame:  # noqa: ANN401 - a class made f
     modes = None
     if message.HasField("protocol_config"):
         config = message.protocol_config
-        modes = Modes(_mode(config.request_body_mode), _mode(config.response_body_mode))
+        modes = _mode(config.request_body_mode), _mode(config.response_body_mode)
     return RequestCame(
         method, path, query, headers, message.request_headers.end_of_stream, modes, _subset(message.metadata_context)
     )
 
 
-def _answer_came(message: Any) -> AnswerCame:  # noqa: ANN401
+def answer_came(message: Any) -> AnswerCame:  # noqa: ANN401
+    """Return the head of an answer."""
     headers = _headers(message.response_headers.headers.headers)
     status = headers.pop(b":status", b"")
     served = _entry(message.metadata_context.filter_metadata, METADATA, SERVED)
@@ -142,36 +243,58 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:  # noqa: ANN401
     return found if isinstance(found, tuple) else None
 
 
-def encode(reply: ToGateway) -> bytes:
-    """Return the bytes of a message to a gateway."""
+def head_reply(side: Side, lines: Lines = (), removed: tuple[str, ...] = (), destination: str = "") -> Any:  # noqa: ANN401
+    """Pass a head on, with these header lines in place of those of the same names.
+
+    `destination`: the picked endpoints, `ip:port` between commas; empty: nothing was picked.
+    """
     message = _Response()
-    if isinstance(reply, Immediate):
-        message.immediate_response.status.code = reply.status
-        message.immediate_response.body = reply.body
-        _set(message.immediate_response.headers, reply.headers, ())
-        return bytes(message.SerializeToString())
-    side = _SIDES[reply.side]
-    if isinstance(reply, TrailersReply):
-        getattr(message, f"{side}_trailers").SetInParent()
-    elif isinstance(reply, BodyChunk):
-        chunk = getattr(message, f"{side}_body").response.body_mutation.streamed_response
-        chunk.body, chunk.end_of_stream = bytes(reply.data), reply.is_last
-    else:
-        _changed(message, side, reply)
-    return bytes(message.SerializeToString())
+    _change(message, getattr(message, f"{side}_headers").response, lines, removed, destination)
+    return message
 
 
-def _changed(message: Any, side: str, reply: HeadersReply | BodyReply) -> None:  # noqa: ANN401
-    common = getattr(message, f"{side}_headers" if isinstance(reply, HeadersReply) else f"{side}_body").response
+def body_reply(
+    side: Side, lines: Lines = (), removed: tuple[str, ...] = (), destination: str = "", body: bytes | None = None
+) -> Any:  # noqa: ANN401
+    """Pass a body or a part of it on, of a buffered request with changes of its head; `body` takes its place."""
+    message = _Response()
+    common = getattr(message, f"{side}_body").response
+    if body is not None:
+        common.body_mutation.body = body
+        lines = (*lines, (b"content-length", b"%d" % len(body)))
+    _change(message, common, lines, removed, destination)
+    return message
+
+
+def chunk_reply(side: Side, data: bytes, *, is_last: bool) -> Any:  # noqa: ANN401
+    """Pass a part of a body of mode full_duplex on."""
+    message = _Response()
+    chunk = getattr(message, f"{side}_body").response.body_mutation.streamed_response
+    chunk.body, chunk.end_of_stream = data, is_last
+    return message
+
+
+def trailers_reply(side: Side) -> Any:  # noqa: ANN401
+    """Pass trailers on."""
+    message = _Response()
+    getattr(message, f"{side}_trailers").SetInParent()
+    return message
+
+
+def immediate_reply(status: int, headers: Lines, body: bytes) -> Any:  # noqa: ANN401
+    """Answer the client with this, and send the request nowhere."""
+    message = _Response()
+    message.immediate_response.status.code, message.immediate_response.body = status, body
+    _set(message.immediate_response.headers, headers, ())
+    return message
+
+
+def _change(message: Any, common: Any, lines: Lines, removed: tuple[str, ...], destination: str) -> None:  # noqa: ANN401
     common.SetInParent()
-    lines = reply.lines
-    if reply.destination:
-        lines = (*lines, (DESTINATION.encode(), reply.destination.encode()))
-        message.dynamic_metadata.get_or_create_struct(METADATA)[DESTINATION] = reply.destination
-    if isinstance(reply, BodyReply) and reply.body is not None:
-        common.body_mutation.body = reply.body
-        lines = (*lines, (b"content-length", b"%d" % len(reply.body)))
-    _set(common.header_mutation, lines, reply.removed)
+    if destination:
+        lines = (*lines, (DESTINATION.encode(), destination.encode()))
+        message.dynamic_metadata.get_or_create_struct(METADATA)[DESTINATION] = destination
+    _set(common.header_mutation, lines, removed)
 
 
 def _set(mutation: Any, lines: Lines, removed: tuple[str, ...]) -> None:  # noqa: ANN401

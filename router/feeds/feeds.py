@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import structlog
 
@@ -31,6 +32,7 @@ _EARLY_MAX = 1024
 _LOOK_S = 0.05
 MessageKind = Literal["heartbeat", "load"]
 
+_T = TypeVar("_T")
 _log = structlog.get_logger("router")
 
 
@@ -126,13 +128,9 @@ class RouterFeeds:
         self._logged_pairings = found
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
-        if (rank := self._rank_of(message)) is None:
+        if (read := self._read(message, fleet.decode_heartbeat)) is None:
             return
-        try:
-            heartbeat = fleet.decode_heartbeat(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
-            return
+        rank, heartbeat = read
         if self._dp_ranks(rank.worker_id, heartbeat.instance) is None:
             self.unregistered_messages["heartbeat"] += 1
             if len(self._heard_early) >= _EARLY_MAX:
@@ -143,13 +141,9 @@ class RouterFeeds:
         self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
 
     async def _on_load(self, message: LogMessage) -> None:
-        if (rank := self._rank_of(message)) is None:
+        if (read := self._read(message, load.decode_load)) is None:
             return
-        try:
-            report = load.decode_load(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
-            return
+        rank, report = read
         if rank.dp_rank not in (self._dp_ranks(rank.worker_id, report.instance) or ()):
             self.unregistered_messages["load"] += 1
             return
@@ -164,13 +158,12 @@ class RouterFeeds:
             return None
         return worker.registration.dp_ranks
 
-    def _rank_of(self, message: LogMessage) -> WorkerRank | None:
+    def _read(self, message: LogMessage, decode: Callable[[bytes], _T]) -> tuple[WorkerRank, _T] | None:
+        """Return the rank of a message and what it says; None: it cannot be read, which is counted and logged."""
         try:
-            return subjects.rank_of(message.subject)
+            return subjects.rank_of(message.subject), decode(message.data)
         except MalformedMessage as error:
-            self._refuse(message, error)
+            self.refused_messages_total += 1
+            reason = str(error)
+            self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
             return None
-
-    def _refuse(self, message: LogMessage, error: Exception) -> None:
-        self.refused_messages_total += 1
-        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

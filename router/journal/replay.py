@@ -15,24 +15,28 @@
 With other policies, their choices for the same request are returned, too; the fold follows the recorded decisions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kv_protocol.decided import Decided, RouteRequest
-from kv_protocol.errors import LimitExceeded, shortened
+from kv_protocol.decided import TERMS, Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.errors import LimitExceeded, MalformedMessage, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     CheckpointBegan,
     CheckpointEnded,
     CheckpointPart,
     JournalBegan,
+    JournalMessage,
     JournalRecord,
     Lost,
     RankStanding,
+    RecordPart,
     Refused,
+    decode_record,
     encode_record,
 )
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
@@ -43,7 +47,6 @@ from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
 from router.journal.checkpoint import CheckpointUnusable, JournalCheckpoint, Restoring
-from router.journal.replay_differences import difference_of
 
 _REASON_CHARACTERS_MAX = 200
 _NO_STATUS = (0, "")
@@ -258,3 +261,96 @@ def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapAnswer:
     """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
     return b"", zeros, zeros, ("",) * len(ranks)
+
+
+def difference_of(recorded: Decided, found: bytes, ranks: Sequence[WorkerRank]) -> str:
+    """Return in words how the repeated decision's record differs; empty if every bit is equal. `ranks`: its columns.
+
+    Raises:
+        LimitExceeded: the recorded decision is none that a router writes.
+    """
+    recorded.check()
+    again = decode_record(found)
+    assert isinstance(again, Decided)
+    names = [
+        name
+        for name in Decided.__struct_fields__
+        if encode_record(getattr(recorded, name)) != encode_record(getattr(again, name))
+    ]
+    return "; ".join(_difference_text(name, recorded, again, ranks) for name in names)
+
+
+def _difference_text(name: str, recorded: Decided, again: Decided, ranks: Sequence[WorkerRank]) -> str:
+    match name:
+        case "terms":
+            return _terms_text(recorded, again, ranks)
+        case "best":
+            found, before = best_columns(again.best), best_columns(recorded.best)
+        case "costs":
+            return _first_apart("cost of another", other_costs(again), other_costs(recorded))
+        case "overlap":
+            return _first_apart("overlap", overlap_depths(again), overlap_depths(recorded), [*map(str, ranks)])
+        case _:
+            found, before = getattr(again, name), getattr(recorded, name)
+    return f"{name}: now {found!r}, recorded {before!r}"
+
+
+def _terms_text(recorded: Decided, again: Decided, ranks: Sequence[WorkerRank]) -> str:
+    of_now = dict(zip(best_columns(again.best), best_terms(again), strict=True))
+    for column, before in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
+        found = of_now.get(column)
+        for term in TERMS if found is not None else ():
+            if getattr(found, term) != getattr(before, term):
+                return f"{ranks[column]}: {term} now {getattr(found, term)!r}, recorded {getattr(before, term)!r}"
+    return "terms: of other candidates"
+
+
+def _first_apart(what: str, found: Sequence[object], before: Sequence[object], names: Sequence[str] = ()) -> str:
+    if len(found) != len(before):
+        return f"{what}: now of {len(found)}, recorded of {len(before)}"
+    at = next(at for at, (one, other) in enumerate(zip(found, before, strict=True)) if one != other)
+    return f"{what} {names[at] if names else at}: now {found[at]!r}, recorded {before[at]!r}"
+
+
+class Continuity:
+    """Position in one router's messages: which records are new, and whether any are missing."""
+
+    def __init__(self) -> None:
+        self._life = 0
+        self._expected = 0
+        self._parts = list[bytes]()
+        """Parts of a longer record that is incomplete."""
+
+    def records(self, message: JournalMessage) -> Iterator[JournalRecord]:
+        """Yield the new records of the next message, after a `Lost` if some are missing."""
+        if message.life != self._life:
+            self._life, self._expected = message.life, 1
+            self._parts.clear()
+        if message.first > self._expected:
+            self._parts.clear()
+            yield Lost(now_s=math.nan, count=message.first - self._expected)
+        number = message.first
+        for record in message.records:
+            if number >= self._expected:
+                if type(record) is RecordPart:
+                    yield from self._joined(record)
+                else:
+                    self._parts.clear()
+                    yield record
+            number += record.count if type(record) is Lost else 1
+        self._expected = max(self._expected, number)
+
+    def _joined(self, record: RecordPart) -> Iterator[JournalRecord]:
+        """Yield the longer record after its last part; `Lost` for a part that does not follow the one before."""
+        if record.index != len(self._parts):
+            self._parts.clear()
+            yield Lost(now_s=record.now_s, count=1)
+            return
+        self._parts.append(record.data)
+        if len(self._parts) == record.count:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            try:
+                yield decode_record(data)
+            except MalformedMessage:
+                yield Lost(now_s=record.now_s, count=1)

@@ -16,8 +16,7 @@ from kv_protocol.decided import Decided
 from kv_protocol.journal import AttemptEnded, JournalMessage, JournalRecord, OutcomeKnown, Refused
 from router.decision.report import DecisionReport, MissKind, Outcome, RequestReport, misses
 from router.decision.verdict import Verdict
-from router.journal.continuity import Continuity
-from router.journal.replay import Redecided, Replay
+from router.journal.replay import Continuity, Redecided, Replay
 
 REQUESTS_MAX = 4096
 OF_A_REQUEST_MAX = 16

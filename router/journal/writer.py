@@ -21,18 +21,18 @@ from time import perf_counter
 
 import msgspec
 import structlog
+from pydantic import Field
 
 from kv_protocol import subjects
 from kv_protocol.journal import CheckpointBegan, JournalBegan
 from kv_runtime.clock import Clock
-from kv_runtime.config.sections import NatsSection
+from kv_runtime.config.sections import NatsSection, Section
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.journal.checkpoint import JournalCheckpoint
-from router.journal.config import JournalSection
 from router.journal.encoder import BYTES_MAX, LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
 
 PERIOD_S = 0.5
@@ -46,6 +46,18 @@ _CHECKPOINTS_PER_JOURNAL = 8
 _AGAIN_S = 0.5
 
 _log = structlog.get_logger("router")
+
+
+class JournalSection(Section):
+    """The journal on the log, and the decisions kept for people."""
+
+    decisions_max: int = Field(1000, ge=1, le=1_000_000, description="newest decisions that can be explained; memory")
+    enabled: bool = Field(default=True, description="write the journal: without it no decision can be replayed")
+    router: str = Field("", pattern=r"^[a-z0-9-]{0,64}$", description="this router's name there; empty: made at start")
+    max_age_s: float = Field(86_400.0, ge=1, le=30 * 86_400, description="how long KV_JOURNAL keeps; costs disk")
+    max_bytes: int = Field(
+        512 << 20, ge=1 << 20, le=1 << 40, description="what KV_JOURNAL keeps of all routers, bytes of disk"
+    )
 
 
 def router_name(settings: JournalSection, instance: str) -> str:

@@ -1,14 +1,32 @@
-"""Decisions as rows, for lists and streams: what was chosen and what came of it, without the other candidates."""
+"""The newest decisions, as rows of lists and streams, and what they say of the tree's prefixes.
 
+    row                  what was chosen and what came of it, without the other candidates
+    heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
+    use of a node        models and tenants of the newest decisions whose prompts have the node's first block
+
+A request that was routed in a mode without overlap has no blocks, and does not count.
+"""
+
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
+from indexer.embedded import NodeUse, OutlineNode, PassedRequest
+from kv_protocol.codec import pack_u64
 from kv_protocol.journal import OutcomeKnown
+from router.decision.kept_prompts import KeptPrompts
 from router.decision.report import Misses, misses
 from router.decision.routing import Lease, Routing
 
+REQUESTS_MAX = 8192
+HALF_LIFE_S = 60.0
+USED_MAX = 1000
+"""Newest decisions that uses are of."""
+NAMES_MAX = 8
+EXCERPT_TOKENS = 64
+_HASH_BYTES = 8
 SCANNED_MAX = 10_000
 """Decisions that are looked at for one question, the newest."""
 OPEN = "open"
@@ -59,21 +77,6 @@ class DecisionFilter(NamedTuple):
         )
 
 
-class TailOfDecisions:
-    """The decisions of this process since the last call."""
-
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
-        self._seen = routing.decisions.added_total
-
-    async def since(self, count_max: int) -> tuple[list[DecisionRow], int]:
-        """Return the newest, newest first, and how many others were taken since the last call."""
-        decisions = self._routing.decisions
-        new, self._seen = decisions.added_total - self._seen, decisions.added_total
-        found = rows(self._routing, DecisionFilter(), min(new, count_max)) if new and count_max else []
-        return found, new - len(found)
-
-
 def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionRow]:
     """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at."""
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
@@ -113,3 +116,34 @@ def decision_row(record: Lease, begun_s: float, now_s: float, wall_s: float) -> 
 def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
     """Return the outcome of a decision by name: the journal's form has no names."""
     return None if outcome is None else msgspec.structs.asdict(outcome)
+
+
+def warmth(ends: Sequence[tuple[int, float]], now_s: float) -> list[PassedRequest]:
+    """Return the newest `REQUESTS_MAX` requests with their heat at this time."""
+    newest = sorted(ends, key=lambda each: each[1])[-REQUESTS_MAX:]
+    return [PassedRequest(block, 2.0 ** (-max(0.0, now_s - at_s) / HALF_LIFE_S), at_s) for block, at_s in newest]
+
+
+def uses(nodes: Sequence[OutlineNode], records: Iterable[Lease], kept: KeptPrompts | None = None) -> list[NodeUse]:
+    """Return the use of each node, with text where prompts are kept; at most `NAMES_MAX` models and tenants each."""
+    found = [NodeUse([], []) for _ in nodes]
+    places = {node.depth_blocks - node.blocks for node in nodes}
+    by_block = {(node.depth_blocks - node.blocks, pack_u64([node.first])): at for at, node in enumerate(nodes)}
+    for request in (record.verdict.request for record in records):
+        hashes = request.sequence_hashes
+        for place in places:
+            at = by_block.get((place, hashes[place * _HASH_BYTES : (place + 1) * _HASH_BYTES]))
+            if at is None:
+                continue
+            use = found[at]
+            _name(use.models, request.model)
+            _name(use.tenants, request.tenant)
+            if kept is not None and use.text is None:
+                tokens = min(nodes[at].blocks * request.block_size, EXCERPT_TOKENS)
+                use.text = kept.excerpt(request.request_id, hashes, place * request.block_size, tokens)
+    return found
+
+
+def _name(names: list[str], name: str) -> None:
+    if name and name not in names and len(names) < NAMES_MAX:
+        names.append(name)

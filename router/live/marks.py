@@ -1,4 +1,4 @@
-"""What happened in the fleet: workers that came and went, trust that changed, recoveries, policies. A fold.
+"""What happened in the fleet: workers that came and went, trust that changed, recoveries, policies.
 
 Two looks are compared: what changed and changed back between them is not seen. Beyond `MARKS_OF_A_LOOK` changes of one
 look, a last mark tells how many others there were.
@@ -49,22 +49,15 @@ class Looked(NamedTuple):
     is_log_connected: bool
 
 
-class Marks:
-    """Compares looks."""
-
-    def __init__(self) -> None:
-        self._last: Looked | None = None
-
-    def look(self, now: Looked, at_s: float) -> list[Mark]:
-        """Return what happened since the last look; after the first one, that the router started."""
-        last, self._last = self._last, now
-        if last is None:
-            return [Mark(at_s=at_s, kind="router_started", text="the router began to watch")]
-        found = list(_changes(last, now, at_s))
-        if len(found) > MARKS_OF_A_LOOK:
-            others = len(found) - MARKS_OF_A_LOOK
-            found[MARKS_OF_A_LOOK:] = [Mark(at_s=at_s, kind="others", text=f"{others} other changes")]
-        return found
+def marks_of(last: Looked | None, now: Looked, at_s: float) -> list[Mark]:
+    """Return what happened since the last look; without one, that the router started."""
+    if last is None:
+        return [Mark(at_s=at_s, kind="router_started", text="the router began to watch")]
+    found = list(_changes(last, now, at_s))
+    if len(found) > MARKS_OF_A_LOOK:
+        others = len(found) - MARKS_OF_A_LOOK
+        found[MARKS_OF_A_LOOK:] = [Mark(at_s=at_s, kind="others", text=f"{others} other changes")]
+    return found
 
 
 def _changes(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:

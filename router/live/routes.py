@@ -3,22 +3,33 @@
 GET /v1/fleet?at=           the fleet as columns, now or as it was kept at a Unix time
 GET /v1/history             which moments can be shown, and what happened when
 GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
+GET /v1/predictions         predicted and reported reuse by rank, of this process's requests; with `router --processes`
+                            the sums of all
+GET /v1/event-log           connection, every rank's stream and recoveries, snapshot, journal
 """
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from indexer.embedded import BadParameter
+from indexer.embedded import BadParameter, EmbeddedIndex
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
+from router.decision.routing import Routing
+from router.fleet.calibration import ENOUGH, WINDOW
+from router.journal.writer import JournalWriter
 from router.live.clients import CLIENTS_MAX, NoMoreClients, TooManyClients
 from router.live.service import SEND_S, Live
 
+_COUNTS = (
+    "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
+)  # fmt: skip
 DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
 _RETRY_S = 5
 _DECIMAL = re.compile(r"[0-9]{1,2}")
@@ -26,38 +37,27 @@ _LIMIT = re.compile(r"[0-9]{1,4}")
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
 
 
-class LiveRoutes:
-    """The endpoints of one router's `Live`."""
+def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
+    """Return the routes of what is watched, for an application to add."""
 
-    def __init__(self, live: Live, clock: Clock) -> None:
-        self._live, self._clock = live, clock
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes, for an application to add."""
-        return [
-            web.get("/v1/fleet", self._fleet),
-            web.get("/v1/history", self._history),
-            web.get("/v1/live", self._stream),
-        ]
-
-    async def _fleet(self, request: web.Request) -> web.Response:
-        at_s = unix_time("at", request.query.get("at"))
+    async def fleet(request: web.Request) -> web.Response:
+        at_s = unix_time(request.query)
         if at_s is None:
-            return json_response({"source": "now", **await self._live.fleet()})
-        data = self._live.fleet_at(at_s)
+            return json_response({"source": "now", **await live.fleet()})
+        data = live.fleet_at(at_s)
         if data is None:
-            span = self._live.ring.span
+            span = live.ring.span
             allowed = "nothing yet" if span is None else f"{span[0]} and later"
             message = f"at: found {at_s}, kept are {allowed}"
             return error_response(404, message, "invalid_request_error", param="at", code="not_recorded")
         return json_response({"source": "ring", **msgspec.json.decode(data)})
 
-    async def _history(self, _: web.Request) -> web.Response:
-        live, ring = self._live, self._live.ring
+    async def history(_: web.Request) -> web.Response:
+        ring = live.ring
         first_s, last_s = ring.span or (None, None)
         return json_response(
             {
-                "now_s": round(self._clock.wall_ns() / 1e9, 3),
+                "now_s": round(clock.wall_ns() / 1e9, 3),
                 "ring": {
                     "from_s": first_s,
                     "to_s": last_s,
@@ -70,17 +70,17 @@ class LiveRoutes:
             }
         )
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def stream(request: web.Request) -> web.StreamResponse:
         text = request.query.get("decisions", str(DECISIONS_DEFAULT))
         if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
             raise BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
         try:
-            with self._live.clients.connected(int(text), request.transport) as client:
+            with live.clients.connected(int(text), request.transport) as client:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 response = web.StreamResponse(headers=headers)
                 await response.prepare(request)
                 hello = {"version": version("kv-router"), "every_s": SEND_S, "decisions_max": client.decisions_max}
-                await response.write(self._live.clients.encoded("hello", hello))
+                await response.write(live.clients.encoded("hello", hello))
                 await client.send_to(response)
         except TooManyClients:
             message = f"{CLIENTS_MAX} live clients are connected; try again"
@@ -91,6 +91,8 @@ class LiveRoutes:
             return error_response(503, "the router stops", "server_error", code="stopping")
         return response
 
+    return [web.get("/v1/fleet", fleet), web.get("/v1/history", history), web.get("/v1/live", stream)]
+
 
 def list_limit(query: Mapping[str, str]) -> int:
     """Return how many decisions are asked for; raise `BadParameter`."""
@@ -100,14 +102,75 @@ def list_limit(query: Mapping[str, str]) -> int:
     return int(text)
 
 
-def unix_time(field: str, text: str | None) -> float | None:
-    """Return the parameter as a Unix time, None if it is not given; raise `BadParameter` for anything else."""
-    if text is None:
-        return None
+def unix_time(query: Mapping[str, str]) -> float | None:
+    """Return the parameter `at` as a Unix time, None if it is not given; raise `BadParameter` for anything else."""
+    text = query.get("at")
+    return None if text is None else seconds_of("at", text, "a Unix time in seconds, as now_s of /v1/history")
+
+
+def seconds_of(field: str, text: str, allowed: str, *, least: float = 0.0, most: float = sys.float_info.max) -> float:
+    """Return a parameter that is a number of seconds; raise `BadParameter` for anything else."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise BadParameter(field, text, "a Unix time in seconds, as now_s of /v1/history")
+    if not least <= seconds <= most:
+        raise BadParameter(field, text, allowed)
     return seconds
+
+
+def prediction_routes(routing: Routing) -> Sequence[web.RouteDef]:
+    """Return the route of predictions, for an application to add."""
+
+    async def shown(_: web.Request) -> web.Response:
+        return json_response({"window": WINDOW, "enough": ENOUGH, "ranks": routing.calibration.rows()})
+
+    return [web.get("/v1/predictions", shown)]
+
+
+def event_log_routes(index: EmbeddedIndex, journal: JournalWriter | None = None) -> Sequence[web.RouteDef]:
+    """Return the route of the event log's health; without `journal` that of the journal is null."""
+
+    async def shown(_: web.Request) -> web.Response:
+        health = index.health()
+        return json_response(
+            {
+                "connected": health.log.connected,
+                "reconnects": health.log.reconnects_total,
+                "read_anew": health.log.read_anew_total,
+                "applied_seq": health.applied_seq,
+                "catching_up": index.catching_up(),
+                "ranks": _columns(index),
+                "snapshot": {
+                    "age_s": health.snapshots.newest_age_s,
+                    "stream_seq": health.snapshots.newest_seq,
+                    "bytes": health.snapshots.newest_bytes,
+                    "failures": health.snapshots.failures_total,
+                },
+                "journal": None if journal is None else _journal(journal),
+            }
+        )
+
+    return [web.get("/v1/event-log", shown)]
+
+
+def _columns(index: EmbeddedIndex) -> dict[str, list[Any]]:
+    streams = index.statistics().streams
+    return {
+        "worker_id": [rank.worker_id for rank in streams],
+        "dp_rank": [rank.dp_rank for rank in streams],
+        "epoch": [str(stream.epoch) for stream in streams.values()],
+        "seq": [stream.cursor for stream in streams.values()],
+        "logged_seq": [stream.logged_seq for stream in streams.values()],
+        "stale": [stream.stale for stream in streams.values()],
+        **{name: [getattr(stream.counts, name) for stream in streams.values()] for name in _COUNTS},
+    }
+
+
+def _journal(writer: JournalWriter) -> dict[str, Any]:
+    return {
+        "written": writer.records_total,
+        "lost": writer.lost(),
+        "waiting": writer.waiting(),
+        "failures": writer.failures_total,
+    }

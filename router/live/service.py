@@ -1,14 +1,23 @@
 """Watches the fleet for people: samples for the ring, marks, and events for live clients.
 
 Each `SEND_S` two looks are compared for marks, and live clients, if there are any, get the fleet and the newest
-decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread.
+decisions; each `RECENT_STEP_S` the fleet's columns go to the ring, compressed on a thread:
+
+    recent    the last `RECENT_S`, every sample that was added
+    old       up to `OLD_S`, one sample in `OLD_STEP_S`
+    full      beyond `RING_BYTES_MAX` the oldest samples are dropped
+
+A clock that is set back ends the samples that are later than it.
 """
 
 import asyncio
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,16 +29,79 @@ from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.clients import LiveClients
-from router.live.decision_rows import TailOfDecisions
+from router.live.decision_rows import DecisionFilter, rows
 from router.live.fleet_columns import OBSERVED_MAX, fleet_columns, observed
-from router.live.marks import Looked, Mark, Marks
-from router.live.ring import RECENT_STEP_S, Ring
+from router.live.marks import Looked, Mark, marks_of
 
+RECENT_STEP_S, RECENT_S = 5.0, 1800.0
+OLD_STEP_S, OLD_S = 60.0, 43_200.0
 SEND_S = 1.0
 MARKS_MAX = 1000
 RING_BYTES_MAX = 32 << 20
 """Kept moments: 12 hours of some hundred ranks."""
 _COMPRESSION = 1
+
+
+class Sample(NamedTuple):
+    """What was kept of a moment (Unix time)."""
+
+    at_s: float
+    data: bytes
+
+
+class Ring:
+    """The samples, in the order of time."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._recent: deque[Sample] = deque()
+        self._old: deque[Sample] = deque()
+
+    def __len__(self) -> int:
+        return len(self._old) + len(self._recent)
+
+    def add(self, at_s: float, data: bytes) -> None:
+        """Keep a sample; thin and drop others, so that all are within the bounds."""
+        for samples in (self._recent, self._old):
+            while samples and samples[-1].at_s >= at_s:
+                self._forget(samples.pop())
+        self._recent.append(Sample(at_s, data))
+        self.bytes += len(data)
+        while self._recent[0].at_s <= at_s - RECENT_S:
+            self._thin(self._recent.popleft())
+        while self._old and (self._old[0].at_s <= at_s - OLD_S or self.bytes > self.bytes_max):
+            self._forget(self._old.popleft())
+        while self._recent and self.bytes > self.bytes_max:
+            self._forget(self._recent.popleft())
+
+    def _thin(self, sample: Sample) -> None:
+        if not self._old or sample.at_s >= self._old[-1].at_s + OLD_STEP_S:
+            self._old.append(sample)
+        else:
+            self._forget(sample)
+
+    def _forget(self, sample: Sample) -> None:
+        self.bytes -= len(sample.data)
+
+    def at(self, at_s: float) -> Sample | None:
+        """Return the last sample of that time or earlier; None if all are later."""
+        for samples in (self._recent, self._old):
+            if samples and samples[0].at_s <= at_s:
+                return samples[bisect_right(samples, at_s, key=attrgetter("at_s")) - 1]
+        return None
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The times of the first and of the last sample; None without any."""
+        if not self._recent:
+            return None
+        return next(chain(self._old, self._recent)).at_s, self._recent[-1].at_s
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Return how far apart samples are, and since when, for each part that has any."""
+        parts = ((RECENT_STEP_S, self._recent), (OLD_STEP_S, self._old))
+        return [(step_s, samples[0].at_s) for step_s, samples in parts if samples]
 
 
 class Live:
@@ -40,13 +112,13 @@ class Live:
         routing: Routing,
         index: EmbeddedIndex,
         clock: Clock,
-        tail: TailOfDecisions,
         *,
         queued: Callable[[], int] | None = None,
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
-        self._routing, self._index, self._clock, self._tail, self._queued = routing, index, clock, tail, queued
-        self._looks = Marks()
+        self._routing, self._index, self._clock, self._queued = routing, index, clock, queued
+        self._seen = routing.decisions.added_total
+        self._last: Looked | None = None
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
         self.clients = LiveClients()
@@ -69,17 +141,20 @@ class Live:
 
     def look(self) -> None:
         """Mark what changed since the last look, and tell live clients of it."""
-        for mark in self._looks.look(self._looked(), round(self._clock.wall_ns() / 1e9, 3)):
+        last, self._last = self._last, self._looked()
+        for mark in marks_of(last, self._last, round(self._clock.wall_ns() / 1e9, 3)):
             self.marks.append(mark)
             self.clients.send("mark", mark)
 
     async def send(self) -> None:
         """Send live clients the fleet, and the decisions since the last time."""
-        rows, skipped = await self._tail.since(self.clients.decisions_max)
+        decisions, wanted = self._routing.decisions, self.clients.decisions_max
+        new, self._seen = decisions.added_total - self._seen, decisions.added_total
+        found = rows(self._routing, DecisionFilter(), min(new, wanted)) if new and wanted else []
         if len(self.clients):
             self.clients.send("fleet", await self.fleet())
-            if rows or skipped:
-                self.clients.send_decisions(rows, skipped)
+            if new:
+                self.clients.send_decisions(found, new - len(found))
 
     async def keep(self) -> None:
         """Keep the fleet of this moment in the ring."""
@@ -118,10 +193,6 @@ class Live:
             policy=fields_of(self._routing.policy),
             is_log_connected=fleet.is_log_connected,
         )
-
-    def families(self) -> Iterator[Family]:
-        """Yield the figures of live clients and of the ring."""
-        return live_families(self.clients, self.ring)
 
 
 def live_families(clients: LiveClients, ring: Ring) -> Iterator[Family]:

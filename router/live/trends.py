@@ -17,11 +17,11 @@ from aiohttp import web
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import json_response
 from kv_runtime.supervise import until
-from router.attribution.attribution import Sums
+from router.attribution.contents import Figures
 
 STEP_S, STEPS = 5, 180
 _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
-"""The columns of a row that are differences of `Sums`."""
+"""The columns of a row that are differences of `Figures`."""
 
 
 class Gauges(NamedTuple):
@@ -64,7 +64,7 @@ class Trends:
         self,
         clock: Clock,
         arrived: Callable[[], tuple[int, list[int]]],
-        saved: Callable[[], Sums],
+        saved: Callable[[], Figures],
         gauges: Callable[[], Gauges],
         ttft_bounds_s: tuple[float, ...],
     ) -> None:

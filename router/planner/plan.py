@@ -3,7 +3,7 @@
 p and d are the mean learnt prefill and decode factors of the group's measured ranks, L is the mean length of the newest
 answers. Names in capitals are constants of the reference engine (`router/native/costs.hpp`). k = workers * ranks each.
 
-    prompts      M/G/k (`queueing.py`) with service time p * work of the prompt (`offered.py`)
+    prompts      M/G/k (`queueing.py`) with service time p * work of the prompt
                  share in time      P(p * FIRST_S + wait + service <= ttft_s)
                  utilisation        rate * mean service / k
     sequences    x = output tokens a second and rank, c = mean context + L / 2
@@ -16,17 +16,21 @@ answers. Names in capitals are constants of the reference engine (`router/native
                  objective that no number of workers keeps (the service alone takes longer) is not counted, and
                  is in `unreachable`
 
+The core counts the offered load (`router/native/offered.hpp`): every routed attempt, of this router and its replicas.
+A retry is work, too. A request that waits in the queue, or was refused, does not count.
+
 The factors were measured while prompts and sequences shared the ranks as they do now. They are assumed to stay the same
 with any number of workers. If a needed rate was never measured, it is in `unknown`, and no number is advised.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from kv_protocol.fleet import Role
 from router.native import built
-from router.planner.offered import Group, OfferedLoad
 from router.planner.queueing import ServiceTimes, begun_and_served_within, poisson_at_most
 
+SLOT_S: float = built.SLOT_S
 Unknown = Literal["prefill_factor", "decode_factor", "output_tokens"]
 Limit = Literal["utilisation", "ttft", "itl"]
 Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
@@ -35,6 +39,54 @@ Reason = Literal["utilisation", "ttft", "itl", "least", "idle", "unknown"]
 UTILISATION_MAX = 0.85
 """The rest of the capacity is for bursts that end before an autoscaler has added a worker."""
 _RANKS_MAX = 8192
+
+
+class Group(NamedTuple):
+    """The workers of one model and role: what an autoscaler scales."""
+
+    model: str
+    role: Role
+
+
+class OfferedLoad(NamedTuple):
+    """What came in `covered_s` seconds. `context_tokens` is the mean of a request; `prompts` their work."""
+
+    covered_s: float
+    requests: int = 0
+    uncached_tokens: int = 0
+    context_tokens: float = 0.0
+    prompts: ServiceTimes = ServiceTimes(())
+
+    @property
+    def requests_per_s(self) -> float:
+        """Mean rate of routed attempts."""
+        return self.requests / self.covered_s
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Mean rate of prompt tokens that workers have to compute."""
+        return self.uncached_tokens / self.covered_s
+
+
+def offered(core: built.Core, window_s: float, now_s: float, began_s: float) -> dict[Group, OfferedLoad]:
+    """Return what came in the window to a core that began to count at `began_s`, by group."""
+    covered_s = covered(window_s, now_s, began_s)
+    return {
+        Group(model, cast("Role", role)): OfferedLoad(
+            covered_s, requests, uncached_tokens, context_tokens / requests, ServiceTimes(tuple(times))
+        )
+        for (model, role), requests, uncached_tokens, context_tokens, times in core.offered(_first(window_s, now_s))
+    }
+
+
+def covered(window_s: float, now_s: float, began_s: float) -> float:
+    """Return of how many seconds of the window the load is known: at least one slot."""
+    return max(SLOT_S, now_s - max(_first(window_s, now_s) * SLOT_S, began_s))
+
+
+def _first(window_s: float, now_s: float) -> int:
+    """Return the number of the window's first slot."""
+    return int(now_s / SLOT_S) - max(1, round(window_s / SLOT_S)) + 1
 
 
 class Objectives(NamedTuple):

@@ -10,23 +10,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kv_protocol.journal import OutcomeKnown
+from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import BadRequest, json_response
 from kv_runtime.telemetry import Family, gauge
 from router.decision.policy_swap import field_of, refused
 from router.decision.routing import Routing
 from router.fleet.registry import Worker
-from router.planner.config import PlannerSection
-from router.planner.offered import Group, OfferedLoad, covered, offered
-from router.planner.plan import GroupPlan, Rates, Size, plan
+from router.planner.plan import Group, GroupPlan, Objectives, OfferedLoad, Rates, Size, covered, offered, plan
 
 METHOD = "prompts: M/G/k by Lee and Longton's approximation; sequences: M/G/infinity with a limit by rank"
 WINDOW_S = 60.0
 """Over which the offered load is measured: an autoscaler asks every 15 to 60 s, and smooths by itself."""
 _ANSWERS_MAX = 1000
 """Of how many decisions the length of answers is known; fewer if `journal.decisions_max` is less."""
+
+
+class PlannerSection(Section):
+    """The objectives that advised workers keep."""
+
+    ttft_s: float = Field(1.6, gt=0, le=600, description="a first token within this time is in time")
+    itl_s: float = Field(0.1, gt=0, le=60, description="mean seconds between the tokens of an answer that is in time")
+    kept_ratio: float = Field(0.95, ge=0.5, le=0.9999, description="share that is to be in time; more wants workers")
+
+    def objectives(self) -> Objectives:
+        """Return what is to be kept."""
+        return Objectives(self.ttft_s, self.itl_s, self.kept_ratio)
 
 
 class Planner:
@@ -85,10 +96,6 @@ class Planner:
                 "groups": [shown(each) for each in self.plans(settings)],
             }
         )
-
-    def families(self) -> Iterator[Family]:
-        """Yield what an autoscaler reads; what is unknown has no sample."""
-        return planner_families(self.plans(self._settings))
 
 
 def shown(found: GroupPlan) -> dict[str, Any]:

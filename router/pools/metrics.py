@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from router.pools.attempts import PoolSequence
-from router.pools.probes import CAUSES, FITNESSES, TARGETS, PoolStatus
-from router.pools.selection import PoolGroup, PoolPhase
-from router.pools.state import PoolsLive
+from router.pools.selection import PoolGroup, PoolPhase, PoolSequence
+from router.pools.state import CAUSES, FITNESSES, TARGETS, PoolsLive, PoolStatus
 
 AttemptOutcome = Literal["ok", "refused", "failed", "cancelled"]
 ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = ("ok", "refused", "failed", "cancelled")

@@ -1,6 +1,13 @@
 """The process of `router pools`: makes its parts and connects them.
 
-data plane -> control plane, looks at routers -> the routers of this process       the order in which it stops
+data plane     POST /v1/chat/completions, /v1/completions    served by pools (`served.py`)
+               POST /v1/pools/select    which pools such a request would be for now, and why: nothing is forwarded
+control plane  GET /v1/pools            every pool: where, within which limits, how it stands and why
+               GET /metrics, /health, /live, /ready, /version
+
+`/v1/models` names what pools serve; `/ready` is 503 while a phase has no pool that is up. Beyond loopback a token
+guards the control plane. The order in which it stops: data plane, control plane and looks at routers, the routers of
+this process.
 """
 
 import asyncio
@@ -11,17 +18,22 @@ from dataclasses import replace as replace_part
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+from aiohttp import web
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import load_settings
-from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
-from kv_runtime.http.server import HttpServer
+from kv_runtime.http.access import require_token
+from kv_runtime.http.answers import json_response, life_routes, openai_errors
+from kv_runtime.http.metrics import metrics_handler
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.loading import load_text
 from router.config import RouterSettings
+from router.http import refusals
 from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
@@ -29,19 +41,81 @@ from router.http.sites import CORS_HEADERS
 from router.metrics.prompts import prompt_families
 from router.metrics.sockets import http_families
 from router.names import Names
-from router.pools.config import PoolsConfig
-from router.pools.endpoints import pool_control, pool_endpoints
+from router.pools.config import PoolsConfig, RouterAddress
 from router.pools.metrics import PoolMetrics
+from router.pools.selection import PoolGroup
+from router.pools.served import PoolAttempt, Pools
 from router.pools.service import Identity, PoolService
 from router.pools.state import PoolsLive
-from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
+from router.request.replies import Replies, answer, refusal_of, refuse
+from router.request.request import Request
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Setting without which a router refuses requests of one phase."""
 _OWN_STAGES = 2
 """Stages of the process itself."""
+
+
+def pool_endpoints(service: PoolService) -> Replies:
+    """Return the data plane's service."""
+
+    def serve(exchange: Exchange) -> None:
+        metrics, most = service.metrics, service.inflight_max
+        if metrics.inflight >= most:
+            message = f"queue.inflight_requests_max: {most} requests are being served; try again"
+            refuse(exchange, refusals.unavailable(message, "overloaded"))
+        else:
+            metrics.began()
+            pools = Pools(service)
+            request = Request(exchange, pools, pools)
+            request.run(request.live())
+
+    def explain(exchange: Exchange) -> None:
+        pools = Pools(service)
+        request = Request(exchange, pools, pools)
+        request.explain(_explain(request, pools))
+
+    posts = {"/v1/chat/completions": serve, "/v1/completions": serve, "/v1/pools/select": explain}
+    return Replies(posts, lambda: service.identity.models, service.readiness)
+
+
+async def _explain(request: Request[PoolAttempt], pools: Pools) -> None:
+    """Answer with the pools that the request would be sent to, and why."""
+    try:
+        await pools.read(request)
+    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+        refuse(request.exchange, refusal_of(error, request))
+    else:
+        answer(request.exchange, pools.selected())
+
+
+def pool_control(service: PoolService, registry: CollectorRegistry, *, token: str) -> web.Application:
+    """Return the application of the control plane."""
+
+    async def shown(_: web.Request) -> web.Response:
+        config = service.config
+        groups = [{"phase": each.phase, "pools": _pools_of(service, each)} for each in config.groups]
+        summary = {"mode": config.mode, "enable_priority_retry": config.retry, "identity": service.identity}
+        return json_response({**summary, "groups": groups})
+
+    life = life_routes(lambda: service.readiness()._asdict())
+    app = web.Application(middlewares=[openai_errors, require_token(token)])
+    app.add_routes([web.get("/v1/pools", shown), *life, web.get("/metrics", metrics_handler(registry))])
+    return app
+
+
+def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]:
+    return [
+        {
+            "pool": index,
+            "priority": group.priorities[index],
+            **msgspec.structs.asdict(service.live.status(name)),
+            **msgspec.structs.asdict(service.config.pools[name]),
+        }
+        for index, name in enumerate(group.namespaces)
+    ]
 
 
 class OpenedRouter(NamedTuple):
@@ -59,15 +133,6 @@ class OpenedRouter(NamedTuple):
 
 OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable[OpenedRouter]]
 """Starts a router; its resources are released with the stack."""
-
-
-class PoolsSettings(NamedTuple):
-    """The process's settings. `text` is the tokenizer; without one lengths are estimated."""
-
-    config: PoolsConfig
-    identity: Identity
-    settings: RouterSettings
-    text: str
 
 
 async def open_own_routers(
@@ -102,9 +167,8 @@ def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
 class PoolsProcess:
     """The parts; `start` binds the addresses, and `parts` run."""
 
-    def __init__(self, wanted: PoolsSettings) -> None:
-        """Raises `TextError` if there is no such tokenizer."""
-        config, identity, settings, text = wanted
+    def __init__(self, config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str) -> None:
+        """`text` is the tokenizer: without one lengths are estimated. Raises `TextError` if there is no such one."""
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
         urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
         self.live = PoolsLive(urls, {name: pool.limits for name, pool in config.pools.items()})
@@ -124,13 +188,7 @@ class PoolsProcess:
         service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
-        self.control = HttpServer(
-            app,
-            settings.control.host,
-            settings.control.port,
-            hosts=settings.control.host_names(),
-            connections_max=CONTROL_CONNECTIONS_MAX,
-        )
+        self.control = settings.control.server(app)
         Projection(self._registry, metrics.families)
         Projection(self._registry, lambda: http_families(self.data))
         if prompts is not None:

@@ -12,9 +12,8 @@ from router.http.exchange import CallLimits
 from router.http.heads import HOP_BY_HOP, Headers
 from router.http.limits import CONNECT_S
 from router.http.upstreams import Upstreams
-from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
-from router.pools.selection import PoolGroup, SelectionInput, Targets, select
+from router.pools.selection import PoolGroup, PoolSequence, SelectionInput, Targets, plan, select
 from router.pools.watch import PoolWatch
 from router.prompt.prompts import ModelPrompts
 from router.request.bodies import BodyParser

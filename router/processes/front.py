@@ -15,13 +15,13 @@
 | GET /v1/processes | names, ids and restarts of the processes |
 | GET /health, /live | this process lives |
 | GET /ready | whether any process is ready |
-| GET /metrics | all families of all processes (`merged_metrics.py`) |
+| GET /metrics | all families of all processes (`metrics.py`) |
 | all others | of the first process that serves: each knows the fleet, the index and, by the ledger, all requests |
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -38,15 +38,13 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
 from router.admin.control_plane import control_app
-from router.attribution.attribution import ROWS_MAX
 from router.attribution.contents import SavingsReport
 from router.attribution.contents import merged as merged_reports
 from router.drain.routes import WAIT_S_MAX
 from router.live.routes import list_limit
 from router.live.trends import TrendsPage, merged_trends
 from router.processes.links import Answer, Links
-from router.processes.merged_metrics import merged, parsed
-from router.processes.metrics import ProcessState, process_families
+from router.processes.metrics import ProcessState, merged, parsed, process_families
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
@@ -85,10 +83,9 @@ class Front:
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._of_all(doubted_workers)),
-            web.get("/v1/report", self._of_all(_merged_reports, _decode_report, passes_refusals=True)),
+            web.get("/v1/report", self._of_all(merged_reports, _decode_report, passes_refusals=True)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
             web.get("/v1/trends", self._of_all(merged_trends, _decode_trends)),
-            web.get("/v1/live", self._live),
             web.get("/v1/processes", self._processes),
             web.get("/health", _health),
             web.get("/live", _health),
@@ -106,46 +103,29 @@ class Front:
     # ---------------------------------------------------------------------------------------------- passed on
 
     async def _of_the_first(self, request: web.Request) -> web.StreamResponse:
-        """Pass the request on to the first process that serves, and its answer back as it comes."""
-        body = await request.read()
+        """Pass the request on to the first process that serves, and its answer back as it comes.
+
+        The decisions of the others are added to a live stream while they serve.
+        """
+        body, path = await request.read(), request.rel_url.raw_path_qs
         headers = {"Content-Type": request.content_type} if body else {}
-        for _, url in self._links.serving():
-            target = URL(url + request.rel_url.raw_path_qs, encoded=True)
+        for name, url in self._links.serving():
+            target = URL(url + path, encoded=True)
             try:
                 call = await self._links.session.request(request.method, target, data=body or None, headers=headers)
             except (OSError, aiohttp.ClientError):
                 continue  # the process has just ended
-            async with call as answer:
+            async with call as answer, asyncio.TaskGroup() as group:
+                is_live = request.path == "/v1/live" and answer.status == HTTPStatus.OK
                 response = web.StreamResponse(status=answer.status, headers=_kept(answer))
                 await response.prepare(request)
-                async for part in answer.content.iter_any():
-                    await response.write(part)
-            return response
-        return _no_process_answers()
-
-    async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Pass on the events of the first process that serves, and the decisions of the others while they serve."""
-        for name, url in self._links.serving():
-            try:
-                call = await self._links.session.get(URL(url + request.rel_url.raw_path_qs, encoded=True))
-            except (OSError, aiohttp.ClientError):
-                continue
-            async with call as answer:
-                if answer.status != HTTPStatus.OK:
-                    return web.Response(status=answer.status, headers=_kept(answer), body=await answer.read())
-                response = web.StreamResponse(headers=_kept(answer))
-                await response.prepare(request)
-                async with asyncio.TaskGroup() as group:
-                    others = [
-                        group.create_task(self._add_decisions(other, request.rel_url.raw_path_qs, response))
-                        for other in self._links.names
-                        if other != name
-                    ]
-                    with suppress(OSError, aiohttp.ClientError):
-                        async for event in _events(answer):
-                            await response.write(event)
-                    for other in others:
-                        other.cancel()
+                names = [each for each in self._links.names if each != name] if is_live else []
+                others = [group.create_task(self._add_decisions(each, path, response)) for each in names]
+                with suppress(OSError, aiohttp.ClientError) if is_live else nullcontext():
+                    async for part in _events(answer) if is_live else answer.content.iter_any():
+                        await response.write(part)
+                for other in others:
+                    other.cancel()
             return response
         return _no_process_answers()
 
@@ -295,10 +275,6 @@ def _drain_of(statuses: list[_Body]) -> _Body:
         "running_requests": max(status["running_requests"] for status in statuses),
         "handover": _handover_of(handovers) if handovers else None,
     }
-
-
-def _merged_reports(reports: list[SavingsReport]) -> SavingsReport:
-    return merged_reports(reports, ROWS_MAX)
 
 
 def doubted_workers(bodies: list[_Body]) -> _Body:

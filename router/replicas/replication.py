@@ -28,8 +28,7 @@ from kv_protocol.replicas import (
     LedgerTold,
     ReplicaMessage,
 )
-from router.replicas.open_leases import OpenLeases, announced_event, parts_of, split
-from router.replicas.peer import Peer, Skew
+from router.replicas.peer import OpenLeases, Peer, Skew, announced_event, parts_of, split
 
 SILENT_S = 5.0
 ANSWER_S = 0.1

@@ -3,37 +3,45 @@
     every `PERIOD_S`        the decisions since the last one are read from the router's log, `WAITING_MAX` at most: each
                             is evaluated by all shadows while the budget allows it; others are skipped and counted
                             After `SLICE_S` the event loop has its turn
-    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others (`config.py`), until the end
+    GET    /v1/shadows      the shadows and their figures        PUT  /v1/shadows    others, until the end
     DELETE /v1/shadows      the configured ones
+
+Each request adds `budget_s` to an allowance, and each evaluation is subtracted from it. An evaluation may begin while
+the allowance is above 0, so that all time spent is at most `requests * budget_s` and one evaluation. What is not used
+is kept for `KEPT_REQUESTS` requests at most.
 
 Figures begin anew whenever the shadows or the policy in force change: they compare two policies. Shadows that were set
 over HTTP are no state that survives a restart; the configuration is.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import thread_time
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_runtime.config.loading import ConfigurationError
+from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import BadRequest, error_response, json_response
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, Mean, RateLimitedLog, counter, gauge, summary
-from router.decision.policy_swap import field_of, fields_of, refused
+from router.decision.policies import Mode
+from router.decision.policy import Policy
+from router.decision.policy_swap import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.shadows.budget import Budget
 from router.shadows.comparison import Comparison, NoChoice, compared
-from router.shadows.config import ShadowSection
-from router.shadows.tally import BothChoices, ShadowReport, Tally, merged
+from router.shadows.tally import SHADOW_NAME, Pairs, ShadowReport, Tally, merged
 
+SHADOWS_MAX = 8
+BUDGET_US = 50.0
+KEPT_REQUESTS = 256
 WAITING_MAX = 512
 """Decisions that wait for their evaluation; fewer if the log keeps less."""
 PERIOD_S = 0.01
@@ -42,6 +50,84 @@ SLICE_S = 0.0005
 _BODY_BYTES_MAX = 1 << 16
 
 _log = structlog.get_logger("router")
+
+
+class ShadowPolicySection(Section):
+    """One shadow: its name, and the fields in which its policy differs from the policy in force."""
+
+    name: str = Field(pattern=SHADOW_NAME, description="its name in metrics; each name once")
+    policy: dict[str, Any] = Field(
+        min_length=1, description="fields of the section policy that differ from the policy in force"
+    )
+
+
+class ShadowSection(Section):
+    """Policies that decide beside the one in force, without effect ([WHAT_IF](../WHAT_IF.md))."""
+
+    policies: tuple[ShadowPolicySection, ...] = Field(
+        (),
+        max_length=SHADOWS_MAX,
+        description="shadows, in this order; more take more of budget_us",
+    )
+    budget_us: float = Field(
+        BUDGET_US,
+        gt=0,
+        le=10_000,
+        description="CPU time that all shadows may take, in microseconds a request on average; beyond it decisions are"
+        " skipped, and counted",
+    )
+
+    @field_validator("policies")
+    @classmethod
+    def _have_names_of_their_own(cls, policies: tuple[ShadowPolicySection, ...]) -> tuple[ShadowPolicySection, ...]:
+        names = [each.name for each in policies]
+        if len(set(names)) < len(names):
+            raise ValueError(f"found names {', '.join(names)}, allowed each name once")
+        return policies
+
+    def replaced(self, given: Mapping[str, Any]) -> "ShadowSection":
+        """Return the section with these fields; a budget that is not given stays. Raises pydantic's ValidationError."""
+        return ShadowSection(**{"budget_us": self.budget_us, **given})
+
+    def resolved(self, live: Policy, modes: Mapping[str, Mode]) -> dict[str, Policy]:
+        """Return the policies by name: the live one with each shadow's fields.
+
+        Raises:
+            ConfigurationError: a field is none of a policy, or has a value that is not allowed.
+        """
+        found, problems = dict[str, Policy](), list[str]()
+        for each in self.policies:
+            try:
+                found[each.name] = swapped(live, each.policy, modes, replace_all=False)
+            except ConfigurationError as error:
+                problems += [f"shadow.policies: {each.name}: {problem}" for problem in error.problems]
+        if problems:
+            raise ConfigurationError(problems)
+        return found
+
+
+class Budget:
+    """The allowance of one router's shadows."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self.requests = 0
+        self.spent_s = 0.0
+        self._allowance_s = 0.0
+
+    def request(self, count: int = 1) -> None:
+        """So many requests were decided."""
+        self.requests += count
+        self._allowance_s = min(self._allowance_s + count * self.budget_s, KEPT_REQUESTS * self.budget_s)
+
+    def allows(self) -> bool:
+        """Return whether the shadows may evaluate a decision now."""
+        return self._allowance_s > 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Evaluations took so long."""
+        self.spent_s += seconds
+        self._allowance_s -= seconds
 
 
 class Shadows:
@@ -71,8 +157,8 @@ class Shadows:
         live = self._state.policy
         self._policies = section.resolved(live, self._state.modes)
         self._section, self._live = section, live
-        self._tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
-        self._budget = Budget(1e-6 * section.budget_us)
+        self.tallies = {each.name: Tally(each.name, each.policy) for each in section.policies}
+        self.budget = Budget(1e-6 * section.budget_us)
         self._seen = self._routing.decisions.added_total
         self._since_s = self._clock.now()
         self._changed_policies.set()
@@ -85,7 +171,7 @@ class Shadows:
             self.change(self._section)
 
     def _skip(self, reason: str, count: int = 1) -> None:
-        for tally in self._tallies.values():
+        for tally in self.tallies.values():
             tally.skipped[reason] += count
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -103,7 +189,7 @@ class Shadows:
 
     def evaluate_slice(self) -> bool:
         """Evaluate the decisions since the last one, for `SLICE_S` at most; return whether more wait."""
-        timer, budget, decisions = self._timer, self._budget, self._routing.decisions
+        timer, budget, decisions = self._timer, self.budget, self._routing.decisions
         began_s = timer()
         waiting = decisions.newest(min(decisions.added_total - self._seen, WAITING_MAX))
         while waiting:
@@ -123,7 +209,7 @@ class Shadows:
         return bool(waiting)
 
     def _evaluate(self, verdict: Verdict) -> None:
-        for name, tally in self._tallies.items():
+        for name, tally in self.tallies.items():
             found = self._compared(name, verdict)
             if isinstance(found, str):
                 tally.skipped[found] += 1
@@ -187,30 +273,14 @@ class Shadows:
 
     def page(self) -> dict[str, Any]:
         """Return the answer of `/v1/shadows`."""
-        budget = self._budget
+        budget = self.budget
         return {
             "live": fields_of(self._state.policy),
             "budget_us": self._section.budget_us,
             "requests": budget.requests,
             "spent_us": 1e6 * budget.spent_s / max(1, budget.requests),
-            "shadows": [report_page(tally.report()) for tally in self._tallies.values()],
+            "shadows": [msgspec.to_builtins(tally.report()) for tally in self.tallies.values()],
         }
-
-    def families(self) -> Iterator[Family]:
-        """Yield the metrics."""
-        return shadow_families(list(self._tallies.values()), self._budget)
-
-
-def report_page(report: ShadowReport) -> dict[str, Any]:
-    """Return the report with what follows from it: the share of other choices, and intervals of the means."""
-    page: dict[str, Any] = msgspec.to_builtins(report)
-    page["differ_ratio"] = report.differ_ratio
-    for name in ("ttft_gain_s", "cached_blocks_gain"):
-        page[name]["interval_95"] = getattr(report, name).interval
-    for name in ("own_cost_gain", "live_cost_gain"):
-        for unit, mean in getattr(report, name).items():
-            page[name][unit]["interval_95"] = mean.interval
-    return page
 
 
 def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -224,7 +294,7 @@ def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **pages[0],
         "requests": requests,
         "spent_us": sum(page["spent_us"] * page["requests"] for page in pages) / max(1, requests),
-        "shadows": [report_page(merged(reports)) for reports in by_name.values()],
+        "shadows": [msgspec.to_builtins(merged(reports)) for reports in by_name.values()],
     }
 
 
@@ -255,24 +325,24 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
     yield counter(
         "shadow_skipped", "Live decisions that a shadow did not take, by cause", ("shadow", "reason"), skipped
     )
-    for name, meaning, by_choice in (
-        (
-            "shadow_predicted_ttft_seconds",
-            "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
-            [((each.name,), each.ttft_s) for each in tallies],
-        ),
-        (
-            "shadow_cached_blocks",
-            "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision",
-            [((each.name,), each.cached_blocks) for each in tallies],
-        ),
-    ):
-        yield summary(name, meaning, ("shadow", "choice"), _means(by_choice))
-    labels = ("shadow", "cost", "choice")
-    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in ms"
-    yield summary("shadow_cost_seconds", meaning, labels, _costs(tallies, "ms", 1e-3))
-    meaning = "Cost of each choice, under the live policy's cost and the shadow's own, of costs in blocks"
-    yield summary("shadow_cost_blocks", meaning, labels, _costs(tallies, "blocks", 1.0))
+    choices, meaning = (
+        ("shadow", "choice"),
+        "Predicted TTFT at the rank of each choice, of requests with a shadow's decision",
+    )
+    ttfts = _means(((each.name,), each.ttft_s) for each in tallies)
+    yield summary("shadow_predicted_ttft_seconds", meaning, choices, ttfts)
+    meaning = "Blocks that the rank of each choice is expected to hold, of requests with a shadow's decision"
+    cached = _means(((each.name,), each.cached_blocks) for each in tallies)
+    yield summary("shadow_cached_blocks", meaning, choices, cached)
+    for name, unit, factor in (("seconds", "ms", 1e-3), ("blocks", "blocks", 1.0)):
+        costs = (
+            ((each.name, label), of_unit[unit])
+            for each in tallies
+            for label, of_unit in (("live", each.live_costs), ("own", each.own_costs))
+            if unit in of_unit
+        )
+        meaning = f"Cost of each choice, under the live policy's cost and the shadow's own, of costs in {unit}"
+        yield summary(f"shadow_cost_{name}", meaning, ("shadow", "cost", "choice"), _means(costs, factor))
     yield counter("shadow_requests", "Decisions offered to shadows", rows=[((), budget.requests)])
     yield counter("shadow_spent_seconds", "Time that shadows took to decide", rows=[((), budget.spent_s)])
     meaning = "Time that all shadows may take for a request, on average"
@@ -280,22 +350,10 @@ def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:
 
 
 def _means(
-    found: Sequence[tuple[tuple[str, ...], BothChoices]], factor: float = 1.0
-) -> list[tuple[tuple[str, ...], Mean]]:
-    means = list[tuple[tuple[str, ...], Mean]]()
-    for labels, both in found:
-        for choice, seen in (("live", both.live), ("shadow", both.shadow)):
+    found: Iterable[tuple[tuple[str, ...], Pairs]], factor: float = 1.0
+) -> Iterator[tuple[tuple[str, ...], Mean]]:
+    for labels, pairs in found:
+        for choice, total in (("live", pairs.live), ("shadow", pairs.shadow)):
             mean = Mean()
-            mean.count, mean.total = seen.count, factor * seen.total
-            means.append(((*labels, choice), mean))
-    return means
-
-
-def _costs(tallies: list[Tally], unit: str, factor: float) -> list[tuple[tuple[str, ...], Mean]]:
-    found = [
-        ((each.name, label), costs.means[unit])
-        for each in tallies
-        for label, costs in (("live", each.live_costs), ("own", each.own_costs))
-        if unit in costs.means
-    ]
-    return _means(found, factor)
+            mean.count, mean.total = pairs.gain.count, factor * total
+            yield (*labels, choice), mean

@@ -7,22 +7,93 @@ Gains are of the shadow's choice against the live one, so that above 0 speaks fo
     own_cost_gain          cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
                            without a temperature
     live_cost_gain         the same under the live policy's cost: never above 0 without a temperature
+
+A standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
+single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
+`2 * BATCHES` each two become one.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from router.shadows.comparison import Comparison, CostPair, Pair
-from router.shadows.series import Series, SeriesMean, pooled
+from router.shadows.comparison import Comparison, Pair
 
+BATCHES = 32
+T_95 = 2.04
+"""The 97.5 % quantile of Student's t with 31 degrees of freedom; with more batches it would be smaller."""
 SKIPS = ("budget", "full", "unreadable", "no_choice", "failed")
 """The budget was spent; too many decisions waited; the live view lacks what the shadow reads; it found no rank; its
 mode raised an error."""
 SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
 """A shadow's name: a label of metrics, and a word on a terminal."""
+
+
+class SeriesMean(msgspec.Struct, frozen=True):
+    """The mean of `count` values, and its standard error; None: too few values."""
+
+    count: int
+    mean: float
+    standard_error: float | None
+    interval_95: tuple[float, float] | None = None
+    """The ends of the confidence interval; None: too few values."""
+
+    def __post_init__(self) -> None:
+        if self.standard_error is not None:
+            half = T_95 * self.standard_error
+            msgspec.structs.force_setattr(self, "interval_95", (self.mean - half, self.mean + half))
+
+
+class Series:
+    """A growing series of values."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+        self._batches: list[float] = []
+        self._length, self._open, self._sum = 1, 0, 0.0
+
+    def add(self, value: float) -> None:
+        """Add a value."""
+        self.count += 1
+        self.total += value
+        self._open += 1
+        self._sum += value
+        if self._open == self._length:
+            self._batches.append(self._sum)
+            self._open, self._sum = 0, 0.0
+            if len(self._batches) == 2 * BATCHES:
+                pairs = zip(self._batches[::2], self._batches[1::2], strict=True)
+                self._batches = [one + other for one, other in pairs]
+                self._length *= 2
+
+    def mean(self) -> SeriesMean:
+        """Return the mean and its standard error; without values the mean is 0."""
+        return SeriesMean(self.count, self.total / max(1, self.count), self._standard_error())
+
+    def _standard_error(self) -> float | None:
+        count = len(self._batches)
+        if count < BATCHES:
+            return None
+        means = [each / self._length for each in self._batches]
+        middle = math.fsum(means) / count
+        variance = math.fsum((each - middle) ** 2 for each in means) / (count - 1)
+        return math.sqrt(variance / count)
+
+
+def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
+    """Return the mean of several independent series together: one of each process of a router."""
+    known = [each for each in means if each.count]
+    count = sum(each.count for each in known)
+    if not count:
+        return SeriesMean(0, 0.0, None)
+    errors = [each.standard_error for each in known]
+    variance = sum((each.count / count) ** 2 * (error or 0.0) ** 2 for each, error in zip(known, errors, strict=True))
+    is_known = all(error is not None for error in errors)
+    mean = sum(each.mean * each.count for each in known) / count
+    return SeriesMean(count, mean, math.sqrt(variance) if is_known else None)
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,53 +108,29 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     cached_blocks_gain: SeriesMean
     own_cost_gain: dict[str, SeriesMean]
     live_cost_gain: dict[str, SeriesMean]
+    differ_ratio: float = 0.0
+    """Share of the shadow's decisions that are for another rank than the live one."""
 
-    @property
-    def differ_ratio(self) -> float:
-        """Share of the shadow's decisions that are for another rank than the live one."""
-        return self.differ / max(1, self.decisions)
-
-
-class Mean:
-    """How many values there were, and their sum; both only grow, as no value is below 0."""
-
-    def __init__(self) -> None:
-        self.count, self.total = 0, 0.0
-
-    def observe(self, value: float) -> None:
-        """Add a value."""
-        self.count += 1
-        self.total += value
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "differ_ratio", self.differ / max(1, self.decisions))
 
 
-class BothChoices:
-    """The mean of a value at the live choices, and at the shadow's."""
+class Pairs:
+    """Values at the live choices and at the shadow's: both sums, which only grow, and the series of gains."""
 
     def __init__(self) -> None:
-        self.live, self.shadow = Mean(), Mean()
+        self.live = self.shadow = 0.0
+        self.gain = Series()
 
-    def add(self, pair: Pair) -> None:
-        """Add a value of each."""
-        self.live.observe(pair[0])
-        self.shadow.observe(pair[1])
+    def add(self, pair: Pair, sign: int = 1) -> None:
+        """Add a value of each; `sign` is -1 where more is better."""
+        self.live += pair[0]
+        self.shadow += pair[1]
+        self.gain.add(sign * (pair[0] - pair[1]))
 
 
-class Costs:
-    """Costs under one policy, by their unit."""
-
-    def __init__(self) -> None:
-        self.means: dict[str, BothChoices] = {}
-        self.gains: dict[str, Series] = {}
-
-    def add(self, pair: CostPair | None) -> None:
-        """Add the costs of both choices."""
-        if pair is not None:
-            self.means.setdefault(pair.unit, BothChoices()).add(pair.costs)
-            self.gains.setdefault(pair.unit, Series()).add(pair.costs[0] - pair.costs[1])
-
-    def mean_gains(self) -> dict[str, SeriesMean]:
-        """Return the mean gain of each unit."""
-        return {unit: series.mean() for unit, series in self.gains.items()}
+def _means(costs: dict[str, Pairs]) -> dict[str, SeriesMean]:
+    return {unit: pairs.gain.mean() for unit, pairs in costs.items()}
 
 
 class Tally:
@@ -93,9 +140,9 @@ class Tally:
         self.name, self._fields = name, fields
         self.agree = self.differ = 0
         self.skipped = Counter(dict.fromkeys(SKIPS, 0))
-        self.ttft_s, self.cached_blocks = BothChoices(), BothChoices()
-        self.live_costs, self.own_costs = Costs(), Costs()
-        self._ttft_gain, self._cached_gain = Series(), Series()
+        self.ttft_s, self.cached_blocks = Pairs(), Pairs()
+        self.live_costs, self.own_costs = dict[str, Pairs](), dict[str, Pairs]()
+        """By unit."""
 
     def add(self, found: Comparison) -> None:
         """Count a decision."""
@@ -103,12 +150,11 @@ class Tally:
         self.differ += not found.agrees
         if found.ttft_s is not None:
             self.ttft_s.add(found.ttft_s)
-            self._ttft_gain.add(found.ttft_s[0] - found.ttft_s[1])
         if found.cached_blocks is not None:
-            self.cached_blocks.add(found.cached_blocks)
-            self._cached_gain.add(found.cached_blocks[1] - found.cached_blocks[0])
-        self.live_costs.add(found.live_cost)
-        self.own_costs.add(found.own_cost)
+            self.cached_blocks.add(found.cached_blocks, -1)
+        for costs, cost in ((self.live_costs, found.live_cost), (self.own_costs, found.own_cost)):
+            if cost is not None:
+                costs.setdefault(cost.unit, Pairs()).add(cost.costs)
 
     def report(self) -> ShadowReport:
         """Return the figures."""
@@ -118,10 +164,10 @@ class Tally:
             decisions=self.agree + self.differ,
             differ=self.differ,
             skipped=dict(self.skipped),
-            ttft_gain_s=self._ttft_gain.mean(),
-            cached_blocks_gain=self._cached_gain.mean(),
-            own_cost_gain=self.own_costs.mean_gains(),
-            live_cost_gain=self.live_costs.mean_gains(),
+            ttft_gain_s=self.ttft_s.gain.mean(),
+            cached_blocks_gain=self.cached_blocks.gain.mean(),
+            own_cost_gain=_means(self.own_costs),
+            live_cost_gain=_means(self.live_costs),
         )
 
 

@@ -7,7 +7,6 @@ the control plane's endpoints with it.
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 from aiohttp import web
 
@@ -28,18 +27,14 @@ HEADERS = {
 """Of every answer: only this server's own scripts and styles run, and in no frame; a copy is checked by its ETag."""
 
 
-class _File(NamedTuple):
-    body: bytes
-    content_type: str
-    etag: str
-
-
 class WebPage:
     """The page's files, read once, by their paths."""
 
     def __init__(self) -> None:
         found = sorted(each for each in _ASSETS.iterdir() if each.suffix in _TYPES)
-        self._files = {_path(each.name): _read(each) for each in found}
+        self._files = {
+            ROOT + each.name.replace("index.html", ""): (each.read_bytes(), _TYPES[each.suffix]) for each in found
+        }
 
     @property
     def paths(self) -> frozenset[str]:
@@ -55,20 +50,12 @@ class WebPage:
         ]
 
     async def _file(self, request: web.Request) -> web.Response:
-        file = self._files[request.path]
-        headers = {**HEADERS, "ETag": f'"{file.etag}"'}
-        if any(each.value == file.etag for each in request.if_none_match or ()):
+        body, content_type = self._files[request.path]
+        etag = hashlib.sha256(body).hexdigest()[:32]
+        headers = {**HEADERS, "ETag": f'"{etag}"'}
+        if any(each.value == etag for each in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
-        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8", headers=headers)
-
-
-def _path(name: str) -> str:
-    return ROOT if name == "index.html" else ROOT + name
-
-
-def _read(path: Path) -> _File:
-    body = path.read_bytes()
-    return _File(body, _TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
 
 
 async def _to_root(_: web.Request) -> web.Response:

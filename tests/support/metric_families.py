@@ -17,14 +17,13 @@ from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.nats_server import nats_server_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.tracing.exporter import span_families
-from router.attribution.attribution import AttributionLimits
+from router.attribution.contents import AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.endpoint_picker.metrics import PickerStatistics, picker_families
 from router.journal.writer import journal_families
 from router.live.clients import LiveClients
-from router.live.ring import Ring
-from router.live.service import live_families
+from router.live.service import Ring, live_families
 from router.metrics.decision import DecisionMetrics
 from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
@@ -44,8 +43,7 @@ from router.pools.metrics import PoolMetrics
 from router.processes.metrics import process_families
 from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
-from router.shadows.budget import Budget
-from router.shadows.service import shadow_families
+from router.shadows.service import Budget, shadow_families
 from router.workers.service import AttachedWorkers
 from tests.unit.router.test_routing import Bench
 from worker_agent.attached.metrics import attach_families

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kv_protocol.journal import JournalMessage, JournalRecord
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
-from router.journal.continuity import Continuity
-from router.journal.replay import Redecided, Replay
+from router.journal.replay import Continuity, Redecided, Replay
 
 
 def continuous(messages: Iterable[JournalMessage]) -> Iterator[JournalRecord]:

@@ -26,8 +26,7 @@ ELSEWHERE = {
     "worker_agent/engines/trtllm/bindings.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
     "kv_runtime/tracing/otlp.py": {"opentelemetry-sdk"},  # imported where traces are wanted
-    "router/endpoint_picker/schema.py": {"protobuf"},  # imported, like the next two, where the picker is on
-    "router/endpoint_picker/wire.py": {"protobuf"},
+    "router/endpoint_picker/wire.py": {"protobuf"},  # imported, like the next one, where the picker is on
     "router/endpoint_picker/service.py": {"grpcio"},
 }
 """Modules that use something else, in functions alone or in a module that nothing imports when it starts."""

@@ -1,24 +1,23 @@
 // Whether predictions hold: reuse and first tokens, predicted and measured, of decisions and by rank.
 
+import { Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { h } from "./dom.js";
 import { count, percent, quantile, seconds, UNKNOWN } from "./format.js";
 import { badge, bar, figures, link, message, predictedCached, predictedTtft } from "./parts.js";
-import { Poll } from "./poll.js";
 import { Scatter } from "./scatter.js";
 import { Table } from "./table.js";
-import { natural } from "./fleet_rows.js";
+import { natural } from "./live.js";
 
 const EVERY_MS = 5000;
 const WORST = 20;
 
-export class AccuracyView {
+export class AccuracyView extends Poll {
   title = "Accuracy";
   refreshes = 1000;
 
   constructor(app) {
-    this.app = app;
-    this.poll = new Poll(() => app.redraw(), EVERY_MS);
+    super(app, EVERY_MS);
     const open = (point) => app.go(["decisions", point.id]);
     this.cached = new Scatter({ label: "Cached tokens, predicted and reported", text: count, open });
     this.first = new Scatter({ label: "Time to the first token, predicted and measured", text: seconds, open });
@@ -33,11 +32,7 @@ export class AccuracyView {
   }
 
   open() {
-    this.poll.open("/v1/predictions");
-  }
-
-  close() {
-    this.poll.close();
+    this.follow("/v1/predictions");
   }
 
   draw() {
@@ -46,9 +41,9 @@ export class AccuracyView {
     const compared = live.decisions.map(comparedOf).filter((each) => each.cached || each.first);
     if (!compared.length) return message("", "There is nothing to compare yet.", "Predictions are compared when requests end and the worker reports what it reused.");
     const cached = compared.filter((each) => each.cached), first = compared.filter((each) => each.first);
-    const doubts = new Map((this.poll.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
+    const doubts = new Map((this.found?.ranks ?? []).map((each) => [`${each.worker_id}/${each.dp_rank}`, each.doubt]));
     return [
-      this.poll.problem && message("warn", "Which ranks are doubted is not current.", this.poll.problem),
+      this.problem && message("warn", "Which ranks are doubted is not current.", this.problem),
       summary(cached, first),
       h("div", { key: "plots", class: "columns" },
         h("section", { class: "panel" }, h("h2", null, "Cached tokens"), this.cached.with(cached.map((each) => ({ id: each.decision.decision_id, x: each.cached[0], y: each.cached[1] })))),

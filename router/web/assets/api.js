@@ -56,6 +56,39 @@ export async function get(path, signal) {
   }
 }
 
+/** What shows a path of the control plane, which is read again and again while it is open. */
+export class Poll {
+  /** The app draws after each reading; no reading follows one after which `isOver(poll)`. */
+  constructor(app, everyMs, isOver = () => false) {
+    Object.assign(this, { app, everyMs, isOver });
+  }
+
+  follow(path) {
+    this.path = path;
+    this.found = null; // the newest answer
+    this.problem = ""; // of the newest reading
+    this.stop = new AbortController();
+    this.read(this.stop.signal);
+  }
+
+  close() {
+    this.stop.abort();
+    clearTimeout(this.again);
+  }
+
+  async read(signal) {
+    try {
+      this.found = await get(this.path, signal);
+      this.problem = "";
+    } catch (error) {
+      if (signal.aborted) return;
+      this.problem = error.message;
+    }
+    this.app.redraw();
+    if (!this.isOver(this)) this.again = setTimeout(() => this.read(signal), this.everyMs);
+  }
+}
+
 const EVENT_CHARACTERS_MAX = 64e6;
 
 /** Yield the events of a stream: {event, data}, `data` decoded from JSON; return when the server ends it. */

@@ -1,9 +1,9 @@
 // One decision: a sentence, what came of it beside what was predicted, and every candidate with every term of its cost.
 
+import { Poll } from "./api.js";
 import { h } from "./dom.js";
 import { count, ms, percent, seconds, signed, UNKNOWN, clock } from "./format.js";
 import { badge, bar, facts, legend, link, message, name, trust } from "./parts.js";
-import { Poll } from "./poll.js";
 import { Table } from "./table.js";
 
 const AGAIN_MS = 2000;
@@ -14,26 +14,21 @@ const HINTS = {
   stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
 };
 
-export class DecisionView {
+export class DecisionView extends Poll {
   title = "Decision";
   nav = "decisions";
 
   constructor(app) {
-    this.app = app;
-    this.poll = new Poll(() => app.redraw(), AGAIN_MS, ({ found }) => Boolean(found?.outcome));
+    super(app, AGAIN_MS, ({ found }) => Boolean(found?.outcome));
     this.tables = new Map();
   }
 
   open([id]) {
-    this.poll.open(`/v1/decisions/${encodeURIComponent(id)}`);
-  }
-
-  close() {
-    this.poll.close();
+    this.follow(`/v1/decisions/${encodeURIComponent(id)}`);
   }
 
   draw() {
-    const { found, problem } = this.poll;
+    const { found, problem } = this;
     if (!found && problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
     if (!found) return h("p", { class: "muted" }, "Reading the decision.");
     const { decision, decisions } = found;

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { age, count, seconds, UNKNOWN } from "./format.js";
-import { link, message, name, outcomeOf, predictedCached, predictedTtft } from "./parts.js";
+import { filter, link, message, name, outcomeOf, predictedCached, predictedTtft } from "./parts.js";
 import { Table } from "./table.js";
 
 const REFRESH = 200;
@@ -28,13 +28,7 @@ export class DecisionsView {
     const words = this.words.trim().toLowerCase();
     const found = words ? live.decisions.filter((each) => textOf(each).includes(words)) : live.decisions;
     return [
-      h("div", { key: "filter", class: "tools" },
-        h("label", { for: "decisions-filter" }, "Filter"),
-        h("input", { id: "decisions-filter", type: "search", value: this.words, placeholder: "worker, request, model, outcome", oninput: (event) => {
-          this.words = event.target.value;
-          this.app.redraw();
-        } }),
-        h("span", { class: "muted" }, `${count(found.length)} of the newest ${count(live.decisions.length)}`)),
+      filter(this, "decisions-filter", "worker, request, model, outcome", `${count(found.length)} of the newest ${count(live.decisions.length)}`),
       this.table.with(found),
     ];
   }

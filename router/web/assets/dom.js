@@ -69,6 +69,29 @@ function update(node, wanted) {
   wanted.properties.ref?.(node);
 }
 
+/** Clear a canvas of this height; return its context, its width and what its style says of colours. */
+export function cleared(canvas, height) {
+  const ratio = devicePixelRatio || 1, width = canvas.clientWidth, style = getComputedStyle(canvas);
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const paint = canvas.getContext("2d");
+  paint.scale(ratio, ratio);
+  return { paint, width, font: style.fontFamily, colour: (name) => style.getPropertyValue(name) };
+}
+
+/** A canvas that is drawn again when its size or the colours change: `draw`. `listen(canvas)`: it is new. */
+export class Drawing {
+  mounted(canvas) {
+    if (this.canvas !== canvas) {
+      this.canvas = canvas;
+      this.listen(canvas);
+      new ResizeObserver(() => this.draw()).observe(canvas);
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    }
+    this.draw();
+  }
+}
+
 function setProperty(node, name, value, before) {
   if (name === "key" || name === "own" || name === "ref") return;
   if (name.startsWith("on")) {

@@ -1,21 +1,20 @@
 // The event log: whether this router follows it, and the stream of each rank in it.
 
+import { Poll } from "./api.js";
 import { h } from "./dom.js";
 import { age, bytes, clock, count, seconds, UNKNOWN } from "./format.js";
 import { badge, figures, link, message } from "./parts.js";
-import { Poll } from "./poll.js";
 import { Table } from "./table.js";
-import { natural } from "./fleet_rows.js";
+import { natural } from "./live.js";
 
 const EVERY_MS = 2000;
 const MARKS = 200;
 
-export class EventLogView {
+export class EventLogView extends Poll {
   title = "Event log";
 
   constructor(app) {
-    this.app = app;
-    this.poll = new Poll(() => app.redraw(), EVERY_MS);
+    super(app, EVERY_MS);
     this.table = new Table({
       label: "Streams of ranks", key: (each) => each.id, columns: COLUMNS, sorted: "State", empty: "No rank has published yet.",
       open: (each) => app.go(["workers", each.workerId]),
@@ -27,15 +26,11 @@ export class EventLogView {
   }
 
   open() {
-    this.poll.open("/v1/event-log");
-  }
-
-  close() {
-    this.poll.close();
+    this.follow("/v1/event-log");
   }
 
   draw() {
-    const { live } = this.app, { found, problem } = this.poll;
+    const { live } = this.app, { found, problem } = this;
     if (problem && !found) return message("bad", "The event log is not shown.", problem);
     if (!found) return h("p", { class: "muted", role: "status" }, "Reading.");
     const marks = (live.history?.marks ?? []).filter((each) => !live.isPast || each.at_s <= live.at).slice(-MARKS).reverse();

@@ -2,11 +2,12 @@
 
 import { h } from "./dom.js";
 import { count, factor, percent, seconds, short } from "./format.js";
-import { natural, stateOf } from "./fleet_rows.js";
-import { badge, figures, legend, link, message, name, tiers, trust } from "./parts.js";
+import { natural, stateOf } from "./live.js";
+import { badge, figures, filter, legend, link, message, name, select, tiers, trust } from "./parts.js";
 import { MEASURES, RankMap } from "./rank_map.js";
 import { Table } from "./table.js";
 
+const MEASURE_NAMES = Object.fromEntries(Object.entries(MEASURES).map(([key, { name: text }]) => [key, text]));
 const MAPPED_MIN = 9;
 const RANKED = { EXACT: 0, DEGRADED: 1, FALLBACK: 2 };
 
@@ -40,15 +41,13 @@ export class FleetView {
     if (!live.ranks.length) return message("", "There is no worker.", "Start one: worker-agent serve --worker-id w0. The router learns of it by itself.");
     const words = this.words.trim().toLowerCase();
     const ranks = words ? live.ranks.filter((rank) => `${rank.id} ${rank.model} ${rank.role} ${rank.trust} ${stateOf(rank)}`.toLowerCase().includes(words)) : live.ranks;
-    return [headline(live, trends), trends.figures(), summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), this.filter(ranks), this.table.with(ranks)];
+    return [headline(live, trends), trends.figures(), summary(live), live.ranks.length >= MAPPED_MIN && this.mapped(ranks), filter(this, "fleet-filter", "name, model, role, state", `${count(ranks.length)} of ${count(live.ranks.length)} ranks`), this.table.with(ranks)];
   }
 
   mapped(ranks) {
     return h("section", { key: "map", class: "panel", "aria-label": "Map" },
       h("div", { class: "tools" },
-        h("label", { for: "measure" }, "Colour by "),
-        h("select", { id: "measure", value: this.measure, onchange: (event) => this.showMeasure(event.target.value) },
-          Object.entries(MEASURES).map(([key, { name: text }]) => h("option", { key, value: key, selected: key === this.measure }, text))),
+        select("measure", "Colour by", MEASURE_NAMES, this.measure, (measure) => this.showMeasure(measure)),
         h("span", { class: "muted pointed" }, this.pointed ? described(this.pointed, this.measure) : scaleOf(ranks, this.measure)),
         legend(["accent", "more"], ["degraded", "degraded"], ["fallback", "fallback"], ["cross", "takes no work"])),
       this.map.with(ranks, this.measure, (rank) => {
@@ -62,15 +61,6 @@ export class FleetView {
     this.app.redraw();
   }
 
-  filter(ranks) {
-    return h("div", { key: "filter", class: "tools" },
-      h("label", { for: "fleet-filter" }, "Filter"),
-      h("input", { id: "fleet-filter", type: "search", value: this.words, placeholder: "name, model, role, state", oninput: (event) => {
-        this.words = event.target.value;
-        this.app.redraw();
-      } }),
-      h("span", { class: "muted" }, `${count(ranks.length)} of ${count(this.app.live.ranks.length)} ranks`));
-  }
 }
 
 const COLUMNS = [

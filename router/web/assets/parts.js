@@ -55,6 +55,22 @@ export function legend(...found) {
   return h("ul", { class: "legend" }, found.map(([kind, text]) => h("li", { key: text }, h("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text)));
 }
 
+/** A choice among `options`, texts by key, with its label; `changed(key)`. */
+export function select(id, label, options, value, changed) {
+  return [h("label", { for: id }, `${label} `),
+    h("select", { id, value, onchange: (event) => changed(event.target.value) }, Object.entries(options).map(([key, text]) => h("option", { key, value: key, selected: key === value }, text)))];
+}
+
+/** The words by which a view's rows are chosen (`view.words`), and what there is of them. */
+export function filter(view, id, placeholder, text) {
+  return h("div", { key: "filter", class: "tools" }, h("label", { for: id }, "Filter"),
+    h("input", { id, type: "search", value: view.words, placeholder, oninput: (event) => {
+      view.words = event.target.value;
+      view.app.redraw();
+    } }),
+    h("span", { class: "muted" }, text));
+}
+
 /** What a decision predicted of cached tokens; null where there is nothing to compare. */
 export function predictedCached(decision) {
   const { outcome, misses } = decision;

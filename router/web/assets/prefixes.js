@@ -3,9 +3,9 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { age, count, short, UNKNOWN } from "./format.js";
-import { bar, facts, figures, link, message, name } from "./parts.js";
+import { bar, facts, figures, link, message, name, select } from "./parts.js";
 import { Table } from "./table.js";
-import { TIERS } from "./fleet_rows.js";
+import { TIERS } from "./live.js";
 
 const PAGE = 100;
 const HOLDERS = 64;
@@ -118,11 +118,10 @@ export class PrefixesView {
       this.outlined(),
       this.problem && message("warn", "The tree is not current.", this.problem.message),
       h("div", { key: "tools", class: "tools" },
-        h("label", { for: "order" }, "Order by "),
-        h("select", { id: "order", value: this.order, onchange: (event) => {
-          this.order = event.target.value;
+        select("order", "Order by", ORDERS, this.order, (order) => {
+          this.order = order;
           this.begin();
-        } }, Object.entries(ORDERS).map(([key, text]) => h("option", { key, value: key, selected: key === this.order }, text))),
+        }),
         h("span", { class: "muted" }, `${count(shown.total)} ${this.behind === null ? "roots" : "prefixes behind this one"}`)),
       this.behind !== null && crumbs(this.path ?? [], this.behind),
       h("div", { key: "split", class: "split" }, this.table.with(rows), this.detail()),

@@ -1,8 +1,8 @@
 // All ranks as cells of one canvas, in the order of the fleet: 1,000 of them are one drawing.
 
-import { h } from "./dom.js";
+import { Drawing, cleared, h } from "./dom.js";
 import { count, factor, percent, seconds, short } from "./format.js";
-import { stateOf } from "./fleet_rows.js";
+import { stateOf } from "./live.js";
 
 const CELL_MIN = 9, CELL_MAX = 26, GAP = 2;
 
@@ -16,8 +16,9 @@ export const MEASURES = {
   prefill: { name: "prefill time", value: (rank) => rank.prefill, text: (rank) => `prefill ${factor(rank.prefill)}`, isScaled: true },
 };
 
-export class RankMap {
+export class RankMap extends Drawing {
   constructor(open) {
+    super();
     this.open = open;
     this.ranks = [];
     this.measure = "fill";
@@ -36,19 +37,13 @@ export class RankMap {
     return `Map of ${this.ranks.length} ranks by ${name}. The table below has the same figures.`;
   }
 
-  mounted(canvas) {
-    if (this.canvas !== canvas) {
-      this.canvas = canvas;
-      canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
-      canvas.addEventListener("pointerleave", () => this.point(null));
-      canvas.addEventListener("click", (event) => {
-        const rank = this.at(event);
-        if (rank) this.open(rank);
-      });
-      new ResizeObserver(() => this.draw()).observe(canvas);
-      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-    }
-    this.draw();
+  listen(canvas) {
+    canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
+    canvas.addEventListener("pointerleave", () => this.point(null));
+    canvas.addEventListener("click", (event) => {
+      const rank = this.at(event);
+      if (rank) this.open(rank);
+    });
   }
 
   point(rank) {
@@ -75,14 +70,11 @@ export class RankMap {
   draw() {
     const { canvas } = this;
     if (!canvas?.isConnected) return;
-    const { cell, across, height } = this.layout(), ratio = devicePixelRatio || 1, width = canvas.clientWidth;
+    const { cell, across, height } = this.layout();
     canvas.style.setProperty("height", `${height}px`);
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const paint = canvas.getContext("2d"), colours = getComputedStyle(canvas), { value, isScaled } = MEASURES[this.measure];
-    const [accent, track, bad, degraded, fallback] = ["--accent", "--track", "--bad", "--degraded", "--fallback"].map((name) => colours.getPropertyValue(name));
+    const { paint, colour } = cleared(canvas, height), { value, isScaled } = MEASURES[this.measure];
+    const [accent, track, bad, degraded, fallback] = ["--accent", "--track", "--bad", "--degraded", "--fallback"].map(colour);
     const largest = isScaled ? Math.max(1e-9, ...this.ranks.map((rank) => value(rank) ?? 0)) : 1;
-    paint.scale(ratio, ratio);
     this.ranks.forEach((rank, at) => {
       const x = (at % across) * (cell + GAP), y = Math.floor(at / across) * (cell + GAP), share = value(rank);
       paint.globalAlpha = 1;

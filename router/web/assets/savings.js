@@ -1,25 +1,25 @@
 // What reused prompts saved, and for whom: by model, tenant, LoRA adapter or prefix family.
 
+import { Poll } from "./api.js";
 import { h } from "./dom.js";
 import { count, percent, short, signed, UNKNOWN } from "./format.js";
-import { figures, message, name } from "./parts.js";
-import { Poll } from "./poll.js";
+import { figures, message, name, select } from "./parts.js";
 import { Table } from "./table.js";
 
 const EVERY_MS = 5000;
 const DIMENSIONS = { model: ["Model", "no name"], tenant: ["Tenant", "not told apart"], lora: ["LoRA adapter", "base model"], prefix: ["Prefix family", "no full block"] };
+const NAMES = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, text]));
 const WHY = {
   not_answered: "failed, were cancelled or were refused by the worker (another may have answered the request)", unseen: "had a prompt that was not encoded", dropped: "had an outcome that came too late",
   not_repeated: "could not be repeated", pending: "have not ended",
 };
 
-export class SavingsView {
+export class SavingsView extends Poll {
   title = "Savings";
 
   constructor(app) {
-    this.app = app;
+    super(app, EVERY_MS);
     this.by = "model";
-    this.poll = new Poll(() => app.redraw(), EVERY_MS);
     this.tables = Object.fromEntries(Object.entries(DIMENSIONS).map(([by, [text]]) => [by, new Table({
       label: `Savings by ${text}`, key: (row) => row.key, select: () => {}, columns: columnsOf(by), sorted: "Requests", empty: "No request has been answered yet.",
     })]));
@@ -27,16 +27,16 @@ export class SavingsView {
 
   open() {
     this.app.trends.open();
-    this.poll.open("/v1/report");
+    this.follow("/v1/report");
   }
 
   close() {
     this.app.trends.close();
-    this.poll.close();
+    super.close();
   }
 
   draw() {
-    const { found, problem } = this.poll;
+    const { found, problem } = this;
     if (!found) return problem ? message("bad", "The report is not shown.", problem) : h("p", { class: "muted", role: "status" }, "Reading the report.");
     const left = Object.entries(found.not_counted).filter(([, decisions]) => decisions);
     return [
@@ -46,9 +46,7 @@ export class SavingsView {
       summary(found.total),
       this.app.trends.chart(),
       h("section", { key: "rows", class: "panel" },
-        h("div", { class: "tools" }, h("label", { for: "savings-by" }, "By "),
-          h("select", { id: "savings-by", value: this.by, onchange: (event) => this.show(event.target.value) },
-            Object.entries(DIMENSIONS).map(([key, [text]]) => h("option", { key, value: key, selected: key === this.by }, text)))),
+        h("div", { class: "tools" }, select("savings-by", "By", NAMES, this.by, (by) => this.show(by))),
         this.tables[this.by].with(rowsOf(found.by[this.by]))),
       left.length > 0 && h("p", { key: "left", class: "muted" }, `Not counted: ${left.map(([why, decisions]) => `${count(decisions)} decisions that ${WHY[why] ?? why}`).join("; ")}.`),
     ];

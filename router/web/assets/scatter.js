@@ -1,12 +1,13 @@
 // Predicted against measured, as points: on the diagonal the prediction held.
 
-import { h } from "./dom.js";
+import { Drawing, cleared, h } from "./dom.js";
 
 const LEFT = 58, BOTTOM = 30, TOP = 10, RIGHT = 12, HEIGHT = 260, NEAR = 12;
 
-export class Scatter {
+export class Scatter extends Drawing {
   /** `text(value)` writes a value; `open(point)`: a point was clicked. Points: {id, x: predicted, y: measured}. */
   constructor({ label, text, open }) {
+    super();
     Object.assign(this, { label, text, open });
     this.points = [];
   }
@@ -17,17 +18,11 @@ export class Scatter {
     return h("canvas", { class: "plot", role: "img", "aria-label": label, ref: (canvas) => this.mounted(canvas) });
   }
 
-  mounted(canvas) {
-    if (this.canvas !== canvas) {
-      this.canvas = canvas;
-      canvas.addEventListener("click", (event) => {
-        const point = this.nearest(event.offsetX, event.offsetY);
-        if (point) this.open(point);
-      });
-      new ResizeObserver(() => this.draw()).observe(canvas);
-      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-    }
-    this.draw();
+  listen(canvas) {
+    canvas.addEventListener("click", (event) => {
+      const point = this.nearest(event.offsetX, event.offsetY);
+      if (point) this.open(point);
+    });
   }
 
   /** The largest value of both axes, rounded up to 1, 2 or 5 of a power of ten. */
@@ -55,14 +50,9 @@ export class Scatter {
   draw() {
     const { canvas } = this;
     if (!canvas?.isConnected) return;
-    const ratio = devicePixelRatio || 1, width = canvas.clientWidth;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(HEIGHT * ratio);
     this.scale = this.largest();
-    const paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
-    const colour = (name) => style.getPropertyValue(name);
-    paint.scale(ratio, ratio);
-    paint.font = `11px ${style.fontFamily}`;
+    const { paint, width, font, colour } = cleared(canvas, HEIGHT);
+    paint.font = `11px ${font}`;
     this.axes(paint, width, colour("--line"), colour("--muted"));
     paint.fillStyle = colour("--accent");
     paint.globalAlpha = this.points.length > 200 ? 0.4 : 0.65;

@@ -1,6 +1,6 @@
 // The time slider: over what is kept of the fleet, with marks of what happened.
 
-import { h } from "./dom.js";
+import { cleared, h } from "./dom.js";
 import { clock } from "./format.js";
 
 const KINDS = { worker_left: "--bad", worker_silent: "--bad", log_lost: "--bad", trust: "--warn", resync: "--warn", worker_draining: "--warn" };
@@ -44,14 +44,10 @@ export class Timeline {
   }
 
   marks(canvas, from, to, marks) {
-    const width = canvas.clientWidth, ratio = devicePixelRatio || 1, style = getComputedStyle(canvas);
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(8 * ratio);
-    const paint = canvas.getContext("2d");
-    paint.scale(ratio, ratio);
+    const { paint, width, colour } = cleared(canvas, 8);
     for (const each of marks) {
       if (each.at_s < from) continue;
-      paint.fillStyle = style.getPropertyValue(KINDS[each.kind] ?? "--muted");
+      paint.fillStyle = colour(KINDS[each.kind] ?? "--muted");
       paint.fillRect(8 + ((each.at_s - from) / (to - from)) * (width - 16) - 1, 0, 2, 8);
     }
   }

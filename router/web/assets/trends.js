@@ -1,8 +1,8 @@
 // The last 15 minutes by the rows of `/v1/trends`: figures with sparklines, and a chart.
 
+import { Poll } from "./api.js";
 import { h } from "./dom.js";
 import { clock, count, percent, seconds, total, UNKNOWN } from "./format.js";
-import { Poll } from "./poll.js";
 
 const EVERY_MS = 5000;
 const WINDOW = 6; // rows that a point is of: 30 s
@@ -21,27 +21,22 @@ const FIGURES = [
   { name: "Event lag", lines: [(rows) => rows.at(-1).event_lag_s], text: seconds, hint: "Age of the newest KV events when they were applied, of the slowest rank" },
 ];
 
-export class Trends {
+export class Trends extends Poll {
   constructor(app) {
-    this.app = app;
-    this.poll = new Poll(() => app.redraw(), EVERY_MS);
+    super(app, EVERY_MS);
   }
 
   open() {
-    this.poll.open("/v1/trends");
-  }
-
-  close() {
-    this.poll.close();
+    this.follow("/v1/trends");
   }
 
   get rows() {
-    return this.poll.found?.rows ?? [];
+    return this.found?.rows ?? [];
   }
 
   /** The figures, each with its sparkline; at a past time the values of that time, or that they are not kept. */
   figures() {
-    const { live } = this.app, { rows } = this, { found } = this.poll;
+    const { live } = this.app, { rows } = this, { found } = this;
     const at = live.isPast ? rows.findLastIndex((row) => row.at_s <= live.at) : rows.length - 1;
     if (live.isPast && found && at < 0) return h("p", { key: "trends", class: "muted" }, "Rates and latencies are kept for 15 minutes, and no longer of this moment.");
     return h("dl", { key: "trends", class: "figures trends" }, FIGURES.map(({ name, lines, text, hint, most }) => {
@@ -61,7 +56,7 @@ export class Trends {
 
   /** Seconds of prefill that are saved each second, with and without routing. */
   chart() {
-    const of = (field) => this.points((rows) => sum(rows, field) / (rows.length * this.poll.found.step_s)), drawn = [of("saved_s"), of("baseline_s")], top = largest(drawn);
+    const of = (field) => this.points((rows) => sum(rows, field) / (rows.length * this.found.step_s)), drawn = [of("saved_s"), of("baseline_s")], top = largest(drawn);
     return h("section", { key: "chart", class: "panel", "aria-label": "The last 15 minutes" },
       h("div", { class: "tools" }, h("h2", null, "Prefill seconds saved a second"), h("ul", { class: "legend" },
         h("li", null, h("span", { class: "swatch line-1", "aria-hidden": "true" }), "saved"), h("li", null, h("span", { class: "swatch line-2", "aria-hidden": "true" }), "by workers drawn evenly"))),

@@ -1,23 +1,22 @@
 // One worker: its registration, its ranks, and the decisions for it.
 
+import { Poll } from "./api.js";
 import { decisionColumns } from "./decisions.js";
 import { h } from "./dom.js";
 import { count } from "./format.js";
 import { RANK_COLUMNS } from "./fleet.js";
 import { facts, link, message, name } from "./parts.js";
-import { Poll } from "./poll.js";
 import { Table } from "./table.js";
 
 const EVERY_MS = 5000;
 
-export class WorkerView {
+export class WorkerView extends Poll {
   title = "Worker";
   nav = "fleet";
   refreshes = 100;
 
   constructor(app) {
-    this.app = app;
-    this.poll = new Poll(() => app.redraw(), EVERY_MS);
+    super(app, EVERY_MS);
     this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: RANK_COLUMNS, sorted: "Rank", descending: false });
     this.decisions = new Table({
       label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
@@ -27,11 +26,7 @@ export class WorkerView {
 
   open([id]) {
     this.id = id;
-    this.poll.open("/v1/workers");
-  }
-
-  close() {
-    this.poll.close();
+    this.follow("/v1/workers");
   }
 
   draw() {
@@ -39,7 +34,7 @@ export class WorkerView {
     if (!live.fleet) return null;
     const ranks = live.ranks.filter((rank) => rank.workerId === this.id);
     if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
-    const { found, problem } = this.poll;
+    const { found, problem } = this;
     const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
     return [
       h("h2", { key: "id" }, name(this.id)),

@@ -27,5 +27,5 @@ async def test_the_fleet_and_its_last_decisions_are_printed(fleet: FleetProcesse
 async def test_a_router_that_is_away_is_named() -> None:
     (port,) = free_ports(1)
     code, out = await top("--router", f"http://127.0.0.1:{port}")
-    assert code == 1
-    assert out.startswith(f"router: http://127.0.0.1:{port}: ")
+    assert code == 2
+    assert f"at http://127.0.0.1:{port}, allowed the control plane" in out

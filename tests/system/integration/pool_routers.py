@@ -15,7 +15,7 @@ import msgspec
 from kv_runtime.supervise import run_parts
 from router.config import RouterSettings
 from router.pools.config import read_config
-from router.pools.process import PoolsProcess, PoolsSettings
+from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
 from router.pools.service import Identity
 from tests.system.integration.broker import eventually
@@ -116,7 +116,7 @@ async def running_pools(
         {"data": {"port": 0, "drain_s": 2}, "control": {"port": 0}, "failures": quick}
     )
     identity = Identity(models=(MODEL,), defaults=defaults or Targets())
-    process, stop = PoolsProcess(PoolsSettings(read, identity, tree, text)), asyncio.Event()
+    process, stop = PoolsProcess(read, identity, tree, text), asyncio.Event()
     await process.start()
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
         group.create_task(run_parts(process.parts(), stop=stop, drain_s=process.drain_s))

@@ -18,9 +18,9 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
-from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.log_watch import LogWatch, fills
-from router.doctor.probes import RouterProbe, WorkerProbe
+from router.doctor.pages import HttpAsker, in_lanes
+from router.doctor.survey import RouterProbe, WorkerProbe
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
@@ -73,11 +73,11 @@ async def test_a_control_plane_that_wants_its_token_is_read_with_it() -> None:
     async with asked(PAGES, token=TOKEN) as (asker, url):
         with_token, without = RouterProbe(asker, url, TOKEN), RouterProbe(asker, url, "")
         await in_lanes([with_token.first, without.first])
-    told = with_token.seen()
+    told = with_token.seen
     assert told.control == AddressAnswer(url=url, reason="not ready: no worker is fit; w0/0: behind")
     assert (told.mode, told.reads_overlap) == ("round-robin", False)
     assert (with_token.is_token_refused, without.is_token_refused) == (False, True)
-    assert without.answer.problem == "status 401 at /v1/policy, allowed a router's control plane"
+    assert without.seen.control.problem == "status 401 at /v1/policy, allowed a router's control plane"
 
 
 async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
@@ -85,15 +85,15 @@ async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
         worker = WorkerProbe(asker, registered(base_url=f"{url}/"), TOKEN)
         await worker.first()
         await worker.last()
-    assert worker.seen().http == AddressAnswer(url=url)
-    assert worker.seen().before == worker.seen().after == {}
+    assert worker.seen.http == AddressAnswer(url=url)
+    assert worker.seen.before == worker.seen.after == {}
 
 
 async def test_a_worker_that_is_ill_says_why() -> None:
     async with asked({"/health": says({"status": "failed", "reason": "the engine died"}, 503)}) as (asker, url):
         worker = WorkerProbe(asker, registered(base_url=url), TOKEN)
         await worker.first()
-    assert worker.seen().http == AddressAnswer(url=url, reason="the engine died")
+    assert worker.seen.http == AddressAnswer(url=url, reason="the engine died")
 
 
 async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> None:

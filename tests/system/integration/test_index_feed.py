@@ -155,10 +155,11 @@ def routing_on(index: Index) -> Routing:
 
 async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(broker: Broker, log: EventLog) -> None:
     first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
+    handover: Any = None  # nothing is drained here
     async with (
         running_index(broker.url, settings=SMALL) as index,
         serving(IndexApi(index.index).app(new_registry(), token="")) as api,
-        serving(ControlPlane(routing_on(index), index.index, log).app(new_registry(), token="")) as router,
+        serving(ControlPlane(routing_on(index), index.index, log, handover).app(new_registry(), token="")) as router,
     ):
         await first.store(*range(TOO_MANY_BLOCKS))
         await index.until_at(first)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kv_protocol.ledger import Expired, Finished, LeaseEvent
 from kv_protocol.replicas import BEAT_S
 from router.replicas import peer as replica_peer
-from router.replicas.open_leases import OpenLeases
+from router.replicas.peer import OpenLeases
 from router.replicas.replication import SILENT_S
 from tests.support.amount import examples
 from tests.support.planting import plant

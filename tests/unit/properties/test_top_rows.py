@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from router.attribution.attribution import TopRows, top_rows
+from router.attribution.contents import Rows, top_rows
 from router.decision.policy import Policy
 from router.native import built
 from tests.support.decide import decide
@@ -19,7 +20,7 @@ OF_TENANTS = {
 }
 
 
-def counted(names: list[str], rows_max: int) -> TopRows:
+def counted(names: list[str], rows_max: int) -> Rows:
     """Return the rows of requests of these tenants; request n reuses n tokens."""
     found = built.Attribution(rows_max, family_blocks=4, pending_max=9)
     for at, name in enumerate(names):
@@ -28,19 +29,19 @@ def counted(names: list[str], rows_max: int) -> TopRows:
     return top_rows(found, "tenant")
 
 
-def check(top: TopRows, names: list[str], rows_max: int) -> None:
+def check(top: Rows, names: list[str], rows_max: int) -> None:
     """Compare the sketch with exact counts."""
     exact, rows = Counter(names), {each.name: each for each in top.rows}
     assert len(rows) <= rows_max
-    assert top.absent_max <= len(names) / rows_max
+    assert top.absent_requests_max <= len(names) / rows_max
     for name, requests in exact.items():
         if (each := rows.get(name)) is None:
-            assert requests <= top.absent_max
+            assert requests <= top.absent_requests_max
         else:
-            assert each.sums.requests <= requests <= each.sums.requests + each.missed
-            assert each.missed <= len(names) / rows_max
-    assert sum(each.sums.requests for each in top.rows) + top.other.requests == len(names)
-    tokens = sum(each.sums.reused_tokens for each in top.rows) + top.other.reused_tokens
+            assert each.requests <= requests <= each.requests + each.missed_requests_max
+            assert each.missed_requests_max <= len(names) / rows_max
+    assert sum(each.requests for each in top.rows) + top.other.requests == len(names)
+    tokens = sum(each.reused_tokens for each in top.rows) + top.other.reused_tokens
     assert tokens == sum(min(at, 100) for at in range(len(names)))
 
 
@@ -53,7 +54,7 @@ def test_rows_and_bounds_agree_with_exact_counts(names: list[str], rows_max: int
 def test_a_planted_bug_of_the_sketch_is_found() -> None:
     names = list("aabbccddaabbccdd")
     top = counted(names, 2)
-    forgetful = top._replace(rows=[each._replace(missed=0) for each in top.rows])
+    forgetful = replace(top, rows=tuple(replace(each, missed_requests_max=0) for each in top.rows))
     with pytest.raises(AssertionError):
         check(forgetful, names, 2)
 
@@ -61,7 +62,13 @@ def test_a_planted_bug_of_the_sketch_is_found() -> None:
 def test_a_row_is_named_and_counts_from_its_beginning() -> None:
     top = counted(["a", "a", "b"], 1)
     (found,) = top.rows
-    assert (found.name, found.sums.requests, found.missed, top.other.requests, top.absent_max) == ("b", 1, 2, 2, 3)
+    assert (found.name, found.requests, found.missed_requests_max, top.other.requests, top.absent_requests_max) == (
+        "b",
+        1,
+        2,
+        2,
+        3,
+    )
 
 
 def test_of_several_with_fewest_requests_the_eldest_gives_way() -> None:

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.decided import RouteRequest
 from router.decision.policy import Policy
-from router.feeds.trust_watch import TrustWatch
+from router.feeds.watch import FleetWatch
 from router.fleet.calibration import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route
 from tests.unit.router.test_routing import Bench
@@ -159,7 +159,7 @@ def test_decisions_have_the_lower_trust_and_pages_and_log_say_why(
     assert trusts.index(trust) == ENOUGH
     assert bench.routing.trust()[rank()] == (trust, reason)
     with capture_logs() as logs:
-        TrustWatch(bench.routing, bench.clock).look()
+        FleetWatch(bench.routing, bench.clock).look()
     (said,) = logs
     counts = [said[name] for name in ("requests", "overpredicted", "underpredicted")]
     assert (said["event"], said["worker"], said["doubt"]) == ("predictions_doubted", "w0", reason.partition(";")[0])

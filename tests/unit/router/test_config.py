@@ -1,11 +1,17 @@
-"""The settings of a policy are those that decisions are taken with."""
+"""The settings of policy, queue, breakers and affinity are those that decisions are taken with."""
+
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from router.config import FailuresSection, QueueSection
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
-from router.decision.state_settings import ApproximateLimits
+from router.decision.state_settings import AffinityLimits, ApproximateLimits
+from router.fleet.breakers import BreakerLimits
+from router.queue.fair_share import FairShareLimits
+from router.queue.waiting import QueueLimits
 
 
 def test_the_defaults_are_the_cores() -> None:
@@ -44,3 +50,40 @@ def test_what_is_not_named_of_a_phase_is_as_by_default() -> None:
 def test_a_phase_has_the_ranges_of_the_policy(phase: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         PolicySection(decode=phase)
+
+
+def test_the_defaults_are_the_cores_and_no_request_waits() -> None:
+    assert QueueSection().limits() == QueueLimits()
+    assert FailuresSection().breakers() == BreakerLimits()
+    assert PolicySection().affinity_limits() == AffinityLimits()
+    assert QueueSection().threshold is None
+
+
+def test_every_setting_of_the_queue_comes_to_it() -> None:
+    given: dict[str, Any] = {
+        "policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5,
+    }  # fmt: skip
+    settings = QueueSection(**given, fair_share_weights={"a": 9.0})
+    assert settings.limits() == QueueLimits(**given, fair_share=FairShareLimits(weights={"a": 9.0}))
+
+
+def test_every_setting_of_breakers_and_sessions_comes_to_them() -> None:
+    given = FailuresSection(breaker_failures=1, breaker_open_s=3.0)
+    assert given.breakers() == BreakerLimits(failures=1, open_s=3.0)
+    assert PolicySection(affinity_idle_s=6.0).affinity_limits() == AffinityLimits(idle_s=6.0)
+
+
+def test_a_breaker_opens_for_its_first_time_at_the_least() -> None:
+    assert FailuresSection(breaker_open_s=500.0).breakers().open_s_max == 500.0
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "cookie", "proxy-authorization"])
+def test_a_header_with_secrets_may_not_name_tenants(header: str) -> None:
+    with pytest.raises(ValidationError, match=f"found {header}, its values are secrets"):
+        QueueSection(fair_share_by=header)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0])
+def test_a_weight_that_is_none_is_refused_by_name(weight: float) -> None:
+    with pytest.raises(ValidationError, match=f"team-a: found {weight}, allowed 0.001..1000.0"):
+        QueueSection(fair_share_weights={"team-a": weight})

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,10 +31,8 @@ from router.admin.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.native import built
-from router.planner.config import PlannerSection
-from router.planner.service import Planner
-from router.shadows.config import ShadowSection
-from router.shadows.service import Shadows
+from router.planner.service import Planner, PlannerSection
+from router.shadows.service import Shadows, ShadowSection
 from tests.reference.index.index import ReferenceIndex
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
@@ -71,12 +70,14 @@ class Control:
     def __init__(self, plane: Plane, policies: PolicyStore | None = None, trace_link: str = "") -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
+        handover: Any = SimpleNamespace(status=lambda *_of: None)
         planner = Planner(plane.routing, PlannerSection())
         shadows = Shadows(plane.routing, ShadowSection())
         planes = ControlPlane(
             plane.routing,
             index,
             log,
+            handover,
             policies=policies,
             watched=planner.routes(),
             trace_link=trace_link,

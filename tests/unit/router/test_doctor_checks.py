@@ -8,10 +8,8 @@ from msgspec.structs import replace
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
 from router.doctor.catalogue import CATALOGUE, Finding
-from router.doctor.event_checks import SILENT_BLOCKS
-from router.doctor.examination import examine, exit_code
+from router.doctor.checks import AGREED, SILENT_BLOCKS, examine, exit_code
 from router.doctor.facts import AddressAnswer, FleetFacts, LogSeen, ParityBroken
-from router.doctor.parity_checks import AGREED
 from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ class Control:
 
     def __init__(self, found: Draining) -> None:
         self.found, self.log = found, Log()
-        index: Any = None  # nothing is asked of it here
+        index: Any = SimpleNamespace(routes=lambda *_sources: [])  # nothing is asked of it here
         log: Any = self.log
         self.gate = FleetGate(KEYS)
         plane = ControlPlane(found.plane.routing, index, log, found.handover, self.gate)

@@ -1,198 +1,247 @@
-"""The endpoint picker's state machine, its encoding, and the endpoints that it names."""
+"""The endpoint picker: one stream of a gateway, its messages, and the endpoints that it names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from router.endpoint_picker.addresses import addresses_of, endpoint_of
-from router.endpoint_picker.messages import (
-    AnswerBody,
-    AnswerCame,
-    AnswerTrailers,
-    BodyChunk,
-    BodyReply,
-    HeadersReply,
-    Immediate,
-    Modes,
-    RequestBody,
-    RequestCame,
-    RequestTrailers,
-    TrailersReply,
-)
-from router.endpoint_picker.schema import MESSAGES
-from router.endpoint_picker.stream import (
-    CHUNK_BYTES_MAX,
-    Accepted,
-    Answered,
-    AnswerGoesOn,
-    AnswerOver,
-    Begin,
-    GatewayStream,
-    JudgeHead,
-    OutOfOrder,
-    Placed,
-)
-from router.endpoint_picker.wire import UnknownMessage, decode, encode
+from router.endpoint_picker import wire
+from router.endpoint_picker.addresses import FleetAddresses, addresses_of, endpoint_of
+from router.endpoint_picker.metrics import PickerStatistics
+from router.endpoint_picker.stream import CHUNK_BYTES_MAX, GatewayStream
+from router.http.exchange import CallLimits, Exchange, OutboundCall
+from router.http.limits import HttpLimits
 from tests.unit.router.samples import registered
 
 BODY = b'{"model": "m"}'
-PLACED = Placed("10.0.0.1:80", ((b"x-dp-rank", b"0"),), ("authorization",), BODY)
-HEAD = PLACED.lines, PLACED.removed, PLACED.destination
-STREAM = {b"content-type": b"text/event-stream; charset=utf-8"}
+HEAD = ((b"x-dp-rank", b"0"),), ("authorization", "x-kv-continuable"), "10.0.0.1:80"
+STREAM = "text/event-stream; charset=utf-8"
+MODES = ("none", "streamed", "buffered", "buffered_partial", "full_duplex", "grpc")
 
 
-def came(modes: Modes | None, *, is_last: bool = False) -> RequestCame:
-    return RequestCame("POST", "/v1/chat/completions", "", {}, is_last, modes)
+class Heard:
+    """A call's handler that notes what it hears; `lines` are added to an answer's head."""
+
+    def __init__(self, *, lines: bytes | None = b"x-a: b\r\n") -> None:
+        self.told: list[Any] = []
+        self.lines = lines
+
+    def on_head(self, status: int, _headers: object, _is_stream: bool) -> bytes | None:
+        self.told.append(status)
+        return self.lines
+
+    def on_dropped(self) -> None:
+        self.told.append("dropped")
+
+    def on_first_byte(self) -> None:
+        self.told.append("first")
+
+    def on_bytes(self) -> None:
+        self.told.append("more")
+
+    def on_end(self, tail: bytes, later_events: int) -> None:
+        self.told.append((tail, later_events))
+
+    def on_gone(self, _later_events: int) -> None:
+        self.told.append("gone")
 
 
-def placed(modes: Modes | None) -> GatewayStream:
-    """Return a stream whose request is with a worker."""
-    stream = GatewayStream(1 << 20)
-    stream.receive(came(modes))
-    stream.receive(RequestBody(BODY, is_last=True))
-    stream.receive(PLACED)
-    return stream
+class Dialogue:
+    """A stream with a router that does `serve` with each complete request; by default it chooses a worker."""
+
+    def __init__(self, serve: Callable[[Exchange], None] | None = None, *, bytes_max: int = 1 << 20) -> None:
+        self.heard = Heard()
+        self.begun: list[Exchange] = []
+        self.statistics = PickerStatistics()
+        self._serve = serve or self.place
+        self.picker = SimpleNamespace(
+            limits=HttpLimits(body_bytes_max=bytes_max, body_s=5.0),
+            addresses=SimpleNamespace(now=lambda: FleetAddresses({}, is_complete=True)),
+            settings=SimpleNamespace(fallbacks=0),
+            serving=SimpleNamespace(serve=self._begin),
+            account=lambda _more: True,
+            statistics=self.statistics,
+        )
+        self.stream = GatewayStream(self.picker)  # type: ignore[arg-type]
+
+    def _begin(self, exchange: Exchange, gateway: object) -> None:  # noqa: ARG002 - as of `Serving`
+        self.begun.append(exchange)
+        self._serve(exchange)
+
+    def place(self, exchange: Exchange, body: bytes | None = None) -> None:
+        sent = bytes(exchange.body) if body is None else body
+        limits = CallLimits(1.0, 1.0, 1.0, 1.0)
+        exchange.forward(OutboundCall("http://10.0.0.1:80", "", b"x-dp-rank: 0\r\n", sent, limits), self.heard)  # type: ignore[arg-type]
+
+    async def say(self, **fields: Any) -> list[Any]:
+        """Return the replies to a message with these fields."""
+        return await self.stream.replies(*wire.decode(wire.MESSAGES["ProcessingRequest"](**fields).SerializeToString()))
+
+    async def request(self, modes: tuple[str, str] | None, *, is_last: bool = False) -> list[Any]:
+        pairs = ((":method", b"POST"), (":path", b"/v1/chat/completions"))
+        headers = {"headers": [{"key": name, "raw_value": value} for name, value in pairs]}
+        request, answer = map(MODES.index, modes or ("none", "none"))
+        config = {"protocol_config": {"request_body_mode": request, "response_body_mode": answer}} if modes else {}
+        return await self.say(request_headers={"headers": headers, "end_of_stream": is_last}, **config)
+
+    async def body(self, data: bytes, *, is_last: bool) -> list[Any]:
+        return await self.say(request_body={"body": data, "end_of_stream": is_last})
+
+    async def answer(self, status: int = 200, content_type: str = "") -> list[Any]:
+        pairs = ((":status", str(status)), ("content-type", content_type))
+        headers = {"headers": [{"key": name, "raw_value": value.encode()} for name, value in pairs]}
+        return await self.say(response_headers={"headers": headers})
+
+    async def chunks(self, *chunks: bytes, is_last: bool = True) -> list[Any]:
+        """Return what the router hears of an answer's body in these chunks."""
+        before = len(self.heard.told)
+        for at, chunk in enumerate(chunks):
+            await self.say(response_body={"body": chunk, "end_of_stream": is_last and at == len(chunks) - 1})
+        return self.heard.told[before:]
 
 
-def test_a_buffered_request_is_passed_on_with_its_body() -> None:
-    stream = GatewayStream(1 << 20)
-    head = came(Modes("buffered", "none"))
-    assert stream.receive(head) == (HeadersReply("request"),)
-    assert (stream.reads_request, stream.awaits_router) == (True, False)
-    assert stream.receive(RequestBody(BODY, is_last=True)) == (Begin(head, BODY),)
-    assert (stream.reads_request, stream.awaits_router) == (False, True)
-    assert stream.receive(PLACED) == (BodyReply("request", *HEAD, None),)
-    assert not stream.awaits_router
+async def placed(modes: tuple[str, str] | None) -> Dialogue:
+    """Return a dialogue whose request is with a worker."""
+    found = Dialogue()
+    await found.request(modes)
+    await found.body(BODY, is_last=True)
+    return found
 
 
-def test_a_changed_body_replaces_a_buffered_one() -> None:
-    stream = GatewayStream(1 << 20)
-    stream.receive(came(None))
-    stream.receive(RequestBody(b"{}", is_last=False))
-    (reply,) = stream.receive(PLACED)
-    assert reply == BodyReply("request", *HEAD, BODY)
+async def test_a_buffered_request_is_passed_on_with_its_body() -> None:
+    found = Dialogue()
+    assert await found.request(("buffered", "none")) == [wire.head_reply("request")]
+    assert await found.body(BODY, is_last=True) == [wire.body_reply("request", *HEAD)]
+    assert [(each.method, each.path, each.body) for each in found.begun] == [("POST", "/v1/chat/completions", BODY)]
+    assert (found.statistics.outcomes, found.stream.pause_max_s()) == ({"placed": 1}, None)
+
+
+async def test_a_changed_body_replaces_a_buffered_one() -> None:
+    found = Dialogue(lambda exchange: found.place(exchange, BODY))
+    await found.request(None)
+    assert await found.body(b"{}", is_last=False) == [wire.body_reply("request", *HEAD, BODY)]
 
 
 @pytest.mark.parametrize(("mode", "is_whole"), [("buffered", True), ("full_duplex", False)])
-def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -> None:
-    stream = GatewayStream(1 << 20)
-    assert not stream.body_comes_whole, "the head did not come"
-    stream.receive(came(Modes(mode, "none")))  # type: ignore[arg-type]
-    assert stream.body_comes_whole == is_whole
+async def test_a_buffered_body_comes_as_one_message(mode: str, is_whole: bool) -> None:
+    found = Dialogue()
+    assert (found.stream.pause_max_s() or 0.0) <= 5.0, "the head did not come"
+    await found.request((mode, "none"))
+    assert ((found.stream.pause_max_s() or 0.0) > 5.0) == is_whole
 
 
 @pytest.mark.parametrize("has_trailers", [False, True])
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 3 * CHUNK_BYTES_MAX])
-def test_nothing_of_a_full_duplex_request_is_passed_on_before_the_decision(size: int, has_trailers: bool) -> None:
-    stream = GatewayStream(1 << 20)
-    head, body = came(Modes("full_duplex", "full_duplex")), bytes(size)
-    assert stream.receive(head) == ()
+async def test_nothing_of_a_full_duplex_request_is_passed_on_before_the_decision(size: int, has_trailers: bool) -> None:
+    found, body = Dialogue(), bytes(size)
+    assert await found.request(("full_duplex", "full_duplex")) == []
+    assert await found.body(body[:1], is_last=False) == []
+    replies = await found.body(body[1:], is_last=not has_trailers)
     if has_trailers:
-        assert stream.receive(RequestBody(body, is_last=False)) == ()
-        assert stream.receive(RequestTrailers()) == (Begin(head, body),)
-    else:
-        assert stream.receive(RequestBody(body[:1], is_last=False)) == ()
-        assert stream.receive(RequestBody(body[1:], is_last=True)) == (Begin(head, body),)
-    first, *rest = stream.receive(Placed(PLACED.destination, PLACED.lines, PLACED.removed, body))
-    assert first == HeadersReply("request", *HEAD)
-    chunks = [each for each in rest if isinstance(each, BodyChunk)]
-    assert b"".join(bytes(each.data) for each in chunks) == body
-    assert max(len(each.data) for each in chunks) <= CHUNK_BYTES_MAX
-    assert [each.is_last for each in chunks] == [False] * (len(chunks) - 1) + [not has_trailers]
-    assert rest[len(chunks) :] == ([TrailersReply("request")] if has_trailers else [])
+        assert replies == []
+        replies = await found.say(request_trailers={})
+    first, *rest = replies
+    assert first == wire.head_reply("request", *HEAD)
+    chunks = [each.request_body.response.body_mutation.streamed_response for each in rest[: len(rest) - has_trailers]]
+    assert b"".join(each.body for each in chunks) == body
+    assert max(len(each.body) for each in chunks) <= CHUNK_BYTES_MAX
+    assert [each.end_of_stream for each in chunks] == [False] * (len(chunks) - 1) + [not has_trailers]
+    assert rest[len(chunks) :] == [wire.trailers_reply("request")] * has_trailers
 
 
-def test_a_request_without_a_body_is_decided_by_its_head() -> None:
-    stream, head = GatewayStream(1), came(Modes("none", "none"), is_last=True)
-    assert stream.receive(head) == (Begin(head, b""),)
-    assert stream.receive(PLACED) == (HeadersReply("request", *HEAD),)
+async def test_a_request_without_a_body_is_decided_by_its_head() -> None:
+    found = Dialogue(bytes_max=1)
+    assert await found.request(("none", "none"), is_last=True) == [wire.head_reply("request", *HEAD)]
 
 
 @pytest.mark.parametrize("mode", ["none", "streamed", "buffered_partial", "grpc"])
-def test_a_body_that_comes_in_another_mode_is_refused_by_its_name(mode: str) -> None:
-    (reply,) = GatewayStream(1).receive(came(Modes(mode, "none")))  # type: ignore[arg-type]
-    assert isinstance(reply, Immediate)
-    assert reply.status == 500
+async def test_a_body_that_comes_in_another_mode_is_refused_by_its_name(mode: str) -> None:
+    found = Dialogue()
+    (reply,) = await found.request((mode, "none"))
+    assert reply.immediate_response.status.code == 500
     named = {"none": "NONE", "streamed": "STREAMED", "buffered_partial": "BUFFERED_PARTIAL", "grpc": "GRPC"}[mode]
-    assert f"found {named}, allowed BUFFERED or FULL_DUPLEX_STREAMED".encode() in reply.body
+    assert f"found {named}, allowed BUFFERED or FULL_DUPLEX_STREAMED".encode() in reply.immediate_response.body
+    assert (found.statistics.outcomes, found.stream.is_answered) == ({"refused": 1}, True)
 
 
-def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> None:
-    stream = GatewayStream(10)
-    stream.receive(came(Modes("full_duplex", "none")))
-    assert stream.receive(RequestBody(bytes(10), is_last=False)) == ()
-    (reply,) = stream.receive(RequestBody(b"x", is_last=False))
-    assert isinstance(reply, Immediate)
-    assert (reply.status, b"body_too_large" in reply.body) == (413, True)
-    assert stream.receive(RequestBody(b"x", is_last=True)) == ()
-    assert (stream.closed(), stream.body_bytes) == ((), 10)
+async def test_a_body_beyond_the_bound_is_refused_once_and_nothing_more_is_said() -> None:
+    found = Dialogue(bytes_max=10)
+    await found.request(("full_duplex", "none"))
+    assert await found.body(bytes(10), is_last=False) == []
+    (reply,) = await found.body(b"x", is_last=False)
+    answer = reply.immediate_response
+    assert (answer.status.code, b"body_too_large" in answer.body) == (413, True)
+    assert await found.body(b"x", is_last=True) == []
+    found.stream.close()
+    assert (found.begun, found.statistics.outcomes) == ([], {"refused": 1})
 
 
-@pytest.mark.parametrize("first", [RequestBody(BODY, is_last=True), RequestTrailers()])
-def test_a_request_without_a_head_is_refused(first: RequestBody | RequestTrailers) -> None:
-    with pytest.raises(OutOfOrder, match="allowed request_headers"):
-        GatewayStream(1 << 20).receive(first)
+@pytest.mark.parametrize("first", [{"request_body": {"body": BODY, "end_of_stream": True}}, {"request_trailers": {}}])
+async def test_a_request_without_a_head_is_refused(first: dict[str, Any]) -> None:
+    with pytest.raises(wire.MessageRefused, match="allowed request_headers"):
+        await Dialogue().say(**first)
 
 
-def test_the_routers_own_answer_takes_the_place_of_a_workers() -> None:
-    own = Answered(503, ((b"retry-after", b"1"),), b"{}")
-    stream = GatewayStream(1)
-    stream.receive(came(None, is_last=True))
-    assert stream.receive(own) == (Immediate(503, own.headers, own.body),)
-    assert stream.closed() == ()
-    judged = placed(Modes("buffered", "streamed"))
-    judged.receive(AnswerCame(503, {}))
-    assert judged.receive(own) == (Immediate(503, own.headers, own.body),)
+async def test_the_routers_own_answer_takes_the_place_of_a_workers() -> None:
+    def refuse(exchange: Exchange) -> None:
+        exchange.answer(503, b"{}", headers=((b"retry-after", b"1"),))
+
+    own = wire.immediate_reply(503, ((b"content-type", b"application/json"), (b"retry-after", b"1")), b"{}")
+    found = Dialogue(refuse)
+    assert await found.request(None, is_last=True) == [own]
+    assert (found.statistics.outcomes, found.stream.is_answered) == ({"refused": 1}, True)
+    judged = await placed(("buffered", "streamed"))
+    judged.heard.lines = None
+    judged.heard.on_dropped = lambda: refuse(judged.begun[0])  # type: ignore[method-assign]
+    assert await judged.answer(503) == [own]
 
 
-def heard(stream: GatewayStream, *chunks: bytes, is_last: bool = True) -> Sequence[object]:
-    """Return what the router hears of an answer with these chunks."""
-    told = [*stream.receive(Accepted(((b"x-a", b"b"),)))[1:]]
-    for at, chunk in enumerate(chunks):
-        _, *more = stream.receive(AnswerBody(chunk, is_last=is_last and at == len(chunks) - 1))
-        told += more
-    return told
+async def test_a_stream_that_is_closed_once_its_answer_is_over_gives_no_request_up() -> None:
+    found, gone = await placed(("buffered", "streamed")), list[bool]()
+    found.begun[0].when_gone = lambda: gone.append(True)
+    await found.answer()
+    await found.chunks(b"{}")
+    found.stream.close()
+    assert not gone
 
 
-def test_a_streams_events_are_counted_behind_the_first_bytes_however_they_are_cut() -> None:
+async def test_a_streams_events_are_counted_behind_the_first_bytes_however_they_are_cut() -> None:
     text = b"data: 1\n\n" + b"data: 2\n\n" * 3 + b"data: [DONE]\n\n"
     for cut in range(10, len(text)):
-        stream = placed(Modes("buffered", "full_duplex"))
-        head = AnswerCame(200, STREAM)
-        assert stream.receive(head) == (JudgeHead(head),)
-        told = heard(stream, text[:9], text[9:cut], text[cut:])
-        goes_on = [AnswerGoesOn(is_first=True), *[AnswerGoesOn(is_first=False)] * (2 if cut > 9 else 1)]
-        assert told == [*goes_on, AnswerOver(text, 3)], cut
-        assert stream.closed() == ()
+        found = await placed(("buffered", "full_duplex"))
+        assert await found.answer(200, STREAM) == [wire.head_reply("response", ((b"x-a", b"b"),))]
+        assert await found.chunks(text[:9], text[9:cut], text[cut:]) == ["first", "more", "more", (text, 3)], cut
 
 
-def test_an_answer_that_is_no_stream_is_told_at_its_end() -> None:
-    stream = placed(Modes("buffered", "streamed"))
-    stream.receive(AnswerCame(200, {}))
-    assert heard(stream, b'{"usage": ', b"{}}") == [AnswerOver(b'{"usage": {}}', 0)]
+async def test_an_answer_that_is_no_stream_is_told_at_its_end() -> None:
+    found = await placed(("buffered", "streamed"))
+    await found.answer()
+    assert await found.chunks(b'{"usage": ', b"{}}") == [(b'{"usage": {}}', 0)]
 
 
-def test_trailers_end_an_answer() -> None:
-    stream = placed(Modes("buffered", "full_duplex"))
-    stream.receive(AnswerCame(200, {}))
-    assert heard(stream, b"x", is_last=False) == []
-    assert stream.receive(AnswerTrailers()) == (TrailersReply("answer"), AnswerOver(b"x", 0))
+async def test_trailers_end_an_answer() -> None:
+    found = await placed(("buffered", "full_duplex"))
+    await found.answer()
+    assert await found.chunks(b"x", is_last=False) == []
+    assert await found.say(response_trailers={}) == [wire.trailers_reply("response")]
+    assert found.heard.told == [200, (b"x", 0)]
 
 
-@pytest.mark.parametrize("modes", [None, Modes("buffered", "none")])
-def test_an_answer_whose_body_is_not_shown_ends_with_its_head(modes: Modes | None) -> None:
-    stream = placed(modes)
-    stream.receive(AnswerCame(200, STREAM))
-    assert heard(stream) == [AnswerGoesOn(is_first=True), AnswerOver(b"", 0)]
-    assert stream.receive(AnswerBody(b"x", is_last=True)) == (BodyReply("answer"),)
-    assert stream.closed() == ()
+@pytest.mark.parametrize("modes", [None, ("buffered", "none")])
+async def test_an_answer_whose_body_is_not_shown_ends_with_its_head(modes: tuple[str, str] | None) -> None:
+    found = await placed(modes)
+    await found.answer(200, STREAM)
+    assert found.heard.told == [200, "first", (b"", 0)]
+    assert await found.say(response_body={"body": b"x", "end_of_stream": True}) == [wire.body_reply("response")]
+    assert found.heard.told == [200, "first", (b"", 0)]
 
 
 # ------------------------------------------------------------------------------------------- the encoding
 
 
 def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
-    request = MESSAGES["ProcessingRequest"]()
+    request = wire.MESSAGES["ProcessingRequest"]()
     pairs = (
         (":method", "POST"),
         (":path", "/v1/route?a=b"),
@@ -210,43 +259,40 @@ def test_a_head_is_decoded_with_what_the_gateway_offers() -> None:
     subset["x-gateway-destination-endpoint-subset"] = ["1.1.1.1:1", "2.2.2.2:2"]
     headers = {b"x-a": b"1, 2", b"x-text": "日本".encode(), b"raw": b"\xff", b"host": b"h"}
     offered = ("1.1.1.1:1", "2.2.2.2:2")
-    expected = RequestCame("POST", "/v1/route", "a=b", headers, False, Modes("full_duplex", "grpc"), offered)
-    assert decode(request.SerializeToString()) == expected
+    expected = wire.RequestCame("POST", "/v1/route", "a=b", headers, False, ("full_duplex", "grpc"), offered)
+    assert wire.request_came(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = "1.1.1.1:1, 2.2.2.2:2"
-    assert decode(request.SerializeToString()) == expected
+    assert wire.request_came(request) == expected
     subset["x-gateway-destination-endpoint-subset"] = 7
-    found = decode(request.SerializeToString())
-    assert isinstance(found, RequestCame)
-    assert found.subset == ()
+    assert wire.request_came(request).subset == ()
 
 
 def test_an_answers_head_says_who_answered() -> None:
-    request = MESSAGES["ProcessingRequest"]()
+    request = wire.MESSAGES["ProcessingRequest"]()
     request.response_headers.headers.headers.add(key=":status", raw_value=b"503")
     request.metadata_context.filter_metadata["envoy.lb"]["x-gateway-destination-endpoint-served"] = "1.1.1.1:1"
     details = request.attributes["envoy.filters.http.ext_proc"]
     for said, failure in (("via_upstream", ""), ("no_healthy_upstream", "no_healthy_upstream")):
         details["response.code_details"] = said
-        found = decode(request.SerializeToString())
-        assert found == AnswerCame(503, {}, served="1.1.1.1:1", failure=failure)
+        assert wire.answer_came(request) == wire.AnswerCame(503, {}, served="1.1.1.1:1", failure=failure)
 
 
 def test_a_message_of_no_known_kind_is_refused() -> None:
-    with pytest.raises(UnknownMessage, match="found none of request_headers"):
-        decode(b"")
+    with pytest.raises(wire.MessageRefused, match="found none of request_headers"):
+        wire.decode(b"")
 
 
 def test_the_destination_is_in_the_header_and_in_the_metadata() -> None:
-    for reply in (HeadersReply("request", *HEAD), BodyReply("request", *HEAD, b"abc")):
-        response = MESSAGES["ProcessingResponse"].FromString(encode(reply))
-        common = (response.request_headers if isinstance(reply, HeadersReply) else response.request_body).response
+    for response in (wire.head_reply("request", *HEAD), wire.body_reply("request", *HEAD, b"abc")):
+        is_head = response.HasField("request_headers")
+        common = (response.request_headers if is_head else response.request_body).response
         options = common.header_mutation.set_headers
         found = {each.header.key: each.header.raw_value for each in options}
         assert found["x-gateway-destination-endpoint"] == b"10.0.0.1:80"
         assert response.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == "10.0.0.1:80"
         assert {each.append_action for each in options} == {2}
-        assert [*common.header_mutation.remove_headers] == ["authorization"]
-        assert found.get("content-length") == (None if isinstance(reply, HeadersReply) else b"3")
+        assert tuple(common.header_mutation.remove_headers) == HEAD[1]
+        assert found.get("content-length") == (None if is_head else b"3")
 
 
 # ------------------------------------------------------------------------------------------- endpoints, settings

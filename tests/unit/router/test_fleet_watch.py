@@ -1,14 +1,148 @@
-"""Silent workers and breakers in the log: each change once, with its cause."""
+"""Changes of trust, silent workers and breakers in the log: each change once, with its cause."""
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from kv_protocol.journal import AttemptEnded, AttemptOutcome, LogConnection, WorkerHeard
-from router.feeds.watch import FleetWatch
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.journal import (
+    AttemptEnded,
+    AttemptOutcome,
+    FleetApplied,
+    JournalRecord,
+    LogConnection,
+    TrustMoved,
+    WorkerHeard,
+)
+from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
+from router.feeds.watch import LOOK_S, FleetWatch
+from router.fleet.calibration import ENOUGH
 from router.fleet.registry import SILENT_S
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
+
+
+def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
+    """Look once at each of these, and return what was told: level, rank, state, reason, former state."""
+    with capture_logs() as logs:
+        for stale in stales:
+            bench.index.stale = stale
+            watch.look()
+    names = ("log_level", "worker", "dp_rank", "trust", "reason", "was")
+    assert {entry["event"] for entry in logs} <= {"rank_trust_changed"}
+    return [tuple(entry[name] for name in names) for entry in logs]
+
+
+def watched(*workers: Any) -> tuple[Bench, FleetWatch]:
+    bench = Bench(*workers)
+    return bench, FleetWatch(bench.routing, bench.clock)
+
+
+def test_a_rank_that_is_trusted_from_its_beginning_is_no_news() -> None:
+    assert looks(*watched(), ["", "", ""]) == []
+
+
+def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
+    told = looks(*watched(), ["", "log_away", "log_away", "log_away", "", "", ""])
+    assert told == [
+        ("warning", "w0", 0, "DEGRADED", "event log away", "EXACT"),
+        ("info", "w0", 0, "EXACT", "", "DEGRADED"),
+    ]
+
+
+def test_another_reason_for_the_same_state_is_news() -> None:
+    told = looks(*watched(), ["source", "source", "resyncing", "resyncing"])
+    assert [reason for _, _, _, _, reason, _ in told] == ["source", "resyncing"]
+
+
+def test_what_is_seen_at_one_look_alone_is_no_news() -> None:
+    assert looks(*watched(), ["", "behind", "", "behind", "", ""]) == []
+
+
+def test_a_rank_without_events_and_one_that_differs_are_told_with_the_reason() -> None:
+    bench, watch = watched(registered(), registered("w1", tokenizer_digest="x"))
+    differs = "tokenizer_digest: found 'x', allowed 'tokenizer-1'; approximate"
+    assert looks(bench, watch, ["never_heard", "never_heard"]) == [
+        ("warning", "w0", 0, "FALLBACK", "no KV events heard; approximate", "EXACT"),
+        ("warning", "w1", 0, "FALLBACK", differs, "EXACT"),
+    ]
+
+
+def test_of_a_worker_that_left_nothing_is_kept() -> None:
+    bench, watch = watched()
+    looks(bench, watch, ["source", "source"])
+    bench.state.apply(FleetApplied(now_s=100.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
+    assert looks(bench, watch, ["source"]) == []
+    bench.state.apply(FleetApplied(now_s=100.0, event=registered()))
+    asyncio.run(bench.clock.advance(LOG_PERIOD_S))
+    assert len(looks(bench, watch, ["source", "source"])) == 1
+
+
+async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
+    bench, watch = watched()
+    stop = asyncio.Event()
+    bench.index.stale = "source"
+    with capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run(stop))
+            while not logs:
+                await bench.clock.advance(LOOK_S)
+            stop.set()
+    assert [entry["reason"] for entry in logs if entry["event"] == "rank_trust_changed"] == ["source"]
+
+
+def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_share_one() -> None:
+    told = looks(*watched(registered(dp_ranks=tuple(range(1000)))), ["never_heard", "never_heard"])
+    assert len(told) == LOG_KEYS_MAX + 1
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
+class Journal:
+    """A recorder that keeps the records of trust."""
+
+    def __init__(self) -> None:
+        self.moved = list[TrustMoved]()
+
+    def record(self, what: JournalRecord) -> None:
+        """Keep it, if it is one."""
+        if isinstance(what, TrustMoved):
+            self.moved.append(what)
+
+
+def reports_nothing(bench: Bench, requests: int) -> None:
+    """Let the rank report that it reused nothing, of so many requests."""
+    for _ in range(requests):
+        verdict = bench.routing.decide(route())
+        bench.routing.take(verdict).end("ok")
+        bench.routing.compare(verdict, 0)
+
+
+def test_every_change_is_a_record_of_the_journal_with_its_reason() -> None:
+    journal = Journal()
+    bench = Bench(recorder=journal)
+    looks(bench, FleetWatch(bench.routing, bench.clock), ["", "log_away", "log_away", "", ""])
+    assert [(each.was, each.was_reason, each.trust, each.reason, each.requests) for each in journal.moved] == [
+        ("EXACT", "", "DEGRADED", "event log away", 0),
+        ("DEGRADED", "event log away", "EXACT", "", 0),
+    ]
+
+
+def test_a_change_by_what_requests_show_has_the_evidence() -> None:
+    journal = Journal()
+    bench = Bench(holds=2, recorder=journal)
+    watch = FleetWatch(bench.routing, bench.clock)
+    reports_nothing(bench, ENOUGH)
+    with capture_logs():
+        watch.look()
+        watch.look()
+    (record,) = journal.moved
+    assert (record.trust, record.reason, record.was) == ("DEGRADED", "overpredicted", "EXACT")
+    assert (record.requests, record.overpredicted, record.underpredicted) == (ENOUGH, ENOUGH, 0)
+    assert record.newest_decision == "d-1"
 
 
 class Watched:

@@ -16,8 +16,7 @@ from kv_protocol.journal import FleetApplied
 from kv_runtime.supervise import TaskSetFull
 from kv_runtime.telemetry import Projection
 from router.decision.policy import Policy
-from router.drain.handover import HANDOVERS_MAX, Handover
-from router.drain.progress import HandoverStatus
+from router.drain.handover import HANDOVERS_MAX, Handover, HandoverStatus
 from router.drain.warming import Warming
 from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until

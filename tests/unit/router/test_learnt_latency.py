@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from kv_protocol.continuation import Continuation, token_comment
 from kv_protocol.decode_time import DECODE_HEADER
 from router.decision.policy import Policy
-from router.pools.probes import LiveLimits
-from router.pools.router_page import Busyness, busyness
+from router.pools.state import LiveLimits
+from router.pools.watch import Busyness, busyness
 from tests.support.amount import examples
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.role_workers import RoleWorker

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.ids import WorkerRank
@@ -16,8 +17,7 @@ from kv_runtime.http.server import HttpServer
 from router.admin.control_plane import ControlPlane
 from router.live import clients
 from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
-from router.live.decision_rows import TailOfDecisions
-from router.live.routes import LiveRoutes
+from router.live.routes import live_routes
 from router.live.service import Live
 from router.native import built
 from router.processes.front import predictions_of
@@ -37,6 +37,10 @@ class Blocks:
         """Return the blocks of both."""
         return {rank("w0/0"): (10, 2, 0, 0), rank("w0/1"): (7, 0, 0, 0)}
 
+    def routes(self, *_sources: object) -> list[web.RouteDef]:
+        """Return no routes."""
+        return []
+
     def resyncs(self) -> dict[WorkerRank, int]:
         """Return the dumps."""
         return dict(self.dumps)
@@ -48,11 +52,11 @@ class Watched:
     def __init__(self, plane: Plane) -> None:
         index: Any = Blocks()
         self.plane, self.index = plane, index
-        tail = TailOfDecisions(plane.routing)
-        self.live = Live(plane.routing, index, plane.clock, tail)
+        self.live = Live(plane.routing, index, plane.clock)
         self._open = list[Any]()
-        log: Any = None
-        control = ControlPlane(plane.routing, None, log, watched=LiveRoutes(self.live, plane.clock).routes())
+        none: Any = None  # nothing is published or drained here
+        watched = live_routes(self.live, plane.clock)
+        control = ControlPlane(plane.routing, index, none, none, watched=watched)
         self.server = HttpServer(control.app(CollectorRegistry(), token=TOKEN), "127.0.0.1", 0)
 
     @property

@@ -1,13 +1,26 @@
-"""Marks: what two looks at the fleet differ by."""
+"""What is kept for people: marks of what two looks differ by, the ring, rows of trends, use of prefixes."""
 
+from collections.abc import Iterable
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from indexer.embedded import OutlineNode
+from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
+from router.attribution.contents import Figures
+from router.decision.kept_prompts import KeptPrompts
 from router.fleet.trust import EXACT, Trust
-from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, Marks
+from router.live.decision_rows import EXCERPT_TOKENS, uses
+from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, marks_of
+from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
+from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
+from tests.support.manual_clock import ManualClock
+from tests.unit.router.samples import route
 
+BEGAN_S = 1_000_000.0
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 DOUBTED = Trust("DEGRADED", "behind")
 BEFORE = Looked(
@@ -21,9 +34,8 @@ BEFORE = Looked(
 
 def marked(**changed: Any) -> list[Mark]:
     """Return the marks of a second look."""
-    marks = Marks()
-    assert [each.kind for each in marks.look(BEFORE, 1.0)] == ["router_started"]
-    return marks.look(BEFORE._replace(**changed), 2.0)
+    assert [each.kind for each in marks_of(None, BEFORE, 1.0)] == ["router_started"]
+    return marks_of(BEFORE, BEFORE._replace(**changed), 2.0)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +70,8 @@ def test_a_worker_that_joins_is_a_mark_and_its_ranks_are_none() -> None:
 
 
 def test_what_ends_is_a_mark_as_well() -> None:
-    marks = Marks()
-    marks.look(BEFORE._replace(is_log_connected=False, workers={"a": ("a-1", False, True)}, trust={A0: DOUBTED}), 1.0)
-    assert [each.text for each in marks.look(BEFORE, 2.0)] == [
+    bad = BEFORE._replace(is_log_connected=False, workers={"a": ("a-1", False, True)}, trust={A0: DOUBTED})
+    assert [each.text for each in marks_of(bad, BEFORE, 2.0)] == [
         "the event log is connected again",
         "a is heard again",
         "a/0 DEGRADED -> EXACT",
@@ -69,8 +80,172 @@ def test_what_ends_is_a_mark_as_well() -> None:
 
 def test_many_changes_of_one_look_are_counted_beyond_the_bound() -> None:
     ranks = [WorkerRank(f"w{at}", 0) for at in range(MARKS_OF_A_LOOK + 7)]
-    marks = Marks()
-    marks.look(BEFORE._replace(trust=dict.fromkeys(ranks, EXACT)), 1.0)
-    found = marks.look(BEFORE._replace(trust=dict.fromkeys(ranks, DOUBTED)), 2.0)
+    was, now = (BEFORE._replace(trust=dict.fromkeys(ranks, trust)) for trust in (EXACT, DOUBTED))
+    found = marks_of(was, now, 2.0)
     assert len(found) == MARKS_OF_A_LOOK + 1
     assert (found[-1].kind, found[-1].text) == ("others", "7 other changes")
+
+
+def filled(seconds: float, *, bytes_max: int = 1 << 30, size: int = 10) -> Ring:
+    """Return a ring that got a sample each `RECENT_STEP_S` for so long; each has its number in front."""
+    ring = Ring(bytes_max)
+    for number in range(int(seconds / RECENT_STEP_S) + 1):
+        ring.add(BEGAN_S + number * RECENT_STEP_S, str(number).encode().ljust(size))
+    return ring
+
+
+def test_nothing_is_found_in_an_empty_ring_or_before_its_first_sample() -> None:
+    assert (Ring(100).at(BEGAN_S), Ring(100).span) == (None, None)
+    assert filled(10).at(BEGAN_S - 0.001) is None
+
+
+def test_the_last_sample_at_a_time_or_before_it_is_found() -> None:
+    ring = filled(60)
+    for seconds, number in ((0.0, 0), (4.9, 0), (5.0, 1), (34.0, 6), (1e9, 12)):
+        found = ring.at(BEGAN_S + seconds)
+        assert found is not None
+        assert int(found.data) == number
+
+
+def test_what_is_old_is_thinned_and_what_is_older_is_dropped() -> None:
+    seconds = OLD_S + RECENT_S
+    ring = filled(seconds)
+    now_s = BEGAN_S + seconds
+    assert ring.steps() == [
+        (RECENT_STEP_S, now_s - RECENT_S + RECENT_STEP_S),
+        (OLD_STEP_S, ring.span[0] if ring.span else None),
+    ]
+    assert ring.span is not None
+    assert now_s - OLD_S < ring.span[0] <= now_s - OLD_S + OLD_STEP_S
+    assert len(ring) <= RECENT_S / RECENT_STEP_S + OLD_S / OLD_STEP_S
+    for ago_s, step_s in ((100.0, RECENT_STEP_S), (RECENT_S + 1000.0, OLD_STEP_S)):
+        found = ring.at(now_s - ago_s)
+        assert found is not None
+        assert 0 <= now_s - ago_s - found.at_s < step_s
+
+
+def test_the_oldest_are_dropped_beyond_the_bytes_and_bytes_are_counted() -> None:
+    ring = filled(RECENT_S * 2, bytes_max=5000, size=100)
+    assert (len(ring), ring.bytes) == (50, 5000)
+    assert ring.at(BEGAN_S) is None
+    last = ring.at(BEGAN_S + RECENT_S * 2)
+    assert last is not None
+    assert int(last.data) == RECENT_S * 2 / RECENT_STEP_S
+
+
+def test_a_sample_beyond_all_bytes_is_not_kept() -> None:
+    ring = Ring(10)
+    ring.add(BEGAN_S, b"x" * 11)
+    assert (len(ring), ring.bytes, ring.at(BEGAN_S)) == (0, 0, None)
+
+
+def test_a_clock_that_is_set_back_ends_what_is_later() -> None:
+    ring = filled(60)
+    ring.add(BEGAN_S + 12.0, b"99")
+    assert ring.span == (BEGAN_S, BEGAN_S + 12.0)
+    found = ring.at(BEGAN_S + 1000)
+    assert found is not None
+    assert int(found.data) == 99
+
+
+def test_samples_are_in_order_and_within_the_bytes_whatever_comes() -> None:
+    random = Random(5)
+    ring, now_s = Ring(3000), BEGAN_S
+    for _ in range(3000):
+        now_s += random.choice([5.0, 5.0, 5.0, 60.0, 1800.0, -500.0])
+        ring.add(now_s, b"x" * random.randrange(1, 200))
+        found = ring.at(now_s)
+        assert ring.bytes <= 3000
+        assert found is not None
+        assert found.at_s == now_s
+    assert ring.span is not None
+    times = []
+    at_s = now_s
+    while (sample := ring.at(at_s)) is not None:
+        times.append(sample.at_s)
+        at_s = sample.at_s - 0.001
+    assert (times, len(times)) == (sorted(times, reverse=True), len(ring))
+
+
+class Router:
+    """What trends read of a router."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.arrived, self.saved, self.gauges = (0, [0, 0]), Figures(), Gauges(0, None)
+        self.trends = Trends(self.clock, lambda: self.arrived, lambda: self.saved, lambda: self.gauges, (1.0,))
+
+    async def step(self) -> None:
+        """Let a step end."""
+        await self.clock.advance(STEP_S)
+        self.trends.step()
+
+
+async def test_a_row_has_what_was_added_in_its_step() -> None:
+    router = Router()
+    router.arrived, router.saved = (3, [2, 1]), Figures(prompt_tokens=100, reused_tokens=60, saved_s=0.5)
+    await router.step()
+    router.arrived, router.gauges = (4, [2, 2]), Gauges(7, 0.25)
+    await router.step()
+    first, second = router.trends.shown().rows
+    assert (first.requests, first.first_tokens, first.reused_tokens, first.saved_s) == (3, [2, 1], 60, 0.5)
+    assert (second.requests, second.first_tokens, second.reused_tokens) == (1, [0, 1], 0)
+    assert (second.in_flight, second.event_lag_s, second.at_s - first.at_s) == (7, 0.25, STEP_S)
+
+
+async def test_the_rows_of_15_minutes_are_kept() -> None:
+    router = Router()
+    for _ in range(STEPS + 5):
+        await router.step()
+    assert len(router.trends.shown().rows) == STEPS
+
+
+async def test_rows_of_processes_are_summed_by_their_times_and_gauges_are_the_largest() -> None:
+    one, other = Router(), Router()
+    one.arrived, one.gauges = (3, [2, 1]), Gauges(4, None)
+    other.arrived, other.gauges = (2, [0, 2]), Gauges(5, 0.5)
+    await one.step()
+    await other.step()
+    await other.step()
+    both, alone = merged_trends([one.trends.shown(), other.trends.shown()]).rows
+    assert (both.requests, both.first_tokens, both.in_flight, both.event_lag_s) == (5, [2, 3], 5, 0.5)
+    assert (alone.requests, alone.at_s - both.at_s) == (0, STEP_S)
+
+
+def record(tenant: str, *hashes: int, request_id: str = "r") -> Any:
+    """Return a decision on a prompt of these blocks."""
+    request = route(tenant=tenant, request_id=request_id, block_size=2, sequence_hashes=pack_u64(hashes))
+    return SimpleNamespace(verdict=SimpleNamespace(request=request))
+
+
+def node(first: int, *, blocks: int, depth: int) -> OutlineNode:
+    """Return a node."""
+    return OutlineNode(first, 0, blocks, blocks, depth, 0, 0.0, 0.0, 0.0)
+
+
+def words(ids: Iterable[int]) -> str:
+    """Return token ids as text."""
+    return " ".join(map(str, ids))
+
+
+def test_a_node_is_used_by_the_requests_that_have_its_first_block_at_its_place() -> None:
+    records = [record("blue", 1, 2, 3), record("red", 1, 2, 4), record("blue", 2, 1)]
+    trunk, leaf, strange = uses(
+        [node(1, blocks=2, depth=2), node(4, blocks=1, depth=3), node(9, blocks=1, depth=1)], records
+    )
+    assert (trunk.tenants, leaf.tenants, strange.tenants) == (["blue", "red"], ["red"], [])
+    assert (trunk.models, trunk.text) == (leaf.models, None)
+
+
+def test_its_text_begins_where_the_node_begins_and_is_bounded() -> None:
+    kept = KeptPrompts(words)
+    hashes = range(1, 101)
+    kept.keep("r", pack_u32(range(200)), pack_u64(hashes))
+    short, long = uses([node(2, blocks=1, depth=2), node(3, blocks=98, depth=100)], [record("", *hashes)], kept)
+    assert short.text == "2 3"
+    assert long.text == words(range(4, 4 + EXCERPT_TOKENS))
+
+
+def pack_u32(ids: Iterable[int]) -> bytes:
+    """Return token ids as they are kept."""
+    return b"".join(each.to_bytes(4, "little") for each in ids)

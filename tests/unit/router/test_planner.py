@@ -16,11 +16,21 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.native import built
-from router.planner.config import PlannerSection
-from router.planner.offered import SLOT_S, Group, OfferedLoad, covered, offered
-from router.planner.plan import UTILISATION_MAX, GroupPlan, Objectives, Rates, Size, plan
+from router.planner.plan import (
+    SLOT_S,
+    UTILISATION_MAX,
+    Group,
+    GroupPlan,
+    Objectives,
+    OfferedLoad,
+    Rates,
+    Size,
+    covered,
+    offered,
+    plan,
+)
 from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
-from router.planner.service import Planner, answered_tokens, planner_families, shown
+from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families, shown
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
 

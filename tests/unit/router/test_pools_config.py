@@ -8,10 +8,9 @@ import pytest
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX
 from kv_runtime.config.loading import ConfigurationError
-from router.pools.config import PoolsConfig, read_config
-from router.pools.probes import LiveLimits
+from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, read_config
 from router.pools.selection import Axis, Override
-from router.pools.targets import PoolSettings, RouterAddress
+from router.pools.state import LiveLimits
 from tests.support.paths import ROOT
 
 CONFIGS = ROOT / "configs" / "pools"

@@ -20,8 +20,7 @@ from kv_protocol.replicas import (
     lease_digest,
 )
 from router.replicas import peer
-from router.replicas.open_leases import OpenLeases, parts_of, split
-from router.replicas.peer import BUFFERED_MAX
+from router.replicas.peer import BUFFERED_MAX, OpenLeases, parts_of, split
 from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
 
 

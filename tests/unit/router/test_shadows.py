@@ -24,12 +24,9 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.shadows.budget import KEPT_REQUESTS, Budget
 from router.shadows.comparison import NoChoice, compared
-from router.shadows.config import ShadowSection
-from router.shadows.series import BATCHES, Series, SeriesMean, pooled
-from router.shadows.service import WAITING_MAX, Shadows, pooled_page
-from router.shadows.tally import ShadowReport, Tally
+from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
+from router.shadows.tally import BATCHES, Series, SeriesMean, ShadowReport, Tally, pooled
 from tests.support.replayed import replay
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
@@ -327,9 +324,9 @@ def test_few_values_have_no_interval() -> None:
     series = Series()
     for _ in range(BATCHES - 1):
         series.add(1.0)
-    assert series.mean().interval is None
+    assert series.mean().interval_95 is None
     series.add(1.0)
-    assert series.mean().interval == (1.0, 1.0)
+    assert series.mean().interval_95 == (1.0, 1.0)
 
 
 def test_means_of_processes_are_pooled_by_their_counts() -> None:

@@ -1,14 +1,12 @@
-"""The screen of `router top` as a pure function: what is shown, and what a hostile name cannot do."""
+"""The screen of `router top` as a pure function."""
 
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from router.top.pages import (
+from router.cli.screen import (
     Decision,
+    Decisions,
     Labels,
     Metrics,
     Outcome,
@@ -16,12 +14,11 @@ from router.top.pages import (
     Registration,
     Snapshot,
     Worker,
-    decisions_of,
-    workers_of,
+    Workers,
+    screen,
 )
-from router.top.screens import clean, screen
+from router.doctor.pages import PageUnreadable, decoded
 
-EVIL = "\x1b[2J\x1b]0;x\x07[red]\n\r\u202e\x9b"
 Samples = dict[str, dict[Labels, float]]
 
 
@@ -101,41 +98,12 @@ def test_reused_tokens_are_the_workers_count_or_what_it_held() -> None:
     assert snapshot(decisions=()).hit_ratio("w0") is None
 
 
-# ------------------------------------------------------------------------------------------------- hostile names
-
-
-def hostile(text: str) -> Snapshot:
-    """Return a fleet in which every text of the network is this one."""
-    of = (("model", text), ("role", text))
-    return Snapshot(
-        text,
-        workers=(Worker(Registration(text, text), [Rank(text)], unfit=text),),
-        decisions=(decision(text, worker_id=text, outcome=Outcome(text)),),
-        metrics=Metrics(
-            {
-                "kvrouter_planner_advised_workers": {of: 1.0},
-                "kvrouter_shadow_decisions_total": {(("shadow", text), ("verdict", "agree")): 1.0},
-            }
-        ),
-    )
-
-
-@given(st.text() | st.just(EVIL))
-def test_no_name_moves_the_cursor(text: str) -> None:
-    assert all(line.isprintable() for line in screen(hostile(text)))
-
-
 def test_an_ordinary_screen_fits_a_terminal_of_80_characters() -> None:
     assert max(map(len, screen(snapshot()))) <= 80
 
 
-def test_clean_keeps_what_can_be_read() -> None:
-    assert clean("Größe 模型 [b]") == "Größe 模型 [b]"
-    assert clean("a\x1bb\u2028c") == "a?b?c"
-
-
-@pytest.mark.parametrize("decode", [workers_of, decisions_of], ids=["workers", "decisions"])
+@pytest.mark.parametrize("kind", [Workers, Decisions])
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"workers": 1, "decisions": 1}', b"<html>"])
-def test_what_is_no_answer_of_a_router_is_refused(decode: Any, body: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        decode(body)
+def test_what_is_no_answer_of_a_router_is_refused(kind: Any, body: bytes) -> None:
+    with pytest.raises(PageUnreadable):
+        decoded(body, kind, "/v1/workers")

@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from kv_runtime.config.loading import ConfigurationError
 from router.config import RouterSettings
 from router.config.worker_address import WorkerAddress, worker_address
-from router.workers.listing import WorkerList
-from router.workers.service import agent_settings
+from router.workers.service import WorkerList, agent_settings
 
 
 @pytest.mark.parametrize(

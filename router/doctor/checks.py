@@ -1,0 +1,293 @@
+"""All checks of a fleet; the findings of all are `examine`. `catalogue.py` says what each finding means.
+
+    heartbeats                     HTTP                   registered         finding
+    of all ranks                   healthy                yes                none
+    of some ranks, or of none      -                      yes                worker.silent
+    of any                         dead, or unhealthy     yes                worker.unhealthy
+    of any                         -                      it left, and why   worker.withdrawn
+
+    two heads of one rank at the same time, one address, or one id under two models    worker.doubled
+
+Consecutive heads are a restart. Without the log, missing heartbeats mean nothing.
+
+Events and trust are checked only if a mode reads overlap: other modes do not use the index. A rank that is FALLBACK
+without parity, or because its worker has no events, is reported by the checks of these. A router reports only fields in
+which it differs from a worker; its value is then shown beside the workers'. Encode workers need no parity.
+
+    exit code   0 nothing     1 warnings     2 errors     (3: it could not look; the command's)
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import canary
+from kv_protocol.images import rule_text
+from router.doctor.catalogue import SEVERITIES, Finding, Severity, names, severity
+from router.doctor.facts import LOSSES, Counts, FleetFacts, RankStatus, RouterSeen, StreamHead
+from router.doctor.pairing import PREFILLING, pairing_findings, partner_findings
+from router.fleet.trust import PARITY_FIELDS
+
+FULL_RATIO = 0.9
+"""A queue or log filled to this share is nearly full. The log is purged at 3/4 of its limit if a snapshot allows it."""
+_REJECTED = "kvrouter_rejected_total"
+_AVOIDED = ("breaker", "busy")
+SILENT_BLOCKS = 64
+"""Blocks in use without any event: fewer may all be of first requests, whose blocks are published once computed."""
+_UNTRUSTED = ("FALLBACK", "DEGRADED")
+AGREED = {
+    **dict.fromkeys(("block_size", "hash_scheme", "images"), "parity.hashes"),
+    **dict.fromkeys(("tokenizer_digest", "template_digest"), "parity.tokens"),
+}
+"""Parity fields in which all workers must agree, and the finding; in the others each worker is judged by itself."""
+_OBSERVED = {"prompt_ids": "parity.tokens", "kv_events": "parity.kv_events"}
+_SHOWN_MAX = 80
+_SPLIT = {"prefill", "decode"}
+_EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1}
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+def log(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the problems of the log."""
+    if facts.log.problem:
+        yield Finding("log.unreachable", "the log", facts.log.problem)
+    for name, (used, most) in facts.log.fills.items():
+        if most > 0 and used >= FULL_RATIO * most:
+            yield Finding("log.full", name, f"{used} of {most} bytes are taken")
+
+
+def planes(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the planes of routers that do not serve."""
+    for answer in [*(router.control for router in facts.routers), *facts.planes]:
+        if words := answer.problem or answer.reason:
+            yield Finding("router.not_ready", answer.url, words)
+
+
+def routers(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield problems inside the routers that answered."""
+    living = {worker.registration.worker_id for worker in facts.living()}
+    for router in facts.routers:
+        if router.control.problem:
+            continue
+        if living and router.mode and living.isdisjoint(router.workers):
+            known = names(list(router.workers)) or "no worker"
+            words = f"the router knows {known}, but on this log live {names(sorted(living))}"
+            yield Finding("router.other_fleet", router.control.url, words)
+        yield from _index(router)
+        yield from _avoided(router)
+        yield from _queue(router, facts)
+
+
+def _index(router: RouterSeen) -> Iterator[Finding]:
+    overfull, refused = (
+        router.after.metrics.get(f"kvrouter_index_{what}_ranks", 0) for what in ("overfull", "refused")
+    )
+    if overfull or refused:
+        words = f"{overfull:.0f} ranks lack blocks, {refused:.0f} are not in the index"
+        yield Finding("index.full", router.control.url, words)
+
+
+def _avoided(router: RouterSeen) -> Iterator[Finding]:
+    for each in router.after.ranks:
+        if each.unfit.startswith(_AVOIDED):
+            yield Finding("breaker.open", str(each.rank), f"{each.unfit} (router {router.control.url})")
+
+
+def _queue(router: RouterSeen, facts: FleetFacts) -> Iterator[Finding]:
+    before, after, bounds = router.before.metrics, router.after.metrics, facts.bounds
+    words = [
+        f"{name} is {after[name]:.0f} of {most} ({setting})"
+        for name, most, setting in (
+            ("kvrouter_queued_requests", bounds.queue_requests_max, "queue.requests_max"),
+            ("kvrouter_inflight_requests", bounds.inflight_requests_max, "queue.inflight_requests_max"),
+        )
+        if after.get(name, 0) >= FULL_RATIO * most
+    ]
+    if refused := growth(before, after, _REJECTED):
+        kinds = [name for name in after if name.startswith(f"{_REJECTED}{{") and growth(before, after, name)]
+        reasons = ", ".join(name.removeprefix(f"{_REJECTED}{{").removesuffix("}") for name in kinds)
+        words.append(f"{refused:.0f} requests refused in {facts.window_s:.1f} s ({reasons})")
+    if words:
+        yield Finding("queue.full", router.control.url, "; ".join(words))
+
+
+def events(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the workers whose blocks are not known, or not kept, and those that lose events."""
+    if not facts.is_by_prefix:
+        return
+    for worker in facts.living():
+        registration = worker.registration
+        if registration.role in PREFILLING:
+            lacks = ["event_source none"] if registration.event_source == "none" else []
+            lacks += ["block_reuse false"] if registration.block_reuse is False else []
+            if lacks:
+                words = f"{', '.join(lacks)}, and the mode chooses by what is held"
+                yield Finding("events.none", registration.worker_id, words)
+        lost = {name: growth(worker.before, worker.after, name) for name in LOSSES}
+        words = "; ".join(f"{count:.0f} {LOSSES[name]} ({name})" for name, count in lost.items() if count > 0)
+        if words:
+            yield Finding("events.lost", registration.worker_id, f"in {facts.window_s:.1f} s: {words}")
+    yield from _silent(facts)
+
+
+def _silent(facts: FleetFacts) -> Iterator[Finding]:
+    registrations = {
+        worker.registration.worker_id: worker.registration
+        for worker in facts.living()
+        if worker.registration.event_source != "none"
+    }
+    for head in facts.heads:
+        worker = registrations.get(head.rank.worker_id)
+        if worker is None or worker.instance != head.instance or head.last_seq or head.stale:
+            continue
+        if (blocks := facts.used_blocks.get(head.rank, 0)) >= SILENT_BLOCKS:
+            words = f"its engine reports {blocks} blocks in use, and told of none (event_source {worker.event_source})"
+            yield Finding("events.none", str(head.rank), words)
+
+
+def growth(before: Counts, after: Counts, name: str) -> float:
+    """Return the growth of a counter; 0 if it was not read twice."""
+    return max(0.0, after[name] - before[name]) if name in before and name in after else 0.0
+
+
+def trust(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the ranks that a router did not trust at both looks, by reason."""
+    eventful = {each.registration.worker_id for each in facts.living() if each.registration.event_source != "none"}
+    for router in facts.routers:
+        was = {(each.rank, each.trust) for each in router.before.ranks}
+        reasons: dict[str, list[str]] = {}
+        for each in router.after.ranks if router.reads_overlap else ():
+            if (each.rank, each.trust) in was and each.rank.worker_id in eventful and _is_untrusted(each):
+                reasons.setdefault(f"{each.trust}: {each.trust_reason}", []).append(str(each.rank))
+        for reason, ranks in reasons.items():
+            yield Finding("rank.untrusted", names(ranks), f"{reason} (router {router.control.url})")
+
+
+def _is_untrusted(rank: RankStatus) -> bool:
+    return rank.trust in _UNTRUSTED and not rank.trust_reason.startswith(PARITY_FIELDS)
+
+
+def parity(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the fields in which a model's workers, and the routers, differ, if that affects routing."""
+    for model, workers in facts.models().items():
+        registrations = [each for each in workers if each.role != "encode"]
+        if not facts.is_by_prefix and not {each.role for each in registrations} >= _SPLIT:
+            continue
+        yield from _canaries(registrations)
+        for field, check in AGREED.items():
+            groups = _groups(facts, registrations, field)
+            if len(groups) > 1:
+                words = "; ".join(f"{_shown(value)}: {names(ids)}" for value, ids in groups.items())
+                yield Finding(check, model, f"{field} {words}")
+
+
+def observed(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield what routers observed: an engine tokenizes a chat to other ids, or its blocks appear at another worker."""
+    told = {(each.field, each.worker_id): each for router in facts.routers for each in router.broken}
+    for (field, worker_id), broken in told.items():
+        if field in _OBSERVED:
+            yield Finding(_OBSERVED[field], worker_id, f"found {broken.found}, allowed {broken.allowed}")
+
+
+def _groups(facts: FleetFacts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
+    """Return the workers of each value."""
+    groups: dict[str, list[str]] = {}
+    for each in registrations:
+        groups.setdefault(_value(each, field), []).append(each.worker_id)
+    ids = {each.worker_id for each in registrations}
+    for router in facts.routers:
+        wanted = {each.allowed for each in router.broken if each.field == field and each.worker_id in ids}
+        for value in sorted(wanted):
+            groups.setdefault(value, []).append(f"router {router.control.url}")
+    return groups
+
+
+def _value(registration: WorkerRegistered, field: str) -> str:
+    return rule_text(registration.images) if field == "images" else str(getattr(registration, field))
+
+
+def _canaries(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    for each in registrations:
+        if each.canary != (ours := canary(each.block_size, each.hash_scheme)):
+            yield Finding("parity.hashes", each.worker_id, f"canary: found {each.canary}, here it is {ours}")
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
+
+
+def presence(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield workers that are missing from the fleet, or from HTTP."""
+    if not facts.workers and not facts.log.problem:
+        refused = f"; refused: {facts.refused}" if facts.refused else ""
+        words = f"no worker is registered; {len(facts.left)} left, {facts.draining} drain{refused}"
+        yield Finding("fleet.empty", "the fleet", words)
+    beating = {(head.rank, head.instance) for head in facts.heads}
+    for worker in facts.workers:
+        registration, http = worker.registration, worker.http
+        silent = [each for each in registration.ranks if (each, registration.instance) not in beating]
+        if silent and not facts.log.problem:
+            answers = "was not asked" if http is None else f"says {http.problem or http.reason or 'that all is well'}"
+            words = f"no heartbeat of {names(list(map(str, silent)))} in {facts.window_s:.1f} s; its HTTP {answers}"
+            yield Finding("worker.silent", registration.worker_id, words)
+        elif http is not None and (words := http.problem or http.reason):
+            yield Finding("worker.unhealthy", registration.worker_id, words)
+    for worker_id in sorted({head.rank.worker_id for head in facts.heads} & facts.left.keys()):
+        words = f"it beats, and left: {facts.left[worker_id] or 'no reason given'}"
+        yield Finding("worker.withdrawn", worker_id, words)
+
+
+def doubles(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield unique values that two workers state."""
+    for rank, heads in _by(sorted(facts.heads, key=lambda head: head.first_s), lambda head: head.rank).items():
+        if words := next((_at_once(one, other) for one, other in pairwise(heads) if _overlap(one, other)), ""):
+            yield Finding("worker.doubled", str(rank), words)
+    living = [worker.registration for worker in facts.living()]
+    for url, at in _by(living, lambda registration: registration.base_url.rstrip("/").lower()).items():
+        if len(at) > 1:
+            ids = names([registration.worker_id for registration in at])
+            yield Finding("worker.doubled", ids, f"all are at {url}")
+    for worker_id, same in _by(living, lambda registration: registration.worker_id).items():
+        models = sorted({registration.model for registration in same})
+        if len(models) > 1:
+            yield Finding("worker.doubled", worker_id, f"it is registered for several models: {names(models)}")
+
+
+def _overlap(one: StreamHead, other: StreamHead) -> bool:
+    return other.first_s < one.last_s and one.first_s < other.last_s
+
+
+def _at_once(one: StreamHead, other: StreamHead) -> str:
+    if one.instance == other.instance:
+        return f"epochs {one.epoch} and {other.epoch} of instance {one.instance} beat at the same time"
+    return f"instances {one.instance} and {other.instance} beat at the same time"
+
+
+def _by(every: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    found: dict[_K, list[_T]] = {}
+    for each in every:
+        found.setdefault(key(each), []).append(each)
+    return found
+
+
+def pairing(facts: FleetFacts) -> Iterator[Finding]:
+    """Yield the workers of a model that cannot work together, or lack a partner."""
+    for registrations in facts.models().values():
+        yield from pairing_findings(registrations)
+        yield from partner_findings(registrations)
+
+
+CHECKS = (log, presence, doubles, planes, routers, parity, observed, pairing, events, trust)
+
+
+def examine(facts: FleetFacts) -> list[Finding]:
+    """Return what is wrong: the worst first, then by id and by the subject of the finding; each once."""
+    found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
+    return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return the exit code of a look that found these."""
+    return max((_EXIT_CODES[severity(finding)] for finding in findings), default=0)

@@ -1,1 +1,0 @@
-"""`router top`: a running fleet in a terminal."""
