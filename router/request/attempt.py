@@ -146,9 +146,10 @@ class RankAttempt(Attempt):
         elif status in _BUSY or status >= SERVER_FAULT or status in REDIRECTS:
             self.reason = f"status {status}"
         if self.reason:
-            lines, mark, rest = self.lines.partition(PREFILLED_BY)
             failure = f"x-kv-failure: {self.rank}: {self.reason}; no other worker is left\r\n".encode()
-            self.lines = b"%b%b%b%b" % (lines, failure, mark, rest)
+            last = self.lines.rfind(b"\r\n", 0, -2) + 2
+            at = last if self.lines.startswith(PREFILLED_BY, last) else len(self.lines)
+            self.lines = b"%b%b%b" % (self.lines[:at], failure, self.lines[at:])
         return not self.reason
 
     def refusal(self) -> Refusal:

@@ -280,6 +280,16 @@ async def test_when_no_rank_is_left_to_try_the_failed_answer_is_passed_on(plane:
     assert plane.outcomes() == {"failed": 1}
 
 
+async def test_a_failed_answer_names_its_failure_beside_a_request_id_that_reads_like_a_header(plane: Plane) -> None:
+    named = "x-prefill-instance-id: w1"
+    async with Upstream(answers(500)) as failing:
+        plane.join("w0", failing.base_url)
+        answered = await plane.post(x_request_id=named)
+    assert answered.headers["x-request-id"] == named
+    assert answered.headers["x-kv-failure"] == "w0/0: status 500; no other worker is left"
+    assert "x-prefill-instance-id" not in answered.headers
+
+
 async def test_a_worker_that_cuts_answers_off_again_and_again_is_left_alone_for_a_while(plane: Plane) -> None:
     async with Upstream(says(WHOLE_HEAD + b"{")) as worker:
         plane.join("w0", worker.base_url)
