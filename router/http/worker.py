@@ -45,11 +45,12 @@ class WorkerConnection(AnswerRelay):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established: send the call, unless it was given up meanwhile."""
-        self.transport, self.dial = cast("asyncio.Transport", transport), None
-        exchange, call, upstreams = self.exchange, self.call, self._upstreams
+        opened = cast("asyncio.Transport", transport)
+        exchange, call, upstreams, self.dial = self.exchange, self.call, self._upstreams, None
         if exchange is None:
-            self.transport.abort()
+            opened.abort()
             return
+        self.transport = opened
         upstreams.opened += 1
         upstreams.connections.add(self)
         self._slot = upstreams.timeout_sweeper.add(self)
