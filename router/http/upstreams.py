@@ -156,7 +156,7 @@ class Upstreams:
         try:
             if origin.tls and self._tls is None:
                 self._tls = ssl.create_default_context()
-            async with asyncio.timeout(connect_s):
+            async with asyncio.timeout(connect_s) as connection.deadline:
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", connection),
                     origin.host, origin.port, ssl=self._tls if origin.tls else None,

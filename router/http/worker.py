@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 class WorkerConnection(AnswerRelay):
     """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
-    __slots__ = ("_upstreams", "due_s", "origin")
+    __slots__ = ("_upstreams", "deadline", "due_s", "origin")
+
+    deadline: asyncio.Timeout
+    """Of the task that opens it; none once it is open."""
 
     def __init__(
         self,
@@ -44,12 +47,13 @@ class WorkerConnection(AnswerRelay):
         self.paused = exchange.client is not None and exchange.client.writing_paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established: send the call, unless it was given up meanwhile."""
+        """The connection is established: send the call, unless it was given up meanwhile, or came too late."""
         opened = cast("asyncio.Transport", transport)
         exchange, call, upstreams, self.dial = self.exchange, self.call, self._upstreams, None
-        if exchange is None:
+        if exchange is None or self.deadline.expired():
             opened.abort()
             return
+        self.deadline.reschedule(None)  # uvloop tells of no connection's end that it closes as its task is cancelled
         self.transport = opened
         upstreams.opened += 1
         upstreams.connections.add(self)
@@ -69,7 +73,7 @@ class WorkerConnection(AnswerRelay):
     def not_opened(self, phase: UpstreamStage, reason: str) -> None:
         """The connection could not be opened."""
         exchange, self.dial = self.exchange, None
-        if exchange is not None and self._slot is None:
+        if exchange is not None:
             self._step(exchange, self.fail, phase, reason)
 
     def data_received(self, data: bytes) -> None:
