@@ -136,8 +136,8 @@ class Upstreams:
             else:
                 connection.dial.add_done_callback(connection.dialed)
                 return
-        connection.fail(phase, reason)
         self.origins.closed(origin)
+        connection.fail(phase, reason)
 
     def _close_idle(self) -> bool:
         """Close an idle connection to make room for another; return whether there was one."""
