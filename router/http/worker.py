@@ -26,7 +26,7 @@ class WorkerConnection(AnswerRelay):
     __slots__ = ("_upstreams", "deadline", "due_s", "origin")
 
     deadline: asyncio.Timeout
-    """Of the task that opens it; none once it is open."""
+    """Of the task that opens it."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class WorkerConnection(AnswerRelay):
 
     def dialed(self, dial: asyncio.Task[None]) -> None:  # noqa: ARG002 - how it ended does not matter
         """The task is over that was to open the connection."""
+        self.deadline = NONE
         if self._slot is None:
             self._upstreams.origins.closed(self.origin)
 
