@@ -160,6 +160,7 @@ class Upstreams:
                 await get_running_loop().create_connection(
                     lambda: cast("asyncio.Protocol", connection),
                     origin.host, origin.port, ssl=self._tls if origin.tls else None,
+                    ssl_handshake_timeout=connect_s if origin.tls else None,  # uvloop holds it for as long
                 )  # fmt: skip
         except TimeoutError:
             reason = f"TimeoutError: not connected within {connect_s:g} s"
