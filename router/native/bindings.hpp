@@ -1,10 +1,11 @@
-// What the extension's classes share: packed words of 8 bytes, columns of any object that shows its memory, and errors as the
-// project words them.
+// What the extension's classes share: texts, packed words of 8 bytes, columns of any object that shows its memory, and errors as
+// the project words them.
 #pragma once
 
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -16,6 +17,16 @@ namespace kv {
 
 [[noreturn]] inline void refuse(const std::string& field, i64 found, const std::string& allowed) {
     throw nanobind::value_error((field + ": found " + std::to_string(found) + ", allowed " + allowed).c_str());
+}
+
+// What a `str` says, as UTF-8, for as long as it lives.
+inline std::string_view text_of(const nanobind::handle& text) {
+    Py_ssize_t size = 0;
+    const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) {
+        throw nanobind::python_error();
+    }
+    return {data, static_cast<std::size_t>(size)};
 }
 
 // Eight bytes each, as they lie in memory.

@@ -1,7 +1,8 @@
 // Writes the header lines of a call to a worker, and those that the router adds to its answer. All calls keep the GIL.
-#include "http.hpp"
-
 #include <utility>
+
+#include "bindings.hpp"
+#include "http.hpp"
 
 namespace nb = nanobind;
 
@@ -10,15 +11,6 @@ namespace kv::http {
 namespace {
 
 constexpr std::size_t kTraceBytesMax = 1024;  // longer trace headers are dropped: workers refuse 8,190 bytes
-
-Text utf8(const nb::object& of) {
-    Py_ssize_t size = 0;
-    const char* const data = PyUnicode_AsUTF8AndSize(of.ptr(), &size);
-    if (data == nullptr) {
-        throw nb::python_error();
-    }
-    return {data, static_cast<std::size_t>(size)};
-}
 
 // `first` are the lines with which each call begins.
 class CallLines {
@@ -34,7 +26,7 @@ public:
         const auto rank = nb::cast<nb::tuple>(get(verdict, winner));
         const nb::object worker = rank[0];
         std::string call = first_, answer = "x-request-id: ";
-        call.append("x-request-id: ").append(utf8(id)).append("\r\n");
+        call.append("x-request-id: ").append(text_of(id)).append("\r\n");
         for (const auto& [name, most] : passed_on) {
             PyObject* const found = PyDict_GetItemWithError(client.ptr(), name.ptr());
             if (found == nullptr) {
@@ -45,7 +37,7 @@ public:
                 call.append(view_of(nb::borrow<nb::bytes>(name))).append(": ").append(view_of(value)).append("\r\n");
             }
         }
-        answer.append(utf8(id)).append("\r\nx-decision-id: ").append(utf8(decision)).append("\r\nx-worker-instance-id: ").append(utf8(worker));
+        answer.append(text_of(id)).append("\r\nx-decision-id: ").append(text_of(decision)).append("\r\nx-worker-instance-id: ").append(text_of(worker));
         answer.append("\r\nx-dp-rank: ").append(std::to_string(nb::cast<std::int64_t>(rank[1])));
         answer.append("\r\nx-overlap-blocks: ").append(std::to_string(nb::cast<std::int64_t>(get(verdict, overlap)))).append("\r\n");
         return nb::make_tuple(bytes(call), bytes(answer));

@@ -69,15 +69,6 @@ struct Names {
 
 const Names* names = nullptr;  // as long as the process
 
-std::string_view text_of(const nb::handle& text) {
-    Py_ssize_t size = 0;
-    const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-    if (data == nullptr) {
-        throw nb::python_error();
-    }
-    return {data, static_cast<std::size_t>(size)};
-}
-
 const RequestSlots& slots_of(const nb::handle& request) {
     if (names == nullptr || !Py_IS_TYPE(request.ptr(), reinterpret_cast<PyTypeObject*>(names->request_type.ptr()))) {
         throw nb::type_error("request: allowed is a RouteRequest");
