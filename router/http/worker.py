@@ -109,13 +109,13 @@ class WorkerConnection(AnswerRelay):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
         """The connection is closed."""
+        if self._slot is None:  # its call is given up, or fails as not opened
+            return
         self.origin.idle.pop(self, None)
-        if self._slot is not None:
-            self._slot.discard(self)
-            self._upstreams.connections.discard(self)
+        self._slot.discard(self)
+        self._upstreams.connections.discard(self)
         self._ended(clean=False)
-        if self._slot is not None:
-            self._upstreams.origins.closed(self.origin)
+        self._upstreams.origins.closed(self.origin)
 
     def _ended(self, *, clean: bool) -> None:
         exchange, body = self.exchange, self.body
