@@ -22,7 +22,6 @@ from router.config import RouterSettings
 from router.decision.disaggregation import placement, requested_phase
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import RequestPlan, first_phase, first_plan
-from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.http import refusals
 from router.http.refusals import RequestRejected
@@ -52,8 +51,6 @@ PLAIN = (ChatInbound(model=""), ReadChat(model="", messages=[]), CompletionInbou
 class _ServedModel(msgspec.Struct, frozen=True):
     """What requests for a model at an endpoint share until the fleet changes or a worker's fitness expires."""
 
-    changes: int
-    """Of the fleet, so far."""
     valid_until_s: float
     has_prompts: bool
     """Whether prompts are read."""
@@ -68,9 +65,10 @@ class _ServedModel(msgspec.Struct, frozen=True):
 
 
 class FleetReader(Destination[RankAttempt]):
-    """Reads the requests that workers of the fleet serve."""
+    """Reads the requests that workers of the fleet serve, once it follows the policy in force."""
 
-    _policy: Policy | None = None
+    _changes = -1
+    """Those of the fleet that `_served` is of."""
 
     def __init__(
         self,
@@ -103,9 +101,7 @@ class FleetReader(Destination[RankAttempt]):
             RequestInvalid: a field or a header cannot be read.
             RequestRejected: no worker serves the model, or this endpoint of it.
         """
-        exchange, policy, began_s = request.exchange, self._state.policy, perf_counter()
-        if policy is not self._policy:
-            self._follow(policy)
+        exchange, began_s = request.exchange, perf_counter()
         data, headers = exchange.body, exchange.headers
         if len(data) <= SCANNED_BYTES and request.mode != PASSED:
             body, inbound = Body(data), self._decode(exchange.path, data)
@@ -117,7 +113,7 @@ class FleetReader(Destination[RankAttempt]):
         parsed_s = perf_counter()
         self._parsed(parsed_s - began_s)
         served = self._served.get((inbound.model, inbound.endpoint))
-        if served is None or served.changes != self._fleet.changes or self._now() >= served.valid_until_s:
+        if served is None or self._changes != self._fleet.changes or self._now() >= served.valid_until_s:
             served = self._resolve(inbound)
         is_plain = request.gateway is None and self._plain.have(inbound, headers)
         prompt = _UNREAD
@@ -144,9 +140,9 @@ class FleetReader(Destination[RankAttempt]):
         else:
             self._plan(request, served, is_plain=is_plain)
 
-    def _follow(self, policy: Policy) -> None:
-        """Another policy is in force."""
-        self._policy, reads_prompts = policy, self._encodes_always or self._state.reads_overlap
+    def follow_policy(self) -> None:
+        """A policy is in force: read what it needs."""
+        reads_prompts = self._encodes_always or self._state.reads_overlap
         self._prompt_endpoints = PROMPT_ENDPOINTS if reads_prompts else frozenset[str]()
         self._decode = self._prompts.decode if reads_prompts else decode_inbound
         self._served.clear()
@@ -154,8 +150,9 @@ class FleetReader(Destination[RankAttempt]):
     def _resolve(self, inbound: Inbound) -> _ServedModel:
         """Return what the present fleet says of a model at an endpoint."""
         (name, endpoint), fleet, now_s = (inbound.model, inbound.endpoint), self._fleet, self._now()
-        if (name, endpoint) in self._served:
-            self._served.clear()  # the fleet has changed
+        if self._changes != fleet.changes:
+            self._changes = fleet.changes
+            self._served.clear()
         hashing = fleet.hashing(name, now_s)
         if hashing is None:
             raise RequestRejected(refusals.unknown_model(name, fleet.models()))
@@ -166,7 +163,6 @@ class FleetReader(Destination[RankAttempt]):
         is_aggregated = all(worker.registration.role == "aggregated" for worker in workers)
         lora, tenant = fleet.lora_of(name), self._tenants.name(lambda _: None)
         served = self._served[name, endpoint] = _ServedModel(
-            fleet.changes,
             fleet.valid_until_s(workers, now_s),
             endpoint in self._prompt_endpoints,
             hashing,

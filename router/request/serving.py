@@ -8,13 +8,13 @@ from xxhash import xxh3_64_intdigest
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_protocol.openai.requests import ChatInbound
 from kv_protocol.splitmix import unit_interval
 from router.config import RouterSettings
 from router.decision.eligibility import exclusion, exclusions, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.kept_prompts import KeptPrompts
-from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.fleet.registry import SILENT_S
@@ -75,6 +75,8 @@ class Serving(FleetReader, Calls):
         self._admission, self._chat_sent, self._tracer = admission, chat_sent, tracer
         self._inflight_max = settings.queue.inflight_requests_max
         self._recent, self._kept = recent, kept
+        routing.records.append(self.record)
+        self.follow_policy()
 
     def serve(self, exchange: Exchange, mode: str = "", gateway: Gateway | None = None) -> "FleetRequest | None":
         """Serve a request; return it, None if it is refused for want of capacity, or by its account's limits.
@@ -107,9 +109,15 @@ class Serving(FleetReader, Calls):
 
     # ------------------------------------------------------------------------------------------- admission
 
-    def _follow(self, policy: Policy) -> None:
-        super()._follow(policy)
-        self.is_bounded = self._admission.is_bounded(policy)
+    def record(self, what: JournalRecord) -> None:
+        """One of the `records` of `Routing`."""
+        if type(what) is PolicyChanged:
+            self.follow_policy()
+
+    def follow_policy(self) -> None:
+        """A policy is in force: read what it needs, and have requests wait as it says."""
+        super().follow_policy()
+        self.is_bounded = self._admission.is_bounded(self._state.policy)
         self._admission.poke()  # else those that waited under the last one could be overtaken
 
     def admits(self, request: FleetRequest) -> bool:
