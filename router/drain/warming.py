@@ -76,7 +76,7 @@ class Warming:
         client = BufferedResponse(self._upstreams)
         exchange = Exchange(client, "POST", COMPLETIONS, "", {}, wish.body, 0.0)
         cache = _Cache(wish, verdict, self._serving, self.decide)
-        request = Request(exchange, cache, cache)
+        request = Request(exchange, cache, cache, verdict.policy)
         request.run(request.live())
         try:
             async with asyncio.timeout(within_s):

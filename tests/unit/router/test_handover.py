@@ -22,8 +22,9 @@ from router.prompt.chains import EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route
-from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says_and_waits
+from tests.unit.router.upstream import Exchange, Script, Upstream, answers, completion, says_and_waits
 
+TTFT = "kvrouter_time_to_first_token_seconds"
 GIVEN_UP = "local: given up: it took too long, or the router stops"
 
 
@@ -121,6 +122,15 @@ async def test_what_only_the_draining_worker_holds_is_computed_elsewhere() -> No
         assert found.plane.outcome("handover-w0").outcome == "ok"
         assert found.prefixes() == {"warmed": 1, "failed": 0, "skipped": 0}
         assert found.plane.metric("handover_tokens_total") == 4 * BLOCK_SIZE
+
+
+async def test_the_first_token_of_a_warmed_prompt_counts_for_the_policys_mode() -> None:
+    async with draining(answers(500), answers(200, completion(), x_kv_decode_ms="0")) as found:
+        found.recent.add(asked(1))
+        await found.drain()
+        samples = [each for family in found.plane.registry.collect() for each in family.samples]
+        counts = {each.labels["mode"]: each.value for each in samples if each.name == f"{TTFT}_count"}
+        assert (counts.get(""), counts["kv"]) == (None, 1)
 
 
 @pytest.mark.parametrize(("held", "elsewhere"), [(4, 4), (2, 3), (0, 0)])
