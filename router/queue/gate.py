@@ -153,25 +153,21 @@ class Admission:
         self._has_waiting = asyncio.Event()
         self._is_poked = self._is_admitting = self._is_stopped = False
 
-    def now_s(self) -> float:
-        """Return the clock's time."""
-        return self._clock.now()
-
     def admits(self, request: RouteRequest) -> bool:
         """Return whether the request goes on at once; else it is to `wait`."""
-        return not (self.waiting and self.queue.is_waited_for(request)) and self._headroom.has_headroom(request)
+        return not self.queue.is_waited_for(request) and self._headroom.has_headroom(request)
 
     def wait(self, request: RouteRequest, told: Told) -> Place | None:
         """Return the place of a waiting request; None if `told` was called already."""
-        is_first = not self.waiting or not self.queue.is_waited_for(request)
-        placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self.now_s())
+        is_first = not self.queue.is_waited_for(request)
+        placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self._clock.now())
         if isinstance(placed, Refusal):
             told(placed)
             return None
         self.waiting[placed.arrival] = told
         self._has_waiting.set()
         if self._is_stopped:
-            self._refuse(self.queue.stop(self.now_s()))
+            self._refuse(self.queue.stop(self._clock.now()))
         elif not is_first:
             self.poke()
         return placed if placed.arrival in self.waiting else None
@@ -198,7 +194,7 @@ class Admission:
             self._is_admitting = False
 
     def _admit_of(self, model: str) -> None:
-        while (place := self.queue.take(model, self._has_headroom, self.now_s())) is not None:
+        while (place := self.queue.take(model, self._has_headroom, self._clock.now())) is not None:
             self.waiting.pop(place.arrival)(None)
 
     def _has_headroom(self, waiting: QueuedRequest) -> bool:
@@ -213,12 +209,12 @@ class Admission:
                 await self._clock.wait(stop, LOOK_S)
                 self.look()
         self._is_stopped = True
-        self._refuse(self.queue.stop(self.now_s()))
+        self._refuse(self.queue.stop(self._clock.now()))
 
     def look(self) -> None:
         """Refuse requests that waited too long, and admit those that fit."""
         if self.waiting:
-            self._refuse(self.queue.tick(self.now_s()))
+            self._refuse(self.queue.tick(self._clock.now()))
             self.poke()
 
     def _refuse(self, dismissed: list[tuple[Place, Refusal]]) -> None:
