@@ -105,11 +105,11 @@ private:
         keep(workers, present);
     }
     OfModel& of_model(std::string_view name) {
-        const auto known = models.find(name);
-        if (known != models.end()) {
-            return known->second;
+        if (models.find(name) == models.end() && nanobind::cast<bool>(fleet_.attr("models")().attr("__contains__")(name))) {
+            follow();
         }
-        return models[nanobind::cast<bool>(fleet_.attr("models")().attr("__contains__")(name)) ? std::string(name) : kUnknownModel];
+        const auto known = models.find(name);
+        return known == models.end() ? models[kUnknownModel] : known->second;
     }
     OfWorker* of_worker(std::string_view worker_id) {
         if (workers.find(worker_id) == workers.end()) {

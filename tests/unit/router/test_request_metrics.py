@@ -222,6 +222,17 @@ def test_workers_that_come_and_go_leave_nothing_behind_without_a_scrape() -> Non
     assert len(told.metrics.workers) == 2, "the worker that stays, and the last one that left"
 
 
+def test_models_that_come_and_go_leave_nothing_behind_without_a_scrape() -> None:
+    told = counted(registered("keeps"))
+    for number in range(20):
+        name = f"adapter-{number}"
+        told.bench.state.apply(FleetApplied(now_s=100.0, event=registered("w0", loras=(name,))))
+        told.metrics.end(name, "kv", "ok", 1.0)
+        told.leave("w0")
+    told.metrics.end("nonsense", "kv", "refused", 1.0)
+    assert set(told.metrics.models) == {MODEL, "adapter-19", "unknown"}, "one that left stays until another comes"
+
+
 def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:
     told = counted(registered(), registered("w1"), holds=3)
     verdict = decided(told)
