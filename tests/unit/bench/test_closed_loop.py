@@ -112,10 +112,3 @@ def test_engines_of_one_gpu_slow_each_other_down_while_both_have_work() -> None:
     assert shared.answered[0].ttft_s - way_s == pytest.approx(alone.answered[0].ttft_s - way_s)
     assert shared.answered[1].ttft_s > 1.5 * alone.answered[1].ttft_s
     assert shared.makespan_s > 1.3 * alone.makespan_s
-
-
-def test_a_prompt_is_all_added_tokens_before_it() -> None:
-    workload = recording(sessions=SESSIONS[:1], blocks_per_worker=1000)
-    played = ClosedLoop(workload, MODEL, RoundRobin(), workers=1).play()
-    added = SESSIONS[0].added_tokens
-    assert [each.isl_tokens for each in played.answered] == [320 + sum(added[: turn + 1]) for turn in range(len(added))]

@@ -26,19 +26,6 @@ WAIT_S, TIMEOUT_S = 10.0, 3.0
 DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)
 
 
-# ------------------------------------------------------------------------------------------------- the table
-def test_an_engine_is_asked_after_the_silence_and_not_before() -> None:
-    idle = Canary((0,), WAIT_S, 100.0)
-    assert idle.due_s(100.0) == WAIT_S
-    assert idle.due_s(110.0) == idle.due_s(999.0) == 0
-
-
-def test_an_output_of_any_generation_is_a_sign_of_life() -> None:
-    idle = Canary((0,), WAIT_S, 0.0)
-    idle.on_output(9.0)
-    assert idle.due_s(10.0) == 9.0
-
-
 @pytest.mark.parametrize("outcome", ["failed", "late"])
 def test_only_an_answer_makes_an_unfit_engine_fit(outcome: Any) -> None:
     idle = Canary((0,), WAIT_S, 0.0)

@@ -92,14 +92,6 @@ def test_the_engine_s_own_classes_take_it(name: str, trtllm: Fake) -> None:
     assert built.max_batch_size == yaml.safe_load((ENGINES / name).read_text())["max_batch_size"]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flag_gives_way_to_the_file_and_an_override_does_not(name: str) -> None:
-    said = yaml.safe_load((ENGINES / name).read_text())["max_batch_size"]
-    assert loaded(name, **{"max-batch-size": said + 1}).value("max_batch_size") == said
-    over = EngineArgsSources(extra=ENGINES / name, dynamic=("--trtllm.max_batch_size", "3"))
-    assert load_engine_args(over, Circumstances(role=FILES[name].role)).value("max_batch_size") == 3
-
-
 @pytest.mark.parametrize("name", WITH_CACHE)
 def test_routing_can_see_what_it_holds(name: str) -> None:
     args = loaded(name)

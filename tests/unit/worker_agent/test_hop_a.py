@@ -15,7 +15,6 @@ from tests.unit.worker_agent.wire_words import stored, stored_map
 from worker_agent.events.dialects import engine_wire as hop_a
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.dialects.engine_wire import (
-    PAYLOAD_BYTES_MAX,
     REPLAY_END,
     decode_sequence,
     encode_sequence,
@@ -170,8 +169,3 @@ def test_a_payload_beyond_the_bound_is_malformed_live_or_replayed(monkeypatch: p
     for split, frames in ((split_frames, [b""]), (split_replay, [b""]), (split_replay, [b"", b""])):
         with pytest.raises(MalformedMessage, match="payload of 5 bytes, at most 4"):
             split([*frames, encode_sequence(1), b"12345"])
-
-
-def test_the_bound_of_a_payload_has_room_for_many_blocks_with_their_tokens() -> None:
-    hash_bytes, token_bytes, tokens_a_block = 9, 5, 8
-    assert 2**18 * (hash_bytes + tokens_a_block * token_bytes) <= PAYLOAD_BYTES_MAX

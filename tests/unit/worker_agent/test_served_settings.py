@@ -5,18 +5,14 @@ from typing import Any
 
 import pytest
 
-from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ConfigurationError, load_settings
-from kv_runtime.config.rendering import render
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
-from worker_agent.commands.engine_choice import EngineChoice, build_engine, chosen_engine, engine_text, served_names
+from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text, served_names
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, installed_version
-from worker_agent.engines.simulated.engine import SimulatedEngine
-from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter
 
 TRTLLM = "engine.kind=trtllm"
@@ -53,14 +49,6 @@ def test_what_does_not_go_together_is_named(assignments: list[str], problem: str
     with pytest.raises(ConfigurationError) as error:
         loaded(*assignments)
     assert problem in str(error.value)
-
-
-@pytest.mark.parametrize("kind", ["simulated", "trtllm"])
-def test_what_is_printed_loads_again(kind: str, tmp_path: Path) -> None:
-    settings = loaded(f"engine.kind={kind}", "worker.endpoint=dyn://a.b.c")
-    file = tmp_path / "printed.yaml"
-    file.write_text("".join(line for line in render(settings).splitlines(keepends=True) if "token" not in line))
-    assert load_settings(AgentSettings, file=file) == settings
 
 
 def test_an_endpoint_is_the_role_s_unless_it_is_named() -> None:
@@ -176,14 +164,6 @@ def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:
     made = chosen(TRTLLM, "engine.model=m")
     assert (served_names(plain, made), served_names(named, made)) == (("m",), ("a", "b"))
     assert served_names(plain, chosen(TRTLLM)) == ("TinyLlama/TinyLlama-1.1B-Chat-v1.0",)
-
-
-def test_each_kind_of_engine_is_made() -> None:
-    text = load_text("byte")
-    assert isinstance(build_engine(loaded(), chosen(), text, SystemClock()).engine, SimulatedEngine)
-    made = build_engine(loaded(TRTLLM), chosen(TRTLLM), text, SystemClock())
-    assert isinstance(made.engine, TensorRTLLMEngine)
-    assert made.trtllm is made.engine
 
 
 def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> None:

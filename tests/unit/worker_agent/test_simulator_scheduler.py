@@ -1,7 +1,6 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.support.engine_description import described
 from worker_agent.engines.simulated.scheduler import Simulator, Step
@@ -57,15 +56,6 @@ def test_the_iteration_that_completes_a_prompt_emits_the_first_token() -> None:
     assert [name for name, _ in first.outputs] == ["a"]
     assert first.duration_s == H200_8B.iteration_s(IterationWork(context_tokens=10, attention_pairs=50))
     assert second.duration_s == H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=10))
-
-
-@pytest.mark.parametrize("cut", [1, 7, 19])
-def test_a_cut_stream_sent_again_elsewhere_yields_the_same_rest(cut: int) -> None:
-    undisturbed, elsewhere = simulator(), simulator(block_size=8)
-    undisturbed.submit(request("a", max_tokens=20), 0.0)
-    whole = text(run_out(undisturbed)["a"])
-    elsewhere.submit(request("a", (*range(10), *whole[:cut]), 20 - cut), 0.0)
-    assert text(run_out(elsewhere)["a"]) == whole[cut:]
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:

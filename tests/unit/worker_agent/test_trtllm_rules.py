@@ -155,11 +155,6 @@ def test_keys_that_name_no_item_are_none(rules: TrtllmRules, key: Json) -> None:
     assert the_store(rules, stored(block(1, mm_keys=[key]))).mm_hashes == ()
 
 
-# -------------------------------------------------------------------- event ids
-def test_the_first_id_of_a_rank_may_be_any(rules: TrtllmRules) -> None:
-    assert rules.translate([event(41, stored(block(1)))]) == of_rank_0(store(1))
-
-
 @pytest.mark.parametrize("next_id", [2, 100, 0, -1], ids=["one lost", "many lost", "again", "back"])
 def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event(rules: TrtllmRules, next_id: int) -> None:
     rules.translate([event(0, stored(block(1)))])
@@ -175,11 +170,6 @@ def test_events_with_missing_ids_are_counted_as_lost(rules: TrtllmRules, ids: tu
     rules.translate([event(event_id, removed(1), attention_dp_rank=3) for event_id in ids])
     assert rules.events_lost.get(3, 0) == lost
     assert set(rules.events_lost) <= {3}
-
-
-def test_after_a_jump_ids_go_on_from_there(rules: TrtllmRules) -> None:
-    rules.translate([event(0, removed()), event(7, removed())])
-    assert rules.translate([event(8, removed(1))]) == of_rank_0(gone(1))
 
 
 def test_a_jump_clears_even_when_the_event_itself_publishes_nothing(rules: TrtllmRules) -> None:

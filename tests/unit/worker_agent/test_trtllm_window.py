@@ -80,11 +80,6 @@ def test_a_narrower_window_created_later_changes_nothing(rules: TrtllmRules) -> 
     assert rules.translate(events) == of_rank_0(store(1), gone(1))
 
 
-# -------------------------------------------------------------------- an engine older than windows
-def test_without_windows_nothing_is_filtered(rules: TrtllmRules) -> None:
-    assert rules.translate(numbered(created(), stored(block(1)), removed(1))) == of_rank_0(store(1), gone(1))
-
-
 def test_without_windows_nothing_waits_for_created(rules: TrtllmRules) -> None:
     assert rules.translate(numbered(stored(block(1)), first=70)) == of_rank_0(store(1))
 
