@@ -89,6 +89,8 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
                 assert answered.headers["x-worker-instance-id"] == decode.worker_id
         encoded = f'kvrouter_encode_requests_total{{outcome="ok",worker="{encode.worker_id}"}}'
         assert (await encode.figures())[encoded] == 4
+        asked_for = f'kvrouter_encode_attempts_total{{outcome="ok",worker="{prefill.worker_id}"}}'
+        assert (await prefill.figures())[asked_for] == 4
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
 
 

@@ -10,9 +10,7 @@ import nats
 import zmq
 import zmq.asyncio
 
-from bench.capture.capture import CapturedFrame
 from bench.capture.payloads import encode_payload
-from bench.capture.publisher import CapturePublisher
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
@@ -172,16 +170,6 @@ def scripted_source(
 
 
 @asynccontextmanager
-async def publishing(
-    context: zmq.asyncio.Context, *, ring: int = 1 << 20, live_hwm: int = 100_000
-) -> AsyncIterator["PublishingEngine"]:
-    """An engine that publishes its own events, before the first subscription."""
-    publisher = CapturePublisher(context, buffer_steps=ring, live_hwm=live_hwm)
-    async with at_work(Part("replay", publisher.run)):
-        yield PublishingEngine(publisher)
-
-
-@asynccontextmanager
 async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
     async with _running(Agent(log, consolidator), consolidator.parts(0)) as agent:
         yield agent
@@ -285,28 +273,6 @@ class PlayedSource:
                         [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
                     )
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
-
-
-@dataclass
-class PublishingEngine:
-    """An engine that publishes one chain of blocks, a message each, and keeps the newest messages for replays."""
-
-    publisher: CapturePublisher
-    blocks: int = 0
-
-    @property
-    def at(self) -> PublishedAt:
-        return PublishedAt(self.publisher.endpoint, self.publisher.replay_endpoint)
-
-    async def store(self, blocks: int) -> None:
-        """So many more blocks are stored, under those before."""
-        first, self.blocks = self.blocks, self.blocks + blocks
-        payloads = [stored(at + 1, parent=at or None) for at in range(first, self.blocks)]
-        frames = [CapturedFrame(0.0, b"", at, payload) for at, payload in enumerate(payloads, first)]
-        await self.publisher.publish(frames)
-
-    async def until_read(self, agent: Agent) -> None:
-        await agent.until_read(self.blocks)
 
 
 def endpoint_of(socket: zmq.asyncio.Socket) -> str:

@@ -11,7 +11,8 @@ import zmq.asyncio
 from kv_protocol.events import Tier
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import PartGaveUp, Restarts, run_parts
+from kv_runtime.supervise import Restarts
+from tests.support.parts import at_work
 from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
@@ -60,7 +61,6 @@ class PolledAgent:
     rules: TrtllmRules
     path: EventPath
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    gave_up: list[PartGaveUp] = field(default_factory=list)
 
     @property
     def poller(self) -> SourcePoller:
@@ -92,7 +92,6 @@ def made_agent(
     context: zmq.asyncio.Context,
     *,
     published: Sequence[PublisherAddress] = (),
-    restarts: Restarts = PATIENT,
 ) -> PolledAgent:
     """Return the whole path, of which nothing runs."""
     rules = TrtllmRules(BLOCK_SIZE)
@@ -121,7 +120,7 @@ def made_agent(
         worker_id=WORKER,
         poll_s=0.01,
         published=published,
-        restarts=restarts,
+        restarts=PATIENT,
     )
     return PolledAgent(engine, rules, path)
 
@@ -133,24 +132,15 @@ async def polled_agent(
     *,
     published: Sequence[PublisherAddress] = (),
     context: zmq.asyncio.Context | None = None,
-    restarts: Restarts = PATIENT,
 ) -> AsyncIterator[PolledAgent]:
-    """The whole path runs. A part that gives up is kept in `gave_up`."""
+    """The whole path runs."""
     own = context or zmq.asyncio.Context()
-    agent = made_agent(log, engine, own, published=published, restarts=restarts)
-
-    async def run() -> None:
-        try:
-            await run_parts(agent.path.parts(0), stop=agent.stop, drain_s=5.0)
-        except PartGaveUp as error:
-            agent.gave_up.append(error)
+    agent = made_agent(log, engine, own, published=published)
 
     try:
         await agent.path.consolidator.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run())
+        async with at_work(*agent.path.parts(0), stop=agent.stop):
             yield agent
-            agent.stop.set()
     finally:
         if context is None:
             own.destroy(linger=0)

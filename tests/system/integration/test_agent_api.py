@@ -140,21 +140,6 @@ async def test_a_prompt_may_come_as_text_as_tokens_or_as_the_router_sends_it() -
     assert cached == [0, len(tokens) // 4 * 4, len(tokens) // 4 * 4]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_stop_string_ends_the_text_and_the_generation(streamed: bool) -> None:
-    async with worker() as running:
-        whole = (await running.ask(COMPLETIONS, {"prompt": "hello", "max_tokens": 400})).body["choices"][0]["text"]
-        stop = whole[100:103]
-        asked = {"prompt": "hello", "max_tokens": ENDLESS_TOKENS, "stop": [stop, "\n\n"], "stream": streamed}
-        if streamed:
-            asked["stream_options"] = {"include_usage": True}
-        answered = await running.ask(COMPLETIONS, asked)
-        cut = whole[: whole.index(stop)]
-        assert (answered.said()["text"], answered.said()["finish_reason"]) == (cut, "stop")
-        assert answered.usage["completion_tokens"] == len(cut) + len(stop)
-        assert await running.used_blocks() == 0
-
-
 async def test_two_requests_with_the_same_id_are_two_requests() -> None:
     body = {"messages": HELLO, "max_tokens": 50}
     async with worker() as running:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Restarts, run_parts, thread_part
+from kv_runtime.supervise import run_parts, thread_part
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import zmq_context
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
-from worker_agent.port.types import EngineError
 
 
 def block(block_hash: object, tokens: int = BLOCK_SIZE, token: object = 1, **fields: object) -> dict[str, Any]:
@@ -28,20 +27,6 @@ def stored(*blocks: dict[str, Any], parent: object = None) -> dict[str, Any]:
 
 def quarantined(agent: PolledAgent) -> dict[str, int]:
     return {reason: count for reason, count in agent.rules.quarantine.counts.items() if count}
-
-
-# -------------------------------------------------------------------- the engine and its thread
-async def test_an_engine_that_died_is_a_reason_until_it_can_be_polled(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine) as agent:
-        engine.store(1)
-        await agent.until_read()
-        engine.errors += [EngineError("the executor is gone")] * 3
-        await eventually(lambda: "engine: cannot be polled: the executor is gone" in agent.stale)
-        await eventually(lambda: agent.stale == "")
-        assert agent.poller.poll_failures_total == 3
-        assert agent.poller.thread.failures_total == 0
-        assert agent.holds(1)
 
 
 async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
@@ -74,19 +59,6 @@ async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log
         await eventually(lambda: thread.failures_total == 1 and not thread.failure)
         assert agent.stale == "engine: events lost with a failure of its thread"
         stop.set()
-
-
-async def test_a_thread_that_fails_on_and_on_ends_the_process_after_all_else_has_drained(log: EventLog) -> None:
-    engine = RoughEngine()
-    async with polled_agent(log, engine, restarts=Restarts(failures_max=3, pause_s=0.0)) as agent:
-        engine.store(1)
-        await agent.until_read()
-        engine.errors += [ZeroDivisionError("again")] * 3
-        await eventually(lambda: agent.gave_up)
-        assert agent.stop.is_set()
-        assert str(agent.gave_up[0]) == "thread 'engine-events' failed: ZeroDivisionError: again"
-        assert agent.poller.thread.failures_total == 3
-        assert agent.path.consolidator.core.outbox(0).waiting_bytes == 0
 
 
 # -------------------------------------------------------------------- events that cannot be taken

@@ -15,16 +15,12 @@ from tests.system.integration.event_path import (
     batches_in,
     chain_payloads,
     connected,
-    consolidator_on,
     everything,
     hashes_of,
     played,
-    publishing,
-    running_agent,
     running_index,
     stored,
     until_converged,
-    zmq_context,
 )
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.api.status import streams_status
@@ -42,16 +38,6 @@ async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(
 
 
 # ---------------------------------------------------------------- late, lost, out of order
-
-
-async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, log: EventLog) -> None:
-    async with zmq_context() as context, publishing(context) as engine:
-        await engine.store(3000)
-        consolidator = consolidator_on(log, context, engine.at)
-        async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
-            await engine.until_read(agent)
-            assert (agent.last_seq(), agent.cursor.lost_total, len(agent.held())) == (3000, 0, 3000)
-            await until_converged(index, agent)
 
 
 # ---------------------------------------------------------------- a publisher that a test plays
@@ -82,27 +68,6 @@ async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: B
 
 
 # ---------------------------------------------------------------- the log is away
-
-
-async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_when_it_is_back(
-    broker: Broker, log: EventLog
-) -> None:
-    async with everything(log, ScriptedEngine(per_poll=1)) as (source, agent), running_index(broker.url) as index:
-        for block in range(1, 51):
-            source.engine.store(block)
-        await source.position()
-        await agent.until_published()
-        await broker.kill()
-        await eventually(lambda: not log.is_connected)
-        for block in range(51, 151):
-            source.engine.store(block)
-        assert await source.position() == {0: (100, 150)}
-        await broker.start()
-        await agent.until_published()
-        await until_converged(index, agent)
-        assert index.statistics().streams[RANK].counts.gaps == 0
-        assert agent.consolidator.streams[0].failures_total > 0
-    assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 151))
 
 
 async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:

@@ -49,23 +49,6 @@ async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa:
 # ---------------------------------------------------------------- what the log says is held
 
 
-async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -> None:
-    await scripted.store(1, 2, 3)
-    await scripted.store(4, parent=2)
-    await scripted.remove(3)
-    await scripted.beat()
-    await index.until_at(scripted)
-    rank = scripted.rank
-    assert index.view(rank, 1, 2, 3) == RankView(gpu(2), 7, 3, "")
-    assert index.view(rank, 1, 2, 4) == RankView(gpu(3), 7, 3, "")
-    assert index.view(rank, 9) == RankView(NOTHING, 7, 3, "")
-    assert sorted(index.index.held(rank)) == sorted(scripted.held())
-    await scripted.clear()
-    await index.until_at(scripted)
-    assert index.index.held(rank) == []
-    assert scripted.dumps_asked == 0
-
-
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 

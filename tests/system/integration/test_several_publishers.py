@@ -14,7 +14,6 @@ from kv_protocol.events import Tier
 from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
-    RANK,
     Agent,
     PlayedSource,
     PublishedAt,
@@ -28,7 +27,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin
-from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineEvent, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")
 
@@ -139,24 +138,6 @@ async def until_all_read(agent: Agent, *publishers: Publisher) -> None:
 
 
 # ---------------------------------------------------------------- two sources
-
-
-async def test_a_gpu_and_a_host_source_are_one_rank(broker: Broker, log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context, 2) as (engine, host),
-        running_index(broker.url) as index,
-        agent_of(log, context, {ENGINE: engine, HOST: host}) as agent,
-    ):
-        await engine.tell(stored(1, 2, 3))
-        await until_all_read(agent, engine, host)
-        await host.tell(stored(1, 2, tier=Tier.HOST, names=1000))
-        await engine.tell(EngineRemoved(block_hashes=(3, 2)))
-        await until_all_read(agent, engine, host)
-        one, two, _ = hashes_of(1, 2, 3)
-        assert tiers(agent) == {one: (Tier.GPU, Tier.HOST), two: (Tier.HOST,)}
-        await until_converged(index, agent)
-        assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[:2] == (1, 2)
 
 
 # ---------------------------------------------------------------- publishers that begin anew

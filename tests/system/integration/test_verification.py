@@ -95,17 +95,6 @@ def ranks_of(workers: list[ToldWorker]) -> list[WorkerRank]:
 # ---------------------------------------------------------------- equal
 
 
-async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: EventLog) -> None:
-    async with running_index(broker.url) as index, served(index.index, log) as verified:
-        workers = await living(log, index)
-        async with answering(log, *workers):
-            found = await verified.verdicts(*ranks_of(workers))
-    assert [(f"{each.worker_id}/{each.dp_rank}", each.verdict) for each in found] == [
-        (rank, "equal") for rank in ("w0/0", "w0/1", "w1/0", "w1/1")
-    ]
-    assert all(sum(each.blocks.values()) > 10 for each in found)
-
-
 async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index, served(index.index, log) as verified:
         workers = await living(log, index)
@@ -122,7 +111,11 @@ async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker
             found = [each for _ in range(20) for each in await verified.verdicts(*ranks_of(workers), timeout_s=5.0)]
             assert not going_on.done()
             stop.set()
+    assert [(f"{each.worker_id}/{each.dp_rank}", each.verdict) for each in found[:4]] == [
+        (rank, "equal") for rank in ("w0/0", "w0/1", "w1/0", "w1/1")
+    ]
     assert {each.verdict for each in found} == {"equal"}
+    assert max(sum(each.blocks.values()) for each in found) > 10
     assert len({each.mirror_seq for each in found}) > 20
 
 
