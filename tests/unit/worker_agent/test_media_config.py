@@ -24,13 +24,9 @@ def test_by_default_embeddings_stay_on_the_machine() -> None:
     ("section", "field", "value"),
     [
         (MediaSection, "networks", ["10.0.0.1/8"]),
-        (MediaSection, "networks", ["everywhere"]),
         (MediaSection, "directories", ["media"]),
         (MediaSection, "directories", ["/"]),
-        (MediaSection, "directories", ["//"]),
         (MediaSection, "directories", ["/media/../etc"]),
-        (MediaSection, "schemes", ["file"]),
-        (MediaSection, "kinds", ["video"]),
         (MediaSection, "ports", [0]),
         (TransferSection, "host", "0.0.0.0"),  # noqa: S104
         (TransferSection, "host", "::"),
