@@ -10,9 +10,12 @@ from bench import processes
 from indexer.embedded import ensure_streams
 from kv_runtime.event_log import EventLog
 from tests.support.forked import begun
+from tests.support.trtllm import trtllm
 from tests.system.integration.broker import Broker
 from tests.system.integration.event_path import NATS, connected
 from tests.system.integration.scripted_rank import ScriptedRank
+
+__all__ = ["trtllm"]
 
 E2E = Path(__file__).parent / "e2e"
 STARTED = ("test_attached_engine_death", "test_nats_roles", "test_worker_death")

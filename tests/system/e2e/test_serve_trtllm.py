@@ -16,7 +16,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.acceptor import PortUsed
 from kv_runtime.text.loading import load_text
 from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running, running_agent
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
@@ -24,8 +24,6 @@ from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
-
-__all__ = ["trtllm"]
 
 WORKER = "trtllm-0"
 

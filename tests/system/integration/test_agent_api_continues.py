@@ -7,11 +7,9 @@ import pytest
 
 from kv_protocol.continuation import HEADER, progress_of
 from tests.contract.engines import IMPLEMENTATIONS
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, serving
 from worker_agent.port.types import EngineStopped
-
-__all__ = ["trtllm"]
 
 ASKED: dict[str, Any] = {"max_tokens": 12, "stream": True, "stream_options": {"include_usage": True}}
 

@@ -20,8 +20,6 @@ TOOL: FunctionToolParam = {
 THINKS_SAYS_AND_CALLS = '<think>why</think>I call.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 PARSED = AnswerFormat("hermes", "qwen3")
 
-pytestmark = pytest.mark.asyncio
-
 
 @asynccontextmanager
 async def sdk_of(agent: Agent) -> AsyncIterator[openai.AsyncOpenAI]:

@@ -27,8 +27,6 @@ F, G = {"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{}"}
 SAID = [case for case in golden_cases() if not case.prompt_end and not (case.family == "gpt_oss" and case.is_open)]
 """The byte tokenizer's prompts begin no reasoning, and its end token is <|end|>, which closes harmony's messages."""
 
-pytestmark = pytest.mark.asyncio
-
 
 async def told(agent: Agent, **body: Any) -> Answered:
     return await agent.ask(CHAT, {"messages": HELLO, "max_tokens": 2048, "tools": TOOLS, **body})

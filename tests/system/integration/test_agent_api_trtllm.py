@@ -14,14 +14,12 @@ from structlog.testing import capture_logs
 
 from kv_protocol.fleet import Role
 from tests.contract.engines import trtllm_engine
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.system.integration.broker import eventually
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-
-__all__ = ["trtllm"]
 
 TRANSFER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
 LETTERS, BYTES = 128, 263

@@ -15,7 +15,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
@@ -48,7 +48,7 @@ from worker_agent.media.parts import MediaPart, content_digest
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.types import EncoderUnavailable
 
-__all__ = ["model", "trtllm"]
+__all__ = ["model"]
 
 TOKEN = "secret"
 PARTS = (MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=data_url(PNG)),)

@@ -3,11 +3,10 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
@@ -16,7 +15,6 @@ from bench.processes import ChildProcess
 from indexer.commands.http import IndexApi
 from indexer.follow.fold import TICK_S, RankView
 from kv_protocol import subjects
-from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog
@@ -202,8 +200,6 @@ async def ready(log: EventLog) -> None:
 
 # ---------------------------------------------------------------- stand-alone: same questions, same answers
 
-Ask = Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
-
 
 def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict[str, Any]:
     """Return what `/ready` says of an index that has read the log and refuses no rank."""
@@ -214,28 +210,6 @@ def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict
 async def api(index: Index) -> AsyncIterator[Api]:
     async with serving(IndexApi(index.index).app(new_registry(), token="")) as api:
         yield api
-
-
-@pytest_asyncio.fixture(params=["embedded", "http"])
-async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
-    """Return a way to ask the index: in process, or stand-alone."""
-
-    async def in_process(query: dict[str, Any]) -> list[dict[str, Any]]:
-        known = list(index.index.statistics().streams)
-        ranks = [WorkerRank(*rank) for rank in query["ranks"]] if "ranks" in query else known
-        views = index.index.overlap(query["sequence_hashes"], ranks)
-        return [
-            {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank, **json.loads(msgspec.json.encode(view))}
-            for rank, view in zip(ranks, views, strict=True)
-        ]
-
-    async def over_http(query: dict[str, Any]) -> list[dict[str, Any]]:
-        status, body = await api.post(json.dumps(query).encode())
-        assert status == 200, body
-        ranks: list[dict[str, Any]] = body["ranks"]
-        return ranks
-
-    return in_process if request.param == "embedded" else over_http
 
 
 @pytest.mark.parametrize(
@@ -249,8 +223,8 @@ async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
         ({"sequence_hashes": [1], "ranks": [["w9", 0], ["w0", 0]]}, {"w9/0": [0, "never_heard"], "w0/0": [1, ""]}),
     ],
 )
-async def test_the_stand_alone_index_answers_as_the_embedded_one(
-    index: Index, log: EventLog, ask: Ask, query: dict[str, Any], expected: dict[str, list[Any]]
+async def test_the_stand_alone_index_says_what_each_rank_has_of_a_prompt(
+    index: Index, log: EventLog, api: Api, query: dict[str, Any], expected: dict[str, list[Any]]
 ) -> None:
     ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1", 0)]
     for scripted, hashes in zip(ranks, ([1, 2, 3], [1], [2**64 - 1]), strict=True):
@@ -259,9 +233,10 @@ async def test_the_stand_alone_index_answers_as_the_embedded_one(
         await index.until_at(scripted)
     await ranks[2].beat(stale="why")
     await index.until_stale(ranks[2].rank, "source")
-    answer = await ask(query)
-    assert {f"{r['worker_id']}/{r['dp_rank']}": [r["overlap_blocks"][0], r["stale"]] for r in answer} == expected
-    assert all((r["epoch"], r["seq"]) == (7, 1) for r in answer if r["worker_id"] != "w9")
+    status, body = await api.post(json.dumps(query).encode())
+    told = {f"{r['worker_id']}/{r['dp_rank']}": [r["overlap_blocks"][0], r["stale"]] for r in body["ranks"]}
+    assert (status, told) == (200, expected)
+    assert all((r["epoch"], r["seq"]) == (7, 1) for r in body["ranks"] if r["worker_id"] != "w9")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.contract.engines import BLOCK_SIZE, outputs, tokens_of, trtllm_engine
 from tests.support.image_model import write_image_model
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
 from worker_agent.api.prompts import EnginePrompts
@@ -32,8 +32,6 @@ from worker_agent.media.models import load_image_facts
 from worker_agent.media.parts import content_digest, embeddings_media
 from worker_agent.media.safetensors import read_tensor, written_tensor
 from worker_agent.port.types import EngineOutput, EngineRequest, Media, RequestRefused
-
-__all__ = ["trtllm"]
 
 TOKENS_PER_IMAGE = 8
 EMPTY = TrtllmSettings()

@@ -15,7 +15,6 @@ from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.pool_routers import MODEL, OK, PoolRouter, Pools, agg, disagg, request, running_pools
 from tests.unit.router.upstream import Exchange, Script, answers, says, streams
 
-pytestmark = pytest.mark.asyncio
 PARAMS = {"request_type": "context_only", "first_gen_tokens": [7], "ctx_request_id": 3, "encoded_opaque_state": "AAE="}
 EVENTS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"b"}]}\n\n', b"data: [DONE]\n\n")
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}

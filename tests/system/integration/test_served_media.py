@@ -6,7 +6,6 @@ from kv_protocol.fleet import Role
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_runtime.clock import SystemClock
-from tests.support.trtllm import trtllm
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
@@ -20,7 +19,7 @@ from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import AgentSettings
 from worker_agent.media.config import ImageModelSection
 
-__all__ = ["model", "trtllm"]
+__all__ = ["model"]
 
 TOKEN = "secret"
 

@@ -23,14 +23,12 @@ from tests.contract.engines import (
     trtllm_args,
     trtllm_engine,
 )
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
 from worker_agent.port.handoff import handoff_json, handoff_of_json
 from worker_agent.port.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.port.types import EngineError, EngineOutput, EngineStopped, RequestRefused
-
-__all__ = ["trtllm"]
 
 TRANSFER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
 WATCH = TrtllmSettings(watch_s=0.01, transfer_s=5.0)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import outputs, request
-from tests.support.trtllm import Fake, trtllm
+from tests.support.trtllm import Fake
 from worker_agent.engine_args.arguments import effective_args
 from worker_agent.engine_args.layers import Layer
 from worker_agent.engine_args.rules import Circumstances, flag_layer
@@ -15,8 +15,6 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineStored
-
-__all__ = ["trtllm"]
 
 TRANSCEIVER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
 QUICK = TrtllmSettings(transfer_s=0.1)
