@@ -5,6 +5,7 @@ async with fleet_on_one_server(directory) as (server, running), running.traffic(
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -154,6 +155,12 @@ class Fleet:
         indexes = [index for index in self.indexes if not only or index.name in only]
         proof = Proof(self.nats_urls, self.session, MODEL, indexes=indexes)
         return await proof.until_equal(self.ranks, within_s=within_s, moved=moved)
+
+    async def verified(self, name: str) -> int:
+        """Return the exit code of `indexer verify` on an index: 0 where it finds every rank equal."""
+        verify = ("-m", "indexer", "verify", "--nats-url", self.nats_urls[0], "--index-url", self.urls[name])
+        process = await asyncio.create_subprocess_exec(sys.executable, *verify, stdout=asyncio.subprocess.DEVNULL)
+        return await process.wait()
 
     async def until_published(self, within_s: float) -> None:
         """Return once the log took all that the workers have for it; with traffic there is always something new."""
