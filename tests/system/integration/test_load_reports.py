@@ -1,6 +1,5 @@
 """Iteration statistics to load reports on a real NATS: what routers hear of an engine that works, rests or fails."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from kv_protocol import subjects
 from kv_protocol.load import LoadReport, decode_load
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
-from kv_runtime.supervise import PartGaveUp, Restarts, run_parts
+from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.polled_engine import PATIENT
@@ -70,7 +69,6 @@ class Reporting:
     loads: LoadReports
     in_flight: list[int]
     heard: dict[int, list[LoadReport]] = field(default_factory=dict)
-    gave_up: list[PartGaveUp] = field(default_factory=list)
 
     def figures(self, dp_rank: int = 0) -> tuple[int, int, int, int] | None:
         """Return iteration, running, waiting and used blocks, as heard last of the rank."""
@@ -87,11 +85,11 @@ class Reporting:
 
 @asynccontextmanager
 async def reporting(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch, *, dp_ranks: tuple[int, ...] = (0,), restarts: Restarts = PATIENT
+    log: EventLog, monkeypatch: pytest.MonkeyPatch, *, dp_ranks: tuple[int, ...] = (0,)
 ) -> AsyncIterator[Reporting]:
     monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
     monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)
-    engine, in_flight, stop = CountingEngine(dp_ranks), [0], asyncio.Event()
+    engine, in_flight = CountingEngine(dp_ranks), [0]
     loads = LoadReports(
         engine,
         log,
@@ -102,24 +100,16 @@ async def reporting(
         poll_s=0.01,
         dp_ranks=dp_ranks,
         in_flight=lambda: in_flight[0],
-        restarts=restarts,
+        restarts=PATIENT,
     )
     running = Reporting(engine, loads, in_flight)
 
     async def on_report(message: LogMessage) -> None:
         running.heard.setdefault(subjects.rank_of(message.subject).dp_rank, []).append(decode_load(message.data))
 
-    async def run() -> None:
-        try:
-            await run_parts(loads.parts(0), stop=stop, drain_s=5.0)
-        except PartGaveUp as error:
-            running.gave_up.append(error)
-
     await log.listen(subjects.LOAD_ALL, on_report)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run())
+    async with at_work(*loads.parts(0)):
         yield running
-        stop.set()
 
 
 # -------------------------------------------------------------------- at rest
@@ -175,4 +165,3 @@ async def test_a_thread_that_failed_begins_again_and_reports_go_on(
         running.engine.tell([row(1)], ZeroDivisionError("unexpected"), [row(2)])
         await eventually(lambda: running.heard.get(0) and running.heard[0][-1].iteration == 2)
         assert running.loads.thread.failures_total == 1
-    assert running.gave_up == []
