@@ -161,6 +161,14 @@ def test_a_prompt_that_ends_within_a_block_is_counted_to_its_last_block(tmp_path
     assert (figures.exact, figures.under) == (2, 1)
 
 
+def test_a_hole_in_the_recording_is_a_loss_and_the_rest_is_read(tmp_path: Path) -> None:
+    frames = [(1.0, 0, [stored([1], tokens(1, 4))]), (2.0, 0, []), (12.0, 0, [stored([2], tokens(5, 8))])]
+    requests = [request(0, tokens(1, 5), 0), request(1, tokens(1, 5), 4), request(2, tokens(1, 5), 0)]
+    capture = load_capture(written(tmp_path / "c", frames, requests))
+    holed = capture._replace(frames=(capture.frames[0], capture.frames[2]))
+    assert figures_of(holed) == CaptureFigures(requests=3, exact=3, explained=3)
+
+
 def test_a_publisher_a_rank_is_played_by_a_publisher_a_rank(tmp_path: Path) -> None:
     frames = [(1.0, 0, [stored([1], tokens(1, 4))]), (11.0, 0, [removed([1])]), (21.0, 0, [])]
     requests = [
