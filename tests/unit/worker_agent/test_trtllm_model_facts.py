@@ -19,7 +19,6 @@ def longest(asked: int | None, config: dict[str, Any], *, longer: bool = False) 
     [
         (POSITIONS, 1000),
         ({}, None),
-        ({"max_position_embeddings": None}, None),
         ({"max_position_embeddings": True}, None),
         ({"max_position_embeddings": 0}, None),
         ({"text_config": POSITIONS}, 1000),
