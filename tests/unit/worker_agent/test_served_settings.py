@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.rendering import render
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
 from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text, served_names
@@ -49,6 +50,14 @@ def test_what_does_not_go_together_is_named(assignments: list[str], problem: str
     with pytest.raises(ConfigurationError) as error:
         loaded(*assignments)
     assert problem in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["simulated", "trtllm"])
+def test_what_is_printed_loads_again(kind: str, tmp_path: Path) -> None:
+    settings = loaded(f"engine.kind={kind}", "worker.endpoint=dyn://a.b.c")
+    file = tmp_path / "printed.yaml"
+    file.write_text("".join(line for line in render(settings).splitlines(keepends=True) if "token" not in line))
+    assert load_settings(AgentSettings, file=file) == settings
 
 
 def test_an_endpoint_is_the_role_s_unless_it_is_named() -> None:
