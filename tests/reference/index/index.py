@@ -137,8 +137,10 @@ class ReferenceIndex(ReferenceTree):
         """Write the depths of every rank to `out`, or of the columns' `ranks`; return the largest depth of any rank."""
         rows = memoryview(out).cast("B").cast("i")
         found, columns = self._overlaps(_numbers(sequence_hashes)), len(rows) // len(TIERS)
-        for column, rank in enumerate(range(columns) if ranks is None else array("I", ranks)):
-            for tier, depth in zip(TIERS, found.get(rank, (0, 0, 0, 0)), strict=True):
+        rows[:] = memoryview(bytes(rows.nbytes)).cast("i")
+        asked = ((rank, rank) for rank in found if rank < columns) if ranks is None else enumerate(array("I", ranks))
+        for column, rank in asked:
+            for tier, depth in enumerate(found.get(rank, ())):
                 rows[tier * columns + column] = depth
         return max((depths[-1] for depths in found.values()), default=0)
 
