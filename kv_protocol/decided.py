@@ -34,7 +34,6 @@ from kv_protocol.ledger import Routed
 BEST_MAX = 8
 RANKS_MAX = 0xFFFF
 TERMS: tuple[str, ...] = CostTerms.__struct_fields__
-TERM_DEFAULTS: tuple[float, ...] = CostTerms.__struct_defaults__
 TIERS = 4
 WIDE = 0x80
 """The flag of an overlap whose numbers are u32."""
@@ -96,7 +95,7 @@ class RouteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     allowed_workers: frozenset[str] | None = None
 
     def check(self) -> None:
-        """Raise `LimitExceeded` for a part of a hash; for decoded records, whose numbers the decoder has checked."""
+        """Raise `LimitExceeded` if `sequence_hashes` is not whole hashes. The decoder has checked the numbers."""
         if len(self.sequence_hashes) % _HASH_BYTES:
             raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 bytes a block")
 

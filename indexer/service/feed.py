@@ -49,7 +49,10 @@ _log = structlog.get_logger("indexer")
 
 
 class ApplyTracer:
-    """Traces what an index does with messages: spans below the agent's `kv_events`, whose ids the index computes."""
+    """Writes a span for each message that the index applies, as a child of the agent's span `kv_events`.
+
+    The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`).
+    """
 
     def __init__(self, tracing: EventTracing) -> None:
         self._tracing = tracing

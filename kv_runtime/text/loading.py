@@ -24,7 +24,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
 class UnreadText(Text):
-    """A model whose tokenizer cannot be read: encoding and decoding raise `TextError`."""
+    """The text of a model whose tokenizer the router cannot read: each method raises `TextError`."""
 
     tokenizer_digest = template_digest = digest_of(b"unread")
     vocab_size = 0

@@ -6,8 +6,8 @@ With the removals of that time, blocks that were evicted are charged, too:
 
     new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
     removal        k blocks on the rank's GPU tier, as its event stream says, at a second of the log's time
-    charged        to the placements at that rank of whose journal's message the removal is at most `BEFORE_S` before or
-                   `AFTER_S` behind, in proportion to their new blocks that are not charged yet
+    charged        to the rank's placements whose journal message was written at most `AFTER_S` before or `BEFORE_S`
+                   after the removal, in proportion to their new blocks that are not charged yet
 
 So a placement is charged at most its new blocks, and all placements together at most what was removed. That removals
 of the same seconds are shared in proportion is an assumption: engines do not say for which request they evict. A
@@ -85,7 +85,7 @@ class _Placed(Generic[Placement]):
 
 
 class Evictions(Generic[Placement]):
-    """Charges removals to placements, of which it is told in any order; `settle` charges what is left."""
+    """Charges removals to placements. Both may come in any order; `settle` charges the rest."""
 
     def __init__(
         self, removals: Removals, charge: Callable[[Placement, float], None], placed_max: int = PLACED_MAX

@@ -34,7 +34,7 @@ FULL_RATIO = 0.9
 _REJECTED = "kvrouter_rejected_total"
 _AVOIDED = ("breaker", "busy")
 SILENT_BLOCKS = 64
-"""Blocks in use without any event: fewer may all be of first requests, whose blocks are published once computed."""
+"""Blocks in use before a rank without events is a finding: an engine publishes a block only once it is computed."""
 _UNTRUSTED = ("FALLBACK", "DEGRADED")
 AGREED = {
     **dict.fromkeys(("block_size", "hash_scheme", "images"), "parity.hashes"),
@@ -114,7 +114,7 @@ def _queue(router: RouterSeen, facts: FleetFacts) -> Iterator[Finding]:
 
 
 def events(facts: FleetFacts) -> Iterator[Finding]:
-    """Yield the workers whose blocks are not known, or not kept, and those that lose events."""
+    """Yield workers without KV events or block reuse, ranks that published no event, and agents that lost some."""
     if not facts.is_by_prefix:
         return
     for worker in facts.living():
@@ -143,7 +143,8 @@ def _silent(facts: FleetFacts) -> Iterator[Finding]:
         if worker is None or worker.instance != head.instance or head.last_seq or head.stale:
             continue
         if (blocks := facts.used_blocks.get(head.rank, 0)) >= SILENT_BLOCKS:
-            words = f"its engine reports {blocks} blocks in use, and told of none (event_source {worker.event_source})"
+            source = f"event_source {worker.event_source}"
+            words = f"its engine reports {blocks} blocks in use, but published no KV event ({source})"
             yield Finding("events.none", str(head.rank), words)
 
 

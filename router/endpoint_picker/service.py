@@ -1,9 +1,8 @@
 """The endpoint picker's gRPC server: Envoy's external processing, and gRPC's health check.
 
 A stream is one request. It is an `Exchange` of the router like one that came over HTTP, with `GatewayStream` in the
-place of the client's connection: a call that would be forwarded to a worker is told to the gateway, and what the
-gateway says of the answer is told to the call's handler. So requests are read, queued, decided, booked and settled by
-the same code.
+place of the client's connection: it sends a call's destination to the gateway instead of a worker, and passes the
+gateway's messages about the answer to the call's handler. So the same code reads, queues, decides and settles requests.
 """
 
 import asyncio

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kv_protocol.decided import (
     BEST_MAX,
-    TERM_DEFAULTS,
     TERMS,
     TIERS,
     WIDE,
@@ -95,7 +94,7 @@ def _best(terms: list[CostTerms], winner: int) -> list[int]:
 def _packed_terms(best: list[CostTerms]) -> bytes:
     """Return the columns of terms that are not their default for all of them, behind the mask that names them."""
     mask, columns = 0, b""
-    for at, (name, default) in enumerate(zip(TERMS, TERM_DEFAULTS, strict=True)):
+    for at, (name, default) in enumerate(zip(TERMS, CostTerms.__struct_defaults__, strict=True)):
         column = struct.pack(f"<{len(best)}d", *(getattr(each, name) for each in best))
         if column != struct.pack("<d", default) * len(best):
             mask, columns = mask | 1 << at, columns + column

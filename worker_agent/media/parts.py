@@ -33,7 +33,6 @@ from worker_agent.media.safetensors import read_tensor
 from worker_agent.media.urls import scheme_of
 from worker_agent.port.types import Media, MediaKind
 
-MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "embeddings")
 EMBEDDINGS_SUFFIX = ".safetensors"
 EMBEDDINGS_TYPE = "application/octet-stream"
 PROGRAM_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib"})

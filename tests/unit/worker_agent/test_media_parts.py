@@ -24,11 +24,11 @@ from tests.unit.worker_agent.media_samples import (
     refused,
 )
 from worker_agent.engines.trtllm.tensors import image_of
-from worker_agent.media.parts import MEDIA_KINDS, MediaPart, MediaRules, check_total, checked_media, split_chat
+from worker_agent.media.parts import MediaPart, MediaRules, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.port.types import MediaKind, RequestRefused
 
-RULES = MediaRules(kinds=MEDIA_KINDS)
+RULES = MediaRules(kinds=("image", "embeddings"))
 PLACEHOLDER = "<|image|>"
 URL = "https://example.org/a.png"
 HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
