@@ -97,7 +97,8 @@ void Attribution::decided(const Verdict& verdict) {
         return;
     }
     Placement made;
-    made.names = {request.model, request.tenant, request.lora, family_of(*request.blocks, family_blocks)};
+    made.names = {std::string(request.model), std::string(request.tenant), std::string(request.lora),
+                  family_of(*request.blocks, family_blocks)};
     made.isl_tokens = request.known_tokens;
     made.block_size = request.block_size;
     made.predicted_tokens = std::min(verdict.expected_blocks, request.reusable_blocks()) * request.block_size;
@@ -116,17 +117,17 @@ void Attribution::decided(const Verdict& verdict) {
         pending.erase_first();
         ++dropped;
     }
-    pending.put(request.decision_id, std::make_shared<const Placement>(std::move(made)));
+    pending.put(request.decision_id, std::move(made));
 }
 
-std::shared_ptr<const Placement> Attribution::ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens) {
-    const std::shared_ptr<const Placement> placement = pending.pop(decision_id, nullptr);
-    if (placement == nullptr) {
-        return nullptr;
-    }
-    if (!is_ok || placement->isl_tokens == 0) {
+std::optional<Placement> Attribution::ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens) {
+    std::optional<Placement> placement = pending.pop(decision_id);
+    if (placement.has_value() && (!is_ok || placement->isl_tokens == 0)) {
         ++(is_ok ? unseen : not_answered);
-        return nullptr;
+        placement.reset();
+    }
+    if (!placement.has_value()) {
+        return placement;
     }
     const Sums saved = placement->saved(cached_tokens);
     total.add(saved);

@@ -88,14 +88,14 @@ public:
 
     void decided(const Verdict& verdict);
     // Returns the decision if it was counted.
-    std::shared_ptr<const Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
+    std::optional<Placement> ended(std::string_view decision_id, bool is_ok, std::optional<i64> cached_tokens);
     // The outcome of a decision is of another period.
     void forget(std::string_view decision_id) { pending.erase(decision_id); }
     // Blocks were evicted after a decision that was counted.
     void charge(const Placement& placement, double blocks);
 
     const std::size_t rows_max, family_blocks, pending_max;
-    OrderedMap<std::shared_ptr<const Placement>> pending;
+    OrderedMap<Placement> pending;
     Sums total;
     std::array<TopRows, 4> of_names;
     i64 not_answered = 0, unseen = 0, dropped = 0;

@@ -6,12 +6,6 @@
 
 namespace kv {
 
-u64 mixed(u64 value) {
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-    return value ^ (value >> 31);
-}
-
 u64 drawn_seed() {
     std::random_device source;
     return static_cast<u64>(source()) << 32 | source();
@@ -165,7 +159,14 @@ u32 ChainTree::new_node(u32 parent, const u64* blocks, std::size_t count) {
 }
 
 void ChainTree::free_node(u32 number) {
-    nodes_[number] = Node{};
+    Node& node = nodes_[number];
+    if (free_.size() < kSpareNodes) {  // the next chain has its memory
+        node.blocks.clear();
+        node.counts.clear();
+        node.ends = node.children = node.children_xor = 0;
+    } else {
+        node = Node{};
+    }
     free_.push_back(number);
 }
 

@@ -17,7 +17,12 @@ using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 using i64 = std::int64_t;
 
-u64 mixed(u64 value);  // the last steps of splitmix64
+// The last steps of splitmix64.
+inline u64 mixed(u64 value) {
+    value = (value ^ (value >> 30)) * 0xBF58'476D'1CE4'E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D0'49BB'1331'11EBu;
+    return value ^ (value >> 31);
+}
 u64 drawn_seed();
 
 // A child of a node, by its first block.
@@ -58,6 +63,7 @@ public:
 private:
     static constexpr u32 kRoot = 0;
     static constexpr u32 kNone = 0xFFFF'FFFF;
+    static constexpr std::size_t kSpareNodes = 256;
 
     struct Count {
         u32 key;

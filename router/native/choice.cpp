@@ -20,12 +20,12 @@ struct CostChoice {
 };
 
 // The choice of `winner`, with the cheapest of the others, the first among equals.
-CostChoice beside(const std::vector<double>& costs, std::size_t winner) {
-    if (costs.size() == 1) {
+CostChoice beside(const double* costs, std::size_t count, std::size_t winner) {
+    if (count == 1) {
         return {winner, std::nullopt, std::nullopt};
     }
     std::size_t second = winner == 0 ? 1 : 0;
-    for (std::size_t at = second + 1; at < costs.size(); ++at) {
+    for (std::size_t at = second + 1; at < count; ++at) {
         if (at != winner && costs[at] < costs[second]) {
             second = at;
         }
@@ -33,9 +33,9 @@ CostChoice beside(const std::vector<double>& costs, std::size_t winner) {
     return {winner, second, costs[second] - costs[winner]};
 }
 
-std::size_t lowest(const std::vector<double>& costs, u64 seed) {
-    const double least = *std::min_element(costs.begin(), costs.end());
-    const auto ties = static_cast<std::size_t>(std::count(costs.begin(), costs.end(), least));
+std::size_t lowest(const double* costs, std::size_t count, u64 seed) {
+    const double least = *std::min_element(costs, costs + count);
+    const auto ties = static_cast<std::size_t>(std::count(costs, costs + count, least));
     std::size_t skip = ties > 1 ? choice_index(seed, ties) : 0;
     std::size_t at = 0;
     while (costs[at] != least || skip-- > 0) {
@@ -44,16 +44,16 @@ std::size_t lowest(const std::vector<double>& costs, u64 seed) {
     return at;
 }
 
-std::size_t sampled(const std::vector<double>& costs, double temperature, u64 seed) {
-    const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
+std::size_t sampled(const double* costs, std::size_t count, double temperature, u64 seed) {
+    const auto [least, most] = std::minmax_element(costs, costs + count);
     const double lowest_cost = *least, span = *most - *least;
     if (span == 0) {
-        return choice_index(seed, costs.size());
+        return choice_index(seed, count);
     }
     double total = 0.0;
     std::vector<double> weights;
-    for (const double cost : costs) {
-        weights.push_back(std::exp(-(cost - lowest_cost) / span / temperature));
+    for (std::size_t at = 0; at < count; ++at) {
+        weights.push_back(std::exp(-(costs[at] - lowest_cost) / span / temperature));
         total += weights.back();
     }
     double point = unit_interval(seed) * total;
@@ -63,14 +63,12 @@ std::size_t sampled(const std::vector<double>& costs, double temperature, u64 se
             return at;
         }
     }
-    return costs.size() - 1;
+    return count - 1;
 }
 
-CostChoice chosen(const std::vector<double>& costs, double temperature, u64 seed) {
-    return beside(costs, temperature <= 0 ? lowest(costs, seed) : sampled(costs, temperature, seed));
+CostChoice chosen(const double* costs, std::size_t count, double temperature, u64 seed) {
+    return beside(costs, count, temperature <= 0 ? lowest(costs, count, seed) : sampled(costs, count, temperature, seed));
 }
-
-std::vector<double> listed(const Costs& costs) { return {costs.cost(), costs.cost() + costs.count}; }
 
 }  // namespace
 
@@ -174,7 +172,8 @@ void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multip
             return;
         }
         case Mode::kLeastLoaded: {
-            const CostChoice choice = chosen({ranks.requests.begin(), ranks.requests.end()}, 0.0, seed);
+            const std::vector<double> requests(ranks.requests.begin(), ranks.requests.end());
+            const CostChoice choice = chosen(requests.data(), count, 0.0, seed);
             winner_at = choice.winner;
             runner_up = choice.runner_up;
             reason = !choice.margin.has_value() ? "only" : *choice.margin != 0.0 ? "load" : "draw";
@@ -186,7 +185,7 @@ void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multip
 }
 
 void Verdict::cheapest(const RankNumbers&) {
-    const CostChoice choice = chosen(listed(costs), policy->temperature, seed);
+    const CostChoice choice = chosen(costs.cost(), costs.count, policy->temperature, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
     margin = choice.margin;
@@ -217,11 +216,11 @@ void Verdict::by_forecast(const RankNumbers& ranks) {
     for (std::size_t at = 0; at < ranks.count && is_any; ++at) {
         seconds[at] = allowed[at] ? every[at] : kInf;
     }
-    const CostChoice choice = chosen(seconds, 0.0, seed);
+    const CostChoice choice = chosen(seconds.data(), ranks.count, 0.0, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
     if (runner_up.has_value() && std::isinf(seconds[*runner_up])) {  // no other candidate meets the targets
-        runner_up = beside(every, winner_at).runner_up;
+        runner_up = beside(every.data(), ranks.count, winner_at).runner_up;
     }
     if (runner_up.has_value()) {
         margin = costs.cost()[*runner_up] - costs.cost()[winner_at];
@@ -250,7 +249,7 @@ void Verdict::bind() {
             if (costs.empty() || policy->reads_forecast) {
                 runner_up = winner_at;
             } else {
-                runner_up = beside(listed(costs), *of_session).runner_up;
+                runner_up = beside(costs.cost(), costs.count, *of_session).runner_up;
             }
             if (!costs.empty()) {
                 margin = runner_up.has_value() ? std::optional<double>(costs.cost()[*runner_up] - costs.cost()[*of_session]) : std::nullopt;

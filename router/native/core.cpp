@@ -176,14 +176,14 @@ void Core::take(const Verdict& verdict) {
     }
 }
 
-void Core::turned(const std::string& model) {
+void Core::turned(std::string_view model) {
     u64* const turn = turns.find(model);
     turn == nullptr ? void(turns.put(model, 1)) : void(++*turn);
 }
 
 void DecisionSums::add(const Verdict& verdict) {
     const std::vector<u32>& without_events = verdict.view->without_events;
-    ++decisions[{verdict.policy->name, verdict.reason}];
+    count(decisions, verdict.policy->name, verdict.reason);
     regret_blocks.add(static_cast<double>(verdict.regret_blocks));
     predicted_blocks += verdict.expected_blocks - verdict.overlap_blocks;
     approximate += std::find(without_events.begin(), without_events.end(), verdict.place()) != without_events.end();
@@ -195,7 +195,7 @@ void DecisionSums::add(const Verdict& verdict) {
 void Core::expect(const Verdict& verdict) {
     const auto [ttft_s, itl_s] = expected_s(verdict, verdict.place());
     const RankKey& winner = verdict.view->standing->held[verdict.place()].key();
-    rates.decided(verdict.request->decision_id, {verdict.request->model, Held(ranks, winner), ttft_s, itl_s});
+    rates.decided(verdict.request->decision_id, {std::string(verdict.request->model), Held(ranks, winner), ttft_s, itl_s});
 }
 
 void Core::promised(const RankKey& rank, Promise routed, double now_s, std::string_view origin) {

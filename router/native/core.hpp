@@ -45,9 +45,9 @@ struct Policy {
     std::string unmet;
 };
 
-// What a decision reads of a request, beside the ranks that it excludes.
+// What a decision reads of a request, beside the ranks that it excludes. The texts are those of the caller's request.
 struct Request {
-    std::string decision_id, model, session_id, tenant, lora;
+    std::string_view decision_id, model, session_id, tenant, lora;
     i64 isl_tokens, block_size, max_tokens, expected_osl;
     i64 known_tokens;  // `isl_tokens`, or 0 if it is an estimate
     bool is_prefilled, is_decoded, is_pinned;
@@ -175,7 +175,7 @@ public:
     // ------------------------------------------------------------------------------------------------ what happens
     void take(const Verdict& verdict);
     // One decision more for the model.
-    void turned(const std::string& model);
+    void turned(std::string_view model);
     // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
     void check(const View& view) const;
     // Learns from a decision's outcome, of whichever core the decision is; nothing is promised.

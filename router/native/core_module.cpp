@@ -184,8 +184,9 @@ void follow(PyCore& core, const nb::handle& event, double now_s, const std::stri
     } else if (kind == "Expired") {
         core.expired(text("lease_id"), text("cause") == "engine", now_s);
     } else if (kind == "Routed") {
-        Promise promise{text("lease_id"), kNoRow, chain_of(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
-                        number("extra_blocks"), nb::cast<u64>(event.attr("epoch")), text("session_id")};
+        const std::string lease_id = text("lease_id"), session_id = text("session_id");
+        Promise promise{lease_id, kNoRow, chain_of(nb::cast<nb::bytes>(event.attr("blocks"))), number("uncached_tokens"),
+                        number("extra_blocks"), nb::cast<u64>(event.attr("epoch")), session_id};
         core.promised(rank(), std::move(promise), now_s, origin);
     } else if (kind == "Reconciled") {
         core.reported(rank(), number("running_requests"), number("waiting_requests"), number("used_blocks"), now_s, false);

@@ -76,12 +76,6 @@ RankNumbers::RankNumbers(const RankNumbers& all, const std::vector<u32>& places)
     }
 }
 
-double* Costs::add(std::size_t field) {
-    places_[field] = static_cast<int>(count == 0 ? 0 : numbers_.size() / count);
-    numbers_.resize(numbers_.size() + count);
-    return numbers_.data() + numbers_.size() - count;
-}
-
 void Costs::multiply(const std::vector<double>& multiplier) {
     if (multiplier.empty()) {
         return;

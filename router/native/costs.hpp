@@ -112,16 +112,19 @@ public:
 
 private:
     // `columns`: how many may be added.
-    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates) {
+    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates), numbers_(columns * candidates) {
         places_.fill(-1);
-        numbers_.reserve(columns * count);  // they stay where they are
     }
     // Adds the column of a term: zeroes.
-    double* add(std::size_t field);
+    double* add(std::size_t field) {
+        places_[field] = columns_++;
+        return numbers_.data() + static_cast<std::size_t>(places_[field]) * count;
+    }
     void multiply(const std::vector<double>& multiplier);
 
     std::array<int, kFields> places_{};
     std::vector<double> numbers_;
+    int columns_ = 0;  // that were added
 };
 
 }  // namespace kv

@@ -3,47 +3,40 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 namespace kv {
 
 namespace {
 
-constexpr std::size_t kBestMax = 8;
 constexpr unsigned kMaskBits = 7, kMore = 0x80, kWide = 0x80, kNarrowMax = 0xFFFF;
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the formats are IEEE 754");
 static_assert(Costs::kFields <= 2 * kMaskBits, "a mask has two bytes at most");
 
-template <typename Number>
-void put(std::string& out, Number number) {  // machines that we build for are little-endian, as the formats are
-    char bytes[sizeof(Number)];
-    std::memcpy(bytes, &number, sizeof(Number));
-    out.append(bytes, sizeof(Number));
-}
-
 }  // namespace
 
-std::vector<std::size_t> best_candidates(const double* costs, std::size_t count, std::size_t winner) {
-    std::vector<std::size_t> order(count);
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    for (const std::size_t at : order) {
+Best best_candidates(const double* costs, std::size_t count, std::size_t winner) {
+    Best best;
+    for (std::size_t at = 0; at < count; ++at) {
         if (std::isnan(costs[at])) {
             return {};
         }
+        std::size_t place = best.size();
+        if (place == Best::kMost && costs[at] >= costs[best[place - 1]]) {
+            continue;
+        }
+        place == Best::kMost ? void(--place) : best.grow();
+        for (; place > 0 && costs[at] < costs[best[place - 1]]; --place) {
+            best[place] = best[place - 1];
+        }
+        best[place] = at;
     }
-    const std::size_t most = std::min(count, kBestMax);
-    const auto is_before = [costs](std::size_t one, std::size_t other) {
-        return costs[one] < costs[other] || (costs[one] == costs[other] && one < other);
-    };
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(most), order.end(), is_before);
-    order.resize(most);
-    const auto found = std::find(order.begin(), order.end(), winner);
-    order.erase(found == order.end() ? found - 1 : found);
-    order.insert(order.begin(), winner);
-    return order;
+    std::size_t* const found = std::find(best.begin(), best.end() - 1, winner);  // or the last one gives way to it
+    std::copy_backward(best.begin(), found, found + 1);
+    best[0] = winner;
+    return best;
 }
 
-void pack_terms(Pack& to, const Costs& costs, const std::vector<std::size_t>& best) {
+void pack_terms(Pack& to, const Costs& costs, const Best& best) {
     unsigned mask = 0, fields = 0;
     for (std::size_t field = 0; field < Costs::kFields && !best.empty(); ++field) {
         const double otherwise = Costs::otherwise(field);
@@ -71,53 +64,64 @@ void pack_terms(Pack& to, const Costs& costs, const std::vector<std::size_t>& be
     }
 }
 
-void pack_rest(Pack& to, const double* costs, std::size_t count, const std::vector<std::size_t>& best) {
+void pack_rest(Pack& to, const double* costs, std::size_t count, const Best& best) {
     to.bytes((count - best.size()) * sizeof(float));
     if (best.size() == count) {
         return;
     }
-    std::vector<char> is_best(count);
-    for (const std::size_t at : best) {
-        is_best[at] = 1;
-    }
+    Best ascending = best;
+    std::sort(ascending.begin(), ascending.end());
+    const std::size_t* next = ascending.begin();
     for (std::size_t at = 0; at < count; ++at) {
-        if (is_best[at] == 0) {
+        if (next != ascending.end() && at == *next) {
+            ++next;
+        } else {
             put_number(to, static_cast<float>(costs[at]));
         }
     }
 }
 
-std::string packed_overlap(const std::int32_t* tiers, std::size_t count) {
+void pack_overlap(Pack& to, const std::int32_t* tiers, std::size_t count) {
+    const auto more_at = [tiers, count](std::size_t tier, std::size_t at) {
+        const std::int32_t below = tier == 0 ? 0 : tiers[(tier - 1) * count + at];
+        return static_cast<std::uint32_t>(tiers[tier * count + at]) - static_cast<std::uint32_t>(below);
+    };
     std::uint32_t most = 0;
+    std::array<std::size_t, kTiers> held{};
     for (std::size_t at = 0; at < count; ++at) {
         most = std::max(most, static_cast<std::uint32_t>(tiers[(kTiers - 1) * count + at]));
+        for (std::size_t tier = 0; tier < kTiers; ++tier) {
+            held[tier] += more_at(tier, at) != 0;
+        }
     }
     if (most == 0) {
-        return {};
+        return to.bytes(std::string_view{});
     }
-    unsigned flags = most > kNarrowMax ? kWide : 0;
-    std::string packed(1, '\0');
+    const bool is_wide = most > kNarrowMax;
+    const std::size_t holders = (count + 7) / 8, width = is_wide ? sizeof(std::uint32_t) : sizeof(std::uint16_t);
+    unsigned flags = is_wide ? kWide : 0;
+    std::size_t size = 1;
     for (std::size_t tier = 0; tier < kTiers; ++tier) {
-        std::string holders((count + 7) / 8, '\0'), numbers;
+        flags |= held[tier] != 0 ? 1U << tier : 0;
+        size += held[tier] != 0 ? holders + width * held[tier] : 0;
+    }
+    to.bytes(size);
+    put_number(to, static_cast<std::uint8_t>(flags));
+    for (std::size_t tier = 0; tier < kTiers; ++tier) {
+        if (held[tier] == 0) {
+            continue;
+        }
+        char* const bits = to.more(holders + width * held[tier]);
+        char* number = bits + holders;
+        std::fill(bits, number, '\0');
         for (std::size_t at = 0; at < count; ++at) {
-            const std::int32_t below = tier == 0 ? 0 : tiers[(tier - 1) * count + at];
-            const std::uint32_t more = static_cast<std::uint32_t>(tiers[tier * count + at]) - static_cast<std::uint32_t>(below);
-            if (more != 0) {
-                holders[at / 8] = static_cast<char>(static_cast<unsigned char>(holders[at / 8]) | 1U << at % 8);
-                if (flags & kWide) {
-                    put(numbers, more);
-                } else {
-                    put(numbers, static_cast<std::uint16_t>(more));
-                }
+            if (const std::uint32_t more = more_at(tier, at); more != 0) {
+                bits[at / 8] = static_cast<char>(static_cast<unsigned char>(bits[at / 8]) | 1U << at % 8);
+                std::memcpy(number, &more, width);  // the lower bytes come first
+                number += width;
             }
         }
-        if (!numbers.empty()) {
-            flags |= 1U << tier;
-            packed += holders + numbers;
-        }
     }
-    packed[0] = static_cast<char>(flags);
-    return packed;
 }
 
 std::vector<std::int32_t> unpacked_overlap(std::string_view packed, std::size_t count) {

@@ -13,6 +13,22 @@ namespace kv {
 
 class Verdict;
 
+// Counts by two names.
+struct NamesLess {
+    using is_transparent = void;
+    template <typename One, typename Other>
+    bool operator()(const One& one, const Other& other) const {
+        const int order = std::string_view(one.first).compare(other.first);
+        return order != 0 ? order < 0 : one.second < other.second;
+    }
+};
+using CountsByNames = std::map<std::pair<std::string, std::string>, u64, NamesLess>;
+
+inline void count(CountsByNames& counts, std::string_view first, std::string_view second) {
+    const auto known = counts.find(std::pair(first, second));
+    known != counts.end() ? void(++known->second) : void(counts.emplace(std::pair(first, second), 1));
+}
+
 // `counts[i]`: of what is above `bounds[i - 1]` and at most `bounds[i]`; the last: above every bound.
 struct Histogram {
     explicit Histogram(std::vector<double> most) : bounds(std::move(most)), counts(bounds.size() + 1) {}
@@ -40,7 +56,7 @@ struct StageSums {
 };
 
 struct DecisionSums {
-    std::map<std::pair<std::string, std::string>, u64> decisions;  // by policy and reason
+    CountsByNames decisions;  // by policy and reason
     Histogram regret_blocks{{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096}};
     Histogram margin_blocks{regret_blocks.bounds};
     Histogram margin_s{{0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100}};

@@ -149,20 +149,15 @@ void Forecasts::decided(std::string_view decision_id, Features features) {
 }
 
 void Forecasts::ended(std::string_view decision_id, const Outcome& outcome) {
-    const Features* const found = pending_.find(decision_id);
-    if (found == nullptr) {
-        return;
-    }
-    const Features known = *found;
-    pending_.erase(decision_id);
-    if (!outcome.is_ok) {
+    const std::optional<Features> known = pending_.pop(decision_id);
+    if (!known.has_value() || !outcome.is_ok) {
         return;
     }
     if (outcome.ttft_s.has_value()) {
-        ttft.learn(known.rank.row(), {known.uncached_tokens, known.queued_tokens, known.running_requests}, *outcome.ttft_s);
+        ttft.learn(known->rank.row(), {known->uncached_tokens, known->queued_tokens, known->running_requests}, *outcome.ttft_s);
     }
     if (outcome.itl_s.has_value()) {
-        itl.learn(known.rank.row(), {known.running_requests, known.active_blocks}, *outcome.itl_s);
+        itl.learn(known->rank.row(), {known->running_requests, known->active_blocks}, *outcome.itl_s);
     }
 }
 

@@ -78,7 +78,7 @@ struct PyLeases {
         }
     }
 
-    void tell(const char* tag, const std::string& lease_id) {
+    void tell(const char* tag, std::string_view lease_id) {
         news.emplace_back(tag, lease_id);
         wake();
     }
@@ -92,6 +92,7 @@ struct PyLeases {
     PyCore* core;
     PyJournal* journal;  // nullptr: none
     double renew_s;      // the shortest time between two renewals
+    Pack scratch;        // of the newest record
     u64 taken_total = 0;
     // For replicas. A lease that ends before they ask is never told.
     PyLease* eldest_untold = nullptr;
@@ -124,7 +125,7 @@ struct PyLease {
     PyLease& operator=(const PyLease&) = delete;
     ~PyLease() { told(); }
 
-    const std::string& id() const { return verdict->request->decision_id; }
+    std::string_view id() const { return verdict->request->decision_id; }
     // Takes it from those that replicas do not know.
     void told() {
         if (!is_told) {
@@ -166,7 +167,8 @@ struct PyLease {
         const i64 tokens = answer.output_tokens.value_or(0), later = answer.later_tokens.value_or(tokens == 0 ? 0 : tokens - 1);
         const bool is_one_token = is_ok && !verdict->request->is_decoded;  // a prefill worker's ends with its first token
         std::tie(ttft_s, itl_s) = latency_of(first_byte_s, duration_s, later, is_one_token ? 0.0 : answer.decode_s, is_streamed);
-        Pack record;  // a `kv_protocol.journal.OutcomeKnown`
+        Pack& record = leases->scratch;  // a `kv_protocol.journal.OutcomeKnown`
+        record.clear();
         record.row("outcome", now_s, id(), how, answer.cached_tokens, ttft_s, duration_s, answer.output_tokens, itl_s, answer.came_whole);
         ended = record.view();
         leases->core->ended(id(), {now_s, is_ok, ttft_s, itl_s, tokens, answer.cached_tokens});
@@ -203,7 +205,8 @@ private:
     // Records the event: a `kv_protocol.journal.LedgerApplied`.
     void renewed(const char* tag, double now_s) {
         renewed_s = now_s;
-        Pack record;
+        Pack& record = leases->scratch;
+        record.clear();
         record.array(4);
         record.put("ledger");
         record.put(now_s);

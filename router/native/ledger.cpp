@@ -60,21 +60,20 @@ void Ledger::count(RankLoad& load, const Lease& lease) {
 }
 
 void Ledger::book(const Promise& promise, double now_s, std::string_view origin) {
-    if (leases_.find(promise.lease_id) != nullptr) {
-        return;
-    }
-    RankLoad& at = load(promise.row);
-    const std::vector<u64>& blocks = *promise.blocks;
-    const u32 end = blocks.empty() ? 0 : tree_.add(promise.row, blocks.data(), blocks.size());
-    const Lease& made = leases_.put(
-        promise.lease_id, Lease{Held(ranks_, promise.row), promise.blocks, end, std::string(origin), promise.uncached_tokens,
-                                promise.extra_blocks, at.reported.generation, now_s + lease_s_});
-    count(at, made);
-    at.reported.booked();
+    leases_.add(promise.lease_id, [&] {
+        RankLoad& at = load(promise.row);
+        const std::vector<u64>& blocks = *promise.blocks;
+        const u32 end = blocks.empty() ? 0 : tree_.add(promise.row, blocks.data(), blocks.size());
+        Lease made{Held(ranks_, promise.row), promise.blocks, end, std::string(origin), promise.uncached_tokens, promise.extra_blocks,
+                   at.reported.generation, now_s + lease_s_};
+        count(at, made);
+        at.reported.booked();
+        return made;
+    });
 }
 
 void Ledger::renew(std::string_view lease_id, double now_s, bool is_prefilled) {
-    Lease* const lease = leases_.find(lease_id);
+    Lease* const lease = leases_.move_last(lease_id);
     if (lease == nullptr) {
         return;
     }
@@ -83,25 +82,23 @@ void Ledger::renew(std::string_view lease_id, double now_s, bool is_prefilled) {
         lease->uncached_tokens = 0;
     }
     lease->expires_at_s = now_s + lease_s_;
-    leases_.move_last(lease_id);
 }
 
 bool Ledger::end(std::string_view lease_id) {
-    const Lease* const lease = leases_.find(lease_id);
-    if (lease == nullptr) {
+    const std::optional<Lease> lease = leases_.pop(lease_id);
+    if (!lease.has_value()) {
         return false;
     }
-    const Held rank = lease->rank;
-    RankLoad& at = loads_[rank.row()];
+    const u32 row = lease->rank.row();
+    RankLoad& at = loads_[row];
     if (lease->end != 0) {
-        tree_.remove(rank.row(), lease->end);
+        tree_.remove(row, lease->end);
     }
     --at.requests;
     at.queued_tokens -= lease->uncached_tokens;
     at.extra_blocks -= lease->extra_blocks;
     at.reported.ended(lease->generation);
-    leases_.erase(lease_id);
-    drop_if_over(rank.row());
+    drop_if_over(row);
     return true;
 }
 

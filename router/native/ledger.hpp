@@ -5,14 +5,14 @@
 
 namespace kv {
 
-// What was routed to a rank under a lease: `kv_protocol.ledger.Routed`.
+// What was routed to a rank under a lease: `kv_protocol.ledger.Routed`. The texts are the caller's.
 struct Promise {
-    std::string lease_id;
+    std::string_view lease_id;
     u32 row = kNoRow;  // held by the caller
     Chain blocks;
     i64 uncached_tokens = 0, extra_blocks = 0;
     u64 epoch = 0;
-    std::string session_id;
+    std::string_view session_id;
 };
 
 // The reports of a rank's engine, and what follows of them for the promises.

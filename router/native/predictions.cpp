@@ -6,20 +6,19 @@ namespace kv {
 
 void Predictions::add(const Promise& promise, double now_s) {
     tick(now_s);
-    if (predictions_.find(promise.lease_id) != nullptr) {
-        return;
-    }
-    const LifeRef* const current = current_.find(promise.row);
-    const LifeRef life = current != nullptr && (*current)->epoch == promise.epoch ? *current : begin(promise.row, promise.epoch);
-    const std::vector<u64>& blocks = *promise.blocks;
-    const u32 end = blocks.empty() ? 0 : tree_.add(promise.row, blocks.data(), blocks.size());
-    predictions_.put(promise.lease_id, Prediction{life, end, promise.blocks, false, ++numbers_});
+    predictions_.add(promise.lease_id, [&] {
+        const LifeRef* const current = current_.find(promise.row);
+        const LifeRef life = current != nullptr && (*current)->epoch == promise.epoch ? *current : begin(promise.row, promise.epoch);
+        const std::vector<u64>& blocks = *promise.blocks;
+        const u32 end = blocks.empty() ? 0 : tree_.add(promise.row, blocks.data(), blocks.size());
+        return Prediction{life, end, promise.blocks, false, ++numbers_};
+    });
 }
 
 // Begins an epoch of the rank: blocks of the former one are taken out of the tree.
 Predictions::LifeRef Predictions::begin(u32 row, u64 epoch) {
     if (const LifeRef* const former = current_.find(row)) {
-        for (auto& [_, prediction] : predictions_) {
+        for (const auto& [_, prediction] : predictions_) {
             if (prediction.life == *former && prediction.end != 0) {
                 tree_.remove(row, prediction.end);
                 prediction.end = 0;
@@ -38,17 +37,15 @@ void Predictions::see(std::string_view lease_id, double now_s) {
 }
 
 void Predictions::end(std::string_view lease_id) {
-    Prediction* const known = predictions_.find(lease_id);
-    if (known == nullptr) {
+    const std::optional<Prediction> known = predictions_.pop(lease_id);
+    if (!known.has_value()) {
         return;
     }
-    const LifeRef life = known->life;
-    const u32 row = life->rank.row();
+    const u32 row = known->life->rank.row();
     if (known->end != 0) {
         tree_.remove(row, known->end);
     }
-    predictions_.erase(lease_id);
-    if (is_current(life) && tree_.blocks(row) == 0) {
+    if (is_current(known->life) && tree_.blocks(row) == 0) {
         current_.erase(row);
     }
 }

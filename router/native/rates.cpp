@@ -100,28 +100,23 @@ Rates::ModelRef Rates::model(const std::string& name) {
 }
 
 void Rates::ended(std::string_view decision_id, const Outcome& outcome) {
-    const Expected* const found = pending_.find(decision_id);
-    if (found == nullptr) {
+    const std::optional<Expected> expected = pending_.pop(decision_id);
+    if (!expected.has_value() || !outcome.is_ok) {
         return;
     }
-    const Expected expected = *found;
-    pending_.erase(decision_id);
-    if (!outcome.is_ok) {
-        return;
-    }
-    const bool is_new = known_.find(expected.rank.row()) == nullptr;
-    Rank& rank = known_.add(expected.rank.row());
+    const bool is_new = known_.find(expected->rank.row()) == nullptr;
+    Rank& rank = known_.add(expected->rank.row());
     if (is_new) {
-        rank.name = expected.model;
-        rank.model = model(expected.model);
+        rank.name = expected->model;
+        rank.model = model(expected->model);
     }
     Model& of = *rank.model;
-    if (outcome.ttft_s.has_value() && expected.ttft_s != 0.0 && is_possible(*outcome.ttft_s)) {
-        rank.prefill = of.prefill.learn(rank.prefill, rank.prefills, *outcome.ttft_s / expected.ttft_s);
+    if (outcome.ttft_s.has_value() && expected->ttft_s != 0.0 && is_possible(*outcome.ttft_s)) {
+        rank.prefill = of.prefill.learn(rank.prefill, rank.prefills, *outcome.ttft_s / expected->ttft_s);
         ++rank.prefills;
     }
     if (outcome.itl_s.has_value() && is_possible(*outcome.itl_s)) {
-        rank.decode = of.decode.learn(rank.decode, rank.decodes, *outcome.itl_s / expected.itl_s);
+        rank.decode = of.decode.learn(rank.decode, rank.decodes, *outcome.itl_s / expected->itl_s);
         ++rank.decodes;
     }
     rank.measured_s = outcome.now_s;

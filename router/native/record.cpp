@@ -26,7 +26,7 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
     record.put(reason);
     record.put(uncached_tokens());
     record.put(epoch());
-    record.put(meets_targets ? std::string("admit") : policy->unmet);
+    record.put(meets_targets ? "admit" : std::string_view(policy->unmet));
     record.put(ranks.ttft_s.empty() ? std::nullopt : std::optional<double>(ranks.ttft_s[place()]));
     record.put(ranks.itl_s.empty() ? std::nullopt : std::optional<double>(ranks.itl_s[place()]));
     if (costs.empty()) {
@@ -34,7 +34,7 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
             record.bytes(std::string_view{});
         }
     } else {
-        const std::vector<std::size_t> best = best_candidates(costs.cost(), costs.count, winner_at);
+        const Best best = best_candidates(costs.cost(), costs.count, winner_at);
         record.bytes(sizeof(std::uint16_t) * best.size());
         for (const std::size_t each : best) {
             put_number(record, static_cast<std::uint16_t>(candidates[each]));
@@ -42,7 +42,7 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
         pack_terms(record, costs, best);
         pack_rest(record, costs.cost(), costs.count, best);
     }
-    record.bytes(view->is_blank ? std::string() : packed_overlap(ranks.tiers.data(), ranks.count));
+    view->is_blank ? record.bytes(std::string_view{}) : pack_overlap(record, ranks.tiers.data(), ranks.count);
 }
 
 }  // namespace kv

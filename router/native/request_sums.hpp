@@ -21,7 +21,7 @@ public:
         Histogram duration{kSeconds}, ttft{kSeconds}, itl{kSeconds};
     };
     struct OfModel {
-        std::map<std::pair<std::string, std::string>, u64> requests;  // by mode and outcome
+        CountsByNames requests;  // by mode and outcome
         Histogram ttft{kSeconds};
     };
     struct OfWorker {
@@ -37,13 +37,13 @@ public:
         }
     }
 
-    void end(std::string_view model, const std::string& mode, std::string outcome, double duration_s) {
+    void end(std::string_view model, std::string_view mode, std::string_view outcome, double duration_s) {
         --inflight;
-        modes[mode].duration.add(duration_s);
-        ++of_model(model).requests[{mode, std::move(outcome)}];
+        of_mode(mode).duration.add(duration_s);
+        count(of_model(model).requests, mode, outcome);
     }
-    void first_token(const std::string& mode, std::string_view model, std::string_view worker_id, double ttft_s) {
-        modes[mode].ttft.add(ttft_s);
+    void first_token(std::string_view mode, std::string_view model, std::string_view worker_id, double ttft_s) {
+        of_mode(mode).ttft.add(ttft_s);
         of_model(model).ttft.add(ttft_s);
         if (OfWorker* const worker = of_worker(worker_id)) {
             worker->ttft.add(ttft_s);
@@ -56,7 +56,7 @@ public:
             output_tokens.add(static_cast<double>(*answer.output_tokens));
         }
         if (itl_s.has_value()) {
-            modes[verdict.policy->name].itl.add(*itl_s);
+            of_mode(verdict.policy->name).itl.add(*itl_s);
         }
         const bool is_compared = answer.cached_tokens.has_value() && request.known_tokens != 0 && request.is_prefilled;
         if (OfWorker* const worker = is_compared ? of_worker(verdict.view->standing->held[verdict.place()].key().worker_id) : nullptr) {
@@ -104,18 +104,27 @@ private:
         }
         keep(workers, present);
     }
+    OfMode& of_mode(std::string_view name) {
+        const auto known = modes.find(name);
+        return known == modes.end() ? modes[std::string(name)] : known->second;
+    }
     OfModel& of_model(std::string_view name) {
-        if (models.find(name) == models.end() && nanobind::cast<bool>(fleet_.attr("models")().attr("__contains__")(name))) {
+        const auto found = models.find(name);
+        if (found != models.end()) {
+            return found->second;
+        }
+        if (nanobind::cast<bool>(fleet_.attr("models")().attr("__contains__")(name))) {
             follow();
         }
         const auto known = models.find(name);
         return known == models.end() ? models[kUnknownModel] : known->second;
     }
     OfWorker* of_worker(std::string_view worker_id) {
-        if (workers.find(worker_id) == workers.end()) {
+        auto known = workers.find(worker_id);
+        if (known == workers.end()) {
             follow_workers();
+            known = workers.find(worker_id);
         }
-        const auto known = workers.find(worker_id);
         return known == workers.end() ? nullptr : &known->second;
     }
 

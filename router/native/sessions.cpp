@@ -2,16 +2,12 @@
 
 namespace kv {
 
-Sessions::SessionRef Sessions::pop_idle(const std::string& name, u32 row) {
-    Held rank(ranks_, row);
-    if (const Idle* const idle = idle_.find(name)) {
-        rank = idle->rank;
-        idle_.erase(name);
-    }
-    return std::make_shared<Session>(Session{name, rank, 0});
+Sessions::SessionRef Sessions::pop_idle(std::string_view name, u32 row) {
+    const std::optional<Idle> idle = idle_.pop(name);
+    return std::make_shared<Session>(Session{std::string(name), idle.has_value() ? idle->rank : Held(ranks_, row), 0});
 }
 
-void Sessions::bind(std::string_view lease_id, const std::string& name, u32 row, double now_s) {
+void Sessions::bind(std::string_view lease_id, std::string_view name, u32 row, double now_s) {
     if (of_lease_.find(lease_id) != nullptr) {
         return;
     }
@@ -30,10 +26,11 @@ void Sessions::bind(std::string_view lease_id, const std::string& name, u32 row,
 }
 
 void Sessions::end(std::string_view lease_id, double now_s) {
-    const SessionRef session = of_lease_.pop(lease_id, nullptr);
-    if (session == nullptr) {
+    const std::optional<SessionRef> found = of_lease_.pop(lease_id);
+    if (!found.has_value()) {
         return;
     }
+    const SessionRef& session = *found;
     --session->leases;
     if (session->leases == 0 && is_busy(session)) {
         busy_.erase(session->name);

@@ -9,7 +9,7 @@ class Sessions {
 public:
     Sessions(Ranks& ranks, double idle_s, u64 sessions_max) : ranks_(ranks), idle_s_(idle_s), sessions_max_(sessions_max) {}
 
-    void bind(std::string_view lease_id, const std::string& name, u32 row, double now_s);
+    void bind(std::string_view lease_id, std::string_view name, u32 row, double now_s);
     void end(std::string_view lease_id, double now_s);
     // The row of the session's rank; `kNoRow`: it is not bound.
     u32 bound(std::string_view name, double now_s) const;
@@ -43,7 +43,7 @@ private:
         const SessionRef* const known = busy_.find(session->name);
         return known != nullptr && *known == session;
     }
-    SessionRef pop_idle(const std::string& name, u32 row);
+    SessionRef pop_idle(std::string_view name, u32 row);
 
     Ranks& ranks_;
     const double idle_s_;
