@@ -16,7 +16,8 @@
 | an expectation that is not `100-continue` | 417 |
 | whatever else differs | 400 |
 
-Source: RFC 9112, RFC 9110. Where they leave a choice, the message is refused. In C++: `router/native/heads.cpp`.
+Source: RFC 9112, RFC 9110. Where they leave a choice, the message is refused. In C++: `router/native/fields.hpp`,
+`heads.cpp` (requests of clients), `relay.cpp` (requests to workers, and answers).
 """
 
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class AnswerHead(NamedTuple):
     rest: bytes
 
 
-built.name_heads(RequestHead, AnswerHead, Malformed)
+built.name_heads(RequestHead, Malformed)
 RequestReader = built.RequestReader
 """Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
 answers, and the most bytes of a body.
@@ -107,11 +108,6 @@ CallLines = built.CallLines
 AnswerReader = built.AnswerReader
 """Reads answers to a GET or a POST. It gets the names of headers that stay here.
 
-    answer(data, part, has_begun)   reads the answer that begins with `part` and goes on with `data`; raises `Malformed`
-
-| the answer | returned |
-|---|---|
-| came whole, and the client has none yet | status; headers; the head's lines for the client; length and body for the |
-| (`has_begun`) | client; the body's end; whether the connection may be kept; whether the body has events |
-| any other | 0; in place of the headers its `AnswerHead`, None: its head is not complete |
+    head(data)   returns the `AnswerHead` with which an answer begins, behind interim answers; the last interim one where
+                 that is all; None: no head is complete. It raises `Malformed`
 """

@@ -18,7 +18,6 @@ decides what of the others is passed on.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ import structlog
 from kv_runtime.http.answers import error_body
 from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
 from router.http.framing import LAST_CHUNK, AnswerBody, chunk
-from router.http.heads import CHUNKED, AnswerHead, Malformed
+from router.http.heads import CHUNKED, AnswerHead, AnswerReader, Malformed
 from router.http.stream_replay import FAILURE, failure_in
 from router.native import built
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 DONE = b"[DONE]"
 _EVENTS, _GATHER, _PASS_THROUGH, _DESERTED = range(4)
-AnswerFunction = Callable[[bytes, bytes, bool], tuple[int, Any, bytes, bytes, bytes, bool, bool]]
 NONE: Any = None
 """The call, and its watcher, of a relay that is over."""
 
@@ -60,10 +58,9 @@ class AnswerRelay(built.AnswerReceiver):
     transport: asyncio.Transport
 
     def __init__(
-        self, answer: AnswerFunction, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float
+        self, reader: AnswerReader, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler, since_s: float
     ) -> None:
-        """`answer` is the method of an `AnswerReader`."""
-        super().__init__(answer)
+        super().__init__(reader)
         self.exchange: Exchange | None = exchange
         """None: there is no call."""
         self.call, self.watcher, self.since_s = call, watcher, since_s

@@ -17,14 +17,16 @@ from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
-from router.http.heads import HOP_BY_HOP, AnswerReader, RequestWriter
+from router.http.exchange import Exchange, OutboundCall
+from router.http.heads import HOP_BY_HOP, AnswerHead, AnswerReader, RequestWriter
 from router.http.limits import HttpLimits
 from router.http.sites import CORS_HEADERS
 from router.http.timeout_sweeper import TimeoutSweeper
 from router.http.worker import WorkerConnection
+from router.native import built
 
 if TYPE_CHECKING:
-    from router.http.exchange import Exchange, OutboundCall, ResponseHandler, UpstreamStage
+    from router.http.exchange import ResponseHandler, UpstreamStage
 
 DIALS_MAX = 4096
 """Connections that may be opened at the same time."""
@@ -44,7 +46,7 @@ _log = structlog.get_logger("http")
 class UpstreamOrigin:
     """A worker's address, and its idle connections, the last used last."""
 
-    __slots__ = ("base_url", "connections", "fault", "host", "idle", "port", "request", "tls")
+    __slots__ = ("base_url", "connections", "fault", "host", "idle", "port", "tls", "writer")
 
     def __init__(self, base_url: str) -> None:
         self.base_url, self.fault = base_url, ""
@@ -57,13 +59,15 @@ class UpstreamOrigin:
             self.host, self.port = parts.hostname, parts.port or (443 if self.tls else 80)
             host = f"[{self.host}]" if ":" in self.host else self.host
             lines = f"host: {host}:{self.port}\r\naccept-encoding: identity\r\ncontent-length: ".encode("ascii")
-            self.request = RequestWriter(parts.path.rstrip("/").encode("ascii"), lines).request
-            """Returns the parts of a request, of its method, path, header lines and body."""
+            self.writer = RequestWriter(parts.path.rstrip("/").encode("ascii"), lines)
         except ValueError as error:
             self.fault = str(error)
         self.idle: dict[WorkerConnection, None] = {}
         self.connections = 0
         """Those that are open, or being opened."""
+
+
+built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin, AnswerHead)
 
 
 class UpstreamOrigins(dict[str, UpstreamOrigin]):
@@ -92,7 +96,7 @@ class Upstreams:
         """Lowered to what the limit of open files allows, once that is known."""
         self.origins = UpstreamOrigins()
         self._tls: ssl.SSLContext | None = None
-        self.answer = AnswerReader(not_passed_on).answer
+        self.answers = AnswerReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self.opened = 0
@@ -112,8 +116,8 @@ class Upstreams:
     def dial(
         self,
         origin: UpstreamOrigin,
-        exchange: "Exchange",
-        call: "OutboundCall",
+        exchange: Exchange,
+        call: OutboundCall,
         watcher: "ResponseHandler",
         since_s: float = 0.0,
     ) -> None:

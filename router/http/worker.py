@@ -38,7 +38,7 @@ class WorkerConnection(AnswerRelay):
         since_s: float,
     ) -> None:
         """It is to be opened for this call, which is forwarded since then."""
-        super().__init__(upstreams.answer, exchange, call, watcher, since_s)
+        super().__init__(upstreams.answers, exchange, call, watcher, since_s)
         exchange.relay = self
         self._upstreams, self.origin = upstreams, origin
         self.due_s = since_s
@@ -59,7 +59,7 @@ class WorkerConnection(AnswerRelay):
         upstreams.connections.add(self)
         self._slot = upstreams.timeout_sweeper.add(self)
         try:
-            self.transport.writelines(self.origin.request(call.method, call.path, call.headers, call.body))
+            self.transport.writelines(self.origin.writer.request(call.method, call.path, call.headers, call.body))
             if self.paused:
                 self.transport.pause_reading()
         except Exception:  # noqa: BLE001 - a fault of the router: see `abandon`

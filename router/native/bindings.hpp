@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <structmember.h>
 
 #include "chain_tree.hpp"
 
@@ -28,6 +29,29 @@ inline std::string_view text_of(const nanobind::handle& text) {
     }
     return {data, static_cast<std::size_t>(size)};
 }
+
+// A field that objects of a type have in a slot: by `__slots__`, or as `msgspec.Struct`s.
+class Slot {
+public:
+    Slot(const nanobind::handle& type, const char* name) {
+        const nanobind::object member = type.attr(name);
+        if (!Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type)) {
+            throw nanobind::type_error((std::string(name) + ": allowed is a field in a slot").c_str());
+        }
+        offset_ = reinterpret_cast<const PyMemberDescrObject*>(member.ptr())->d_member->offset;
+    }
+    nanobind::handle of(const nanobind::handle& owner) const { return at(owner); }
+    void set(const nanobind::handle& owner, const nanobind::handle& value) const {
+        Py_XINCREF(value.ptr());
+        Py_XSETREF(at(owner), value.ptr());
+    }
+
+private:
+    PyObject*& at(const nanobind::handle& owner) const {
+        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner.ptr()) + offset_);
+    }
+    Py_ssize_t offset_;
+};
 
 // Eight bytes each, as they lie in memory.
 template <typename Word>

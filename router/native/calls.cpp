@@ -25,22 +25,22 @@ public:
         const nb::object route = get(verdict, request), id = get(route, request_id), decision = get(route, decision_id);
         const auto rank = nb::cast<nb::tuple>(get(verdict, winner));
         const nb::object worker = rank[0];
-        std::string call = first_, answer = "x-request-id: ";
-        call.append("x-request-id: ").append(text_of(id)).append("\r\n");
+        std::array<Text, 4 + 4 * std::size(passed_on)> call{first_, "x-request-id: ", text_of(id)};  // of the last parts some may be empty
+        std::size_t count = 3;
         for (const auto& [name, most] : passed_on) {
             PyObject* const found = PyDict_GetItemWithError(client.ptr(), name.ptr());
-            if (found == nullptr) {
-                continue;
-            }
-            const auto value = nb::cast<nb::bytes>(nb::handle(found));
-            if (value.size() <= most) {
-                call.append(view_of(nb::borrow<nb::bytes>(name))).append(": ").append(view_of(value)).append("\r\n");
+            const Text value = found == nullptr ? Text() : view_of(nb::cast<nb::bytes>(nb::handle(found)));
+            if (found != nullptr && value.size() <= most) {
+                for (const Text each : {Text("\r\n"), view_of(nb::borrow<nb::bytes>(name)), Text(": "), value}) {
+                    call[count++] = each;
+                }
             }
         }
-        answer.append(text_of(id)).append("\r\nx-decision-id: ").append(text_of(decision)).append("\r\nx-worker-instance-id: ").append(text_of(worker));
-        answer.append("\r\nx-dp-rank: ").append(std::to_string(nb::cast<std::int64_t>(rank[1])));
-        answer.append("\r\nx-overlap-blocks: ").append(std::to_string(nb::cast<std::int64_t>(get(verdict, overlap)))).append("\r\n");
-        return nb::make_tuple(bytes(call), bytes(answer));
+        call[count] = "\r\n";
+        const Digits dp_rank(nb::cast<std::int64_t>(rank[1])), overlap_blocks(nb::cast<std::int64_t>(get(verdict, overlap)));
+        return nb::make_tuple(joined(call),
+                              joined({"x-request-id: ", text_of(id), "\r\nx-decision-id: ", text_of(decision), "\r\nx-worker-instance-id: ",
+                                      text_of(worker), "\r\nx-dp-rank: ", dp_rank, "\r\nx-overlap-blocks: ", overlap_blocks, "\r\n"}));
     }
 
 private:

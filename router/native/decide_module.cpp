@@ -1,6 +1,4 @@
 // In C++: how the verdicts of router/decision/verdict.py are made. All calls keep the GIL.
-#include <structmember.h>
-
 #include <chrono>
 
 #include "core_bindings.hpp"
@@ -12,29 +10,6 @@ using namespace nb::literals;
 namespace kv {
 
 namespace {
-
-// A field that objects of a type have in a slot: by `__slots__`, or as `msgspec.Struct`s.
-class Slot {
-public:
-    Slot(const nb::handle& type, const char* name) {
-        const nb::object member = type.attr(name);
-        if (!Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type)) {
-            throw nb::type_error((std::string(name) + ": allowed is a field in a slot").c_str());
-        }
-        offset_ = reinterpret_cast<const PyMemberDescrObject*>(member.ptr())->d_member->offset;
-    }
-    nb::handle of(const nb::handle& owner) const { return at(owner); }
-    void set(const nb::handle& owner, const nb::handle& value) const {
-        Py_XINCREF(value.ptr());
-        Py_XSETREF(at(owner), value.ptr());
-    }
-
-private:
-    PyObject*& at(const nb::handle& owner) const {
-        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner.ptr()) + offset_);
-    }
-    Py_ssize_t offset_;
-};
 
 // `kv_protocol.decided.RouteRequest`
 struct RequestSlots {

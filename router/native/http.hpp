@@ -1,8 +1,11 @@
 // What the files of HTTP share (`heads.cpp`, `calls.cpp`, `relay.cpp`, `body.cpp`, `answer.cpp`).
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -67,6 +70,33 @@ inline nanobind::object checked(PyObject* made) {
 }
 
 inline nanobind::object bytes(Text of) { return checked(PyBytes_FromStringAndSize(of.data(), static_cast<Py_ssize_t>(of.size()))); }
+
+// The bytes of all parts.
+template <typename Parts>
+nanobind::object joined(const Parts& parts) {
+    std::size_t size = 0;
+    for (const Text part : parts) {
+        size += part.size();
+    }
+    nanobind::object made = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+    char* to = PyBytes_AS_STRING(made.ptr());
+    for (const Text part : parts) {
+        to = std::copy(part.begin(), part.end(), to);
+    }
+    return made;
+}
+inline nanobind::object joined(std::initializer_list<Text> parts) { return joined<std::initializer_list<Text>>(parts); }
+
+// A number in decimal.
+class Digits {
+public:
+    explicit Digits(std::int64_t number) : end_(std::to_chars(text_.data(), text_.data() + text_.size(), number).ptr) {}
+    operator Text() const { return {text_.data(), static_cast<std::size_t>(end_ - text_.data())}; }
+
+private:
+    std::array<char, 24> text_;
+    const char* end_;
+};
 
 // The name of an attribute, as long as the process.
 struct Name {

@@ -1,20 +1,46 @@
-// Takes what a worker sends over one connection: `router/http/relay.py` extends it. All calls keep the GIL.
-#include "http.hpp"
+// Sends requests to workers, and takes their answers: `router/http/relay.py` extends it. All calls keep the GIL.
+#include <optional>
+
+#include <nanobind/stl/string_view.h>
+
+#include "bindings.hpp"
+#include "fields.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace kv::http {
 
 namespace {
 
-// The attributes that it reads, sets and calls.
+constexpr std::size_t kJoinedBytesMax = 16 << 10;
+
+// Of `router.http`, which names them when it is imported: as long as the process.
+struct Types {
+    nb::object connection, exchange, call, origin, answer_head;
+
+    struct {
+        Slot body, call, due_s, exchange, is_odd, origin, part, received, transport, watcher;
+    } of_connection{{connection, "body"},   {connection, "call"}, {connection, "due_s"},    {connection, "exchange"},  {connection, "is_odd"},
+                    {connection, "origin"}, {connection, "part"}, {connection, "received"}, {connection, "transport"}, {connection, "watcher"}};
+    struct {
+        Slot client, connection_line, has_begun, relay, when_gone;
+    } of_exchange{{exchange, "client"}, {exchange, "connection_line"}, {exchange, "has_begun"}, {exchange, "relay"}, {exchange, "when_gone"}};
+    struct {
+        Slot body, headers, method, path;
+    } of_call{{call, "body"}, {call, "headers"}, {call, "method"}, {call, "path"}};
+    struct {
+        Slot idle, writer;
+    } of_origin{{origin, "idle"}, {origin, "writer"}};
+};
+
+const Types* types = nullptr;
+
+// The methods that it calls, and an attribute.
 struct Names {
-    Name begin{"begin"}, body{"body"}, call{"call"}, client{"client"}, connection_line{"connection_line"}, drop{"drop"}, due_s{"due_s"},
-        exchange{"exchange"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, has_begun{"has_begun"}, headers{"headers"}, idle{"idle"},
-        is_closing{"is_closing"}, is_odd{"is_odd"}, method{"method"}, on_end{"on_end"}, on_head{"on_head"}, origin{"origin"}, part{"part"},
-        path{"path"}, pause{"pause"}, popitem{"popitem"}, received{"received"}, relay{"relay"}, request{"request"}, reset{"reset"},
-        take{"take"}, transport{"transport"}, unsent{"get_write_buffer_size"}, watcher{"watcher"}, when_gone{"when_gone"}, write{"write"},
-        writelines{"writelines"}, writing_paused{"writing_paused"};
+    Name begin{"begin"}, drop{"drop"}, feed{"feed"}, finish{"finish"}, give_up{"give_up"}, is_closing{"is_closing"}, on_end{"on_end"},
+        on_head{"on_head"}, pause{"pause"}, popitem{"popitem"}, reset{"reset"}, take{"take"}, unsent{"get_write_buffer_size"},
+        write{"write"}, writelines{"writelines"}, writing_paused{"writing_paused"};
 };
 
 const Names& names() {
@@ -22,11 +48,13 @@ const Names& names() {
     return made;
 }
 
-void set(nb::handle of, const Name& name, nb::handle to) {
-    if (PyObject_SetAttr(of.ptr(), name.object, to.ptr()) != 0) {
-        throw nb::python_error();
+void check(const nb::handle& given, const nb::object& type) {
+    if (!Py_IS_TYPE(given.ptr(), reinterpret_cast<PyTypeObject*>(type.ptr()))) {
+        throw nb::type_error(("found " + std::string(Py_TYPE(given.ptr())->tp_name) + ", allowed " + nb::cast<std::string>(type.attr("__name__"))).c_str());
     }
 }
+
+nb::object held(const nb::handle& of) { return of.is_valid() ? nb::borrow(of) : nb::none(); }
 
 template <typename... Given>
 nb::object call(nb::handle of, const Name& name, const Given&... given) {
@@ -34,96 +62,233 @@ nb::object call(nb::handle of, const Name& name, const Given&... given) {
     return checked(PyObject_VectorcallMethod(name.object, all, sizeof...(given) + 1, nullptr));
 }
 
-// The base of a connection, which has the attributes; `reader` is the method of an `AnswerReader`.
+// Writes requests to one worker.
+class RequestWriter {
+public:
+    RequestWriter(const nb::bytes& prefix, const nb::bytes& host_line) : prefix_(view_of(prefix)), host_line_(view_of(host_line)) {}
+
+    // The parts of a request. `body` is one part or a tuple of them; only short bytes are copied into one part with the head.
+    nb::object request(Text method, Text path, const nb::bytes& headers, const nb::object& body) const {
+        if (!all(method, kToken) || !all(path, kVisible)) {
+            throw nb::value_error("request: found a method or path that is not visible ASCII");
+        }
+        std::size_t size = 0;
+        const bool is_tuple = PyTuple_Check(body.ptr());
+        if (is_tuple) {
+            for (const nb::handle part : body) {
+                size += nb::len(part);
+            }
+        } else {
+            size = nb::len(body);
+        }
+        const bool is_joined = PyBytes_Check(body.ptr()) && size <= kJoinedBytesMax;
+        const nb::object head = joined({method, " ", prefix_, path, " HTTP/1.1\r\n", host_line_, Digits(static_cast<std::int64_t>(size)), "\r\n",
+                                        view_of(headers), "\r\n", is_joined ? view_of(nb::borrow<nb::bytes>(body)) : Text()});
+        return is_joined ? nb::object(nb::make_tuple(head)) : is_tuple ? nb::object(nb::make_tuple(head) + body) : nb::object(nb::make_tuple(head, body));
+    }
+
+private:
+    std::string prefix_, host_line_;
+};
+
+// Reads answers of workers; `dropped` are names of headers that clients do not get.
+class AnswerReader {
+public:
+    struct Head {
+        int status;
+        nb::dict headers;
+        std::string passed_on;  // its lines for the client
+        std::int64_t body_bytes;
+        bool reusable, is_stream;
+        Text rest;  // what followed the head
+
+        bool is_bodyless() const { return status == 204 || status == 304; }
+        bool is_whole() const { return status >= 200 && body_bytes == static_cast<std::int64_t>(rest.size()); }
+        // An `AnswerHead`.
+        nb::object object() const {
+            return named(types->answer_head.ptr(), {nb::cast(status), headers, nb::cast(body_bytes), nb::cast(reusable), nb::cast(is_stream),
+                                                    bytes(passed_on), bytes(rest)});
+        }
+    };
+
+    explicit AnswerReader(nb::object dropped) : dropped_(std::move(dropped)) {}
+
+    // The head with which an answer begins, behind interim answers; none: it is not complete. The last interim one where that is all.
+    std::optional<Head> head(Text data) const {
+        std::optional<Head> found;
+        Text line, lines;
+        while ((!found.has_value() || found->status < 200) && cut_head(data, 0, 502, line, lines)) {
+            data.remove_prefix(line.size() + lines.size() + 4);
+            found.emplace(parsed(line, lines)).rest = data;
+        }
+        return found;
+    }
+
+private:
+    static int status_of(Text line) {
+        const bool is_status = line.size() >= 12 && (line.substr(0, 9) == "HTTP/1.1 " || line.substr(0, 9) == "HTTP/1.0 ") &&
+                               line[9] >= '1' && line[9] <= '5' && line.substr(10, 2).find_first_not_of("0123456789") == Text::npos &&
+                               (line.size() == 12 || line[12] == ' ') && all(line.substr(12), kText);
+        if (!is_status) {
+            malformed(502, "status line: found " + shown(line) + ", allowed HTTP/1.1 and a status of 100 to 599");
+        }
+        const int status = 100 * (line[9] - '0') + 10 * (line[10] - '0') + (line[11] - '0');
+        if (status == 101) {
+            malformed(502, "status: found 101, allowed none that changes the protocol");
+        }
+        return status;
+    }
+
+    Head parsed(Text line, Text lines) const {
+        constexpr Text kStream = "text/event-stream";
+        Head made{};
+        made.status = status_of(line);
+        const bool http_1_1 = line[7] == '1';
+        Fields fields;
+        std::string& passed_on = made.passed_on;
+        passed_on.reserve(line.size() + 2 + lines.size());
+        passed_on.append("HTTP/1.1 ").append(line.substr(9)).append("\r\n");
+        const std::size_t start_size = passed_on.size();
+        fields.read(lines, 502, [&](const nb::object& name, Text of) {
+            if (!contains(dropped_, name)) {
+                passed_on.append(of).append("\r\n");
+            }
+        });
+        made.headers = fields.headers;
+        made.body_bytes = fields.body_bytes(http_1_1);
+        if (made.status < 200 || made.is_bodyless()) {
+            made.body_bytes = 0;
+        }
+        const Text connection = fields.value(kConnection);
+        if (fields.has(kConnection)) {
+            each_token(connection, [&](Text name) { remove(passed_on, start_size, name); });
+        }
+        made.reusable = http_1_1 && made.body_bytes != kUntilClose && !has_token(connection, "close");
+        made.is_stream = same(fields.value(kType).substr(0, kStream.size()), kStream);
+        return made;
+    }
+
+    // Removes the header lines of this name.
+    static void remove(std::string& lines, std::size_t from, Text name) {
+        for (std::size_t at = from, end = 0; at < lines.size(); at = end) {
+            end = lines.find("\r\n", at) + 2;
+            const Text line = Text(lines).substr(at, end - at);
+            if (same(line.substr(0, line.find(':')), name)) {
+                lines.erase(at, end - at);
+                end = at;
+            }
+        }
+    }
+
+    nb::object dropped_;  // a frozenset of names
+};
+
+// The base of a connection, which has the attributes.
 class AnswerReceiver {
 public:
-    explicit AnswerReceiver(nb::object reader) : reader_(std::move(reader)) {}
+    explicit AnswerReceiver(nb::object reader) : reader_object_(std::move(reader)), reader_(nb::cast<const AnswerReader*>(reader_object_)) {}
 
     // An answer that came whole is passed on here, and so is a stream that flows; of others the methods take their steps.
     void receive(nb::handle self, const nb::object& exchange, const nb::bytes& data) const {
-        const Names& of = names();
-        const nb::object client = get(exchange, of.client), body = get(self, of.body);
+        check(self, types->connection);
+        check(exchange, types->exchange);
+        const auto& [own, of] = std::tie(types->of_connection, types->of_exchange);
+        const nb::object client = held(of.client.of(exchange)), body = held(own.body.of(self));
         if (!body.is_none()) {
-            set(self, of.received, Py_True);
-            const nb::object events = call(body, of.feed, data);
+            own.received.set(self, nb::bool_(true));
+            const nb::object events = call(body, names().feed, data);
             if (events.is_none() || client.is_none()) {
-                call(self, of.take, exchange, body, nb::int_(data.size()));
+                call(self, names().take, exchange, body, nb::int_(data.size()));
             } else if (PyBytes_GET_SIZE(events.ptr()) != 0) {
-                call(client, of.write, events);
+                call(client, names().write, events);
             }
             return;
         }
-        const nb::object begins = client.is_none() ? nb::borrow(Py_True) : get(exchange, of.has_begun), part = get(self, of.part);
-        PyObject* const given[] = {data.ptr(), part.ptr(), begins.ptr()};
-        const auto found = nb::steal<nb::tuple>(checked(PyObject_Vectorcall(reader_.ptr(), given, 3, nullptr)).release());
-        const nb::object status = found[0], headers = found[1], tail = found[4], reusable = found[5], is_stream = found[6];
-        if (PyObject_IsTrue(status.ptr()) == 0) {
-            call(self, of.begin, exchange, headers, data);
+        const nb::object part = held(own.part.of(self));
+        const nb::object all = PyBytes_GET_SIZE(part.ptr()) == 0 ? nb::object(data) : joined({view_of(nb::borrow<nb::bytes>(part)), view_of(data)});
+        const std::optional<AnswerReader::Head> head = reader_->head(view_of(nb::borrow<nb::bytes>(all)));
+        if (!head.has_value() || !head->is_whole() || client.is_none() || of.has_begun.of(exchange).is(Py_True)) {
+            call(self, names().begin, exchange, head.has_value() ? head->object() : nb::none(), data);
             return;
         }
-        const nb::object watcher = get(self, of.watcher), added = call(watcher, of.on_head, status, headers, is_stream);
+        const nb::object watcher = held(own.watcher.of(self));
+        const nb::object added = call(watcher, names().on_head, nb::int_(head->status), head->headers, nb::bool_(head->is_stream));
         if (added.is_none()) {
-            call(self, of.drop, exchange, reusable);
+            call(self, names().drop, exchange, nb::bool_(head->reusable));
             return;
         }
-        const nb::object ends = get(exchange, of.connection_line);
-        set(exchange, of.has_begun, Py_True);
-        std::string out;
-        for (const nb::handle each : {nb::handle(found[2]), nb::handle(added), nb::handle(ends), nb::handle(found[3])}) {
-            out.append(view_of(nb::cast<nb::bytes>(each)));
-        }
-        call(client, of.write, bytes(out));
-        set(exchange, of.relay, Py_None);
-        release(self, reusable.is(Py_True));
-        call(watcher, of.on_end, tail, nb::int_(0));
-        set(exchange, of.client, Py_None);
-        set(exchange, of.when_gone, Py_None);
-        call(client, of.finish);
+        const nb::object ends = held(of.connection_line.of(exchange));
+        of.has_begun.set(exchange, nb::bool_(true));
+        const Digits size(static_cast<std::int64_t>(head->rest.size()));
+        const Text length = head->is_bodyless() ? Text() : "content-length: ", line_end = head->is_bodyless() ? Text() : "\r\n";
+        call(client, names().write,
+             joined({head->passed_on, view_of(nb::cast<nb::bytes>(added)), view_of(nb::cast<nb::bytes>(ends)), length,
+                     head->is_bodyless() ? Text() : Text(size), line_end, "\r\n", head->rest}));
+        of.relay.set(exchange, nb::none());
+        release(self, head->reusable);
+        const std::size_t tail = std::min(head->rest.size(), kTailBytes);
+        call(watcher, names().on_end, bytes(head->rest.substr(head->rest.size() - tail)), nb::int_(0));
+        of.client.set(exchange, nb::none());
+        of.when_gone.set(exchange, nb::none());
+        call(client, names().finish);
     }
 
     // The answer is complete: keep the connection as idle, or close it.
     static void release(nb::handle self, bool reusable) {
-        const Names& of = names();
-        if (!reusable || PyObject_IsTrue(call(get(self, of.transport), of.unsent).ptr()) != 0) {
-            call(self, of.give_up);
+        static const nb::handle zero = nb::float_(0.0).release();
+        check(self, types->connection);
+        const auto& own = types->of_connection;
+        if (!reusable || PyObject_IsTrue(call(own.transport.of(self), names().unsent).ptr()) != 0) {
+            call(self, names().give_up);
             return;
         }
-        if (get(self, of.is_odd).is(Py_True)) {
-            call(self, of.reset);
+        if (own.is_odd.of(self).is(Py_True)) {
+            call(self, names().reset);
         }
-        for (const Name* const each : {&of.exchange, &of.call, &of.watcher}) {
-            set(self, *each, Py_None);
+        for (const Slot* const each : {&own.exchange, &own.call, &own.watcher}) {
+            each->set(self, nb::none());
         }
-        set(self, of.due_s, nb::float_(0.0));
-        if (PyObject_SetItem(get(get(self, of.origin), of.idle).ptr(), self.ptr(), Py_None) != 0) {
+        own.due_s.set(self, zero);
+        const nb::handle origin = own.origin.of(self);
+        check(origin, types->origin);
+        if (PyObject_SetItem(types->of_origin.idle.of(origin).ptr(), self.ptr(), Py_None) != 0) {
             throw nb::python_error();
         }
     }
 
 private:
-    nb::object reader_;
+    nb::object reader_object_;
+    const AnswerReader* reader_;
 };
 
 // Sends a call over the connection to its origin that was used last; returns whether one was idle.
 bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle& outbound, const nb::handle& watcher) {
-    const Names& of = names();
-    const auto idle = nb::cast<nb::dict>(get(origin, of.idle));
-    while (idle.size() != 0) {
-        const auto last = nb::cast<nb::tuple>(call(idle, of.popitem));
-        const nb::object connection = last[0], transport = get(connection, of.transport);
-        if (call(transport, of.is_closing).is(Py_True)) {
+    static const nb::handle zero = nb::float_(0.0).release();
+    check(origin, types->origin);
+    check(exchange, types->exchange);
+    check(outbound, types->call);
+    const auto& own = types->of_connection;
+    const nb::object idle = held(types->of_origin.idle.of(origin));
+    while (nb::len(idle) != 0) {
+        const auto last = nb::cast<nb::tuple>(call(idle, names().popitem));
+        const nb::object connection = last[0];
+        check(connection, types->connection);
+        const nb::object transport = held(own.transport.of(connection));
+        if (call(transport, names().is_closing).is(Py_True)) {
             continue;
         }
-        set(connection, of.exchange, exchange);
-        set(connection, of.call, outbound);
-        set(connection, of.watcher, watcher);
-        set(connection, of.due_s, nb::float_(0.0));
-        set(exchange, of.relay, connection);
-        if (get(get(exchange, of.client), of.writing_paused).is(Py_True)) {
-            call(connection, of.pause);
+        own.exchange.set(connection, exchange);
+        own.call.set(connection, outbound);
+        own.watcher.set(connection, watcher);
+        own.due_s.set(connection, zero);
+        types->of_exchange.relay.set(exchange, connection);
+        if (get(types->of_exchange.client.of(exchange), names().writing_paused).is(Py_True)) {
+            call(connection, names().pause);
         }
-        const nb::object method = get(outbound, of.method), path = get(outbound, of.path), headers = get(outbound, of.headers);
-        call(transport, of.writelines, call(origin, of.request, method, path, headers, get(outbound, of.body)));
+        const auto& [body, headers, method, path] = types->of_call;
+        const RequestWriter& writer = *nb::cast<const RequestWriter*>(types->of_origin.writer.of(origin));
+        call(transport, names().writelines,
+             writer.request(text_of(method.of(outbound)), text_of(path.of(outbound)), nb::cast<nb::bytes>(headers.of(outbound)), held(body.of(outbound))));
         return true;
     }
     return false;
@@ -132,6 +297,22 @@ bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle
 }  // namespace
 
 void bind_relay(nb::module_& module) {
+    module.def("name_relay",
+               [](nb::object connection, nb::object exchange, nb::object call, nb::object origin, nb::object answer_head) {
+                   types = new Types{std::move(connection), std::move(exchange), std::move(call), std::move(origin), std::move(answer_head)};
+               },
+               "connection"_a, "exchange"_a, "call"_a, "origin"_a, "answer_head"_a);
+    nb::class_<RequestWriter>(module, "RequestWriter")
+        .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg(), nb::arg())
+        .def("request", &RequestWriter::request, nb::arg(), nb::arg(), nb::arg(), nb::arg());
+    nb::class_<AnswerReader>(module, "AnswerReader")
+        .def(nb::init<nb::object>(), nb::arg())
+        .def("head",
+             [](const AnswerReader& reader, const nb::bytes& data) {
+                 const std::optional<AnswerReader::Head> head = reader.head(view_of(data));
+                 return head.has_value() ? head->object() : nb::none();
+             },
+             nb::arg());
     module.def("send", &send, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     nb::class_<AnswerReceiver>(module, "AnswerReceiver")
         .def(nb::init<nb::object>(), nb::arg())

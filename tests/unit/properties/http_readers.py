@@ -179,7 +179,7 @@ def read_answer_by_us(pieces: Sequence[bytes]) -> Reading:
     if end == 3:
         return Reading([], "", waits=True)
     try:
-        head = AnswerReader(frozenset()).answer(data, b"", True)[1]
+        head = AnswerReader(frozenset()).head(data)
         message = Message((head.status,), dict(head.headers), b"")
         if head.body_bytes == 0:
             return Reading([_comparable(message)], "")
