@@ -33,11 +33,51 @@ std::size_t shared_blocks(const std::vector<u64>& blocks, const u64* chain, std:
     return at;
 }
 
-std::size_t EdgeHash::operator()(const Edge& edge) const {
-    return static_cast<std::size_t>(mixed(mixed(edge.first ^ seed) + edge.parent));
+// Where the edge is, or where it would be put.
+std::size_t Edges::place_of(Edge edge) const {
+    std::size_t at = begin_of(edge);
+    while (places_[at].child != kNone && !(places_[at].edge == edge)) {
+        at = (at + 1) & (places_.size() - 1);
+    }
+    return at;
 }
 
-Edges::Edges() : unordered_map(0, EdgeHash{drawn_seed()}) {}
+u32 Edges::find(Edge edge) const { return places_[place_of(edge)].child; }
+
+u32 Edges::put(Edge edge, u32 child) {
+    Place* place = &places_[place_of(edge)];
+    const u32 former = place->child;
+    if (former == kNone && 4 * ++size_ > 3 * places_.size()) {
+        grow();
+        place = &places_[place_of(edge)];
+    }
+    *place = Place{edge, child};
+    return former;
+}
+
+// Edges behind it that would not be found any more move up.
+void Edges::erase(Edge edge) {
+    const std::size_t mask = places_.size() - 1;
+    std::size_t hole = place_of(edge);
+    size_ -= places_[hole].child != kNone;
+    for (std::size_t at = (hole + 1) & mask; places_[at].child != kNone && places_[hole].child != kNone; at = (at + 1) & mask) {
+        if (((at - begin_of(places_[at].edge)) & mask) >= ((at - hole) & mask)) {
+            places_[hole] = places_[at];
+            hole = at;
+        }
+    }
+    places_[hole].child = kNone;
+}
+
+void Edges::grow() {
+    std::vector<Place> former(2 * places_.size());
+    std::swap(former, places_);
+    for (const Place& each : former) {
+        if (each.child != kNone) {
+            places_[place_of(each.edge)] = each;
+        }
+    }
+}
 
 ChainTree::ChainTree() : nodes_(1) {}
 
@@ -135,8 +175,7 @@ void ChainTree::spread(const std::vector<Count>& counts, i64 depth) {
 }
 
 u32 ChainTree::child_of(u32 parent, u64 first) const {
-    const auto found = edges_.find(Edge{parent, first});
-    return found == edges_.end() ? kNone : found->second;
+    return edges_.find(Edge{parent, first});
 }
 
 // Returns a new child of `parent`, or a node in the place of that with the same first block.
@@ -151,10 +190,9 @@ u32 ChainTree::new_node(u32 parent, const u64* blocks, std::size_t count) {
     Node& node = nodes_[number];
     node.blocks.assign(blocks, blocks + count);
     node.parent = parent;
-    u32& edge = edges_.try_emplace(Edge{parent, blocks[0]}, kNone).first->second;
-    nodes_[parent].children += edge == kNone ? 1 : 0;
-    nodes_[parent].children_xor ^= number ^ (edge == kNone ? 0 : edge);
-    edge = number;
+    const u32 former = edges_.put(Edge{parent, blocks[0]}, number);
+    nodes_[parent].children += former == kNone ? 1 : 0;
+    nodes_[parent].children_xor ^= number ^ (former == kNone ? 0 : former);
     return number;
 }
 
@@ -178,7 +216,7 @@ u32 ChainTree::split(u32 number, std::size_t length) {
     nodes_[front].counts = back.counts;
     back.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(length), blocks.end());
     back.parent = front;
-    edges_[Edge{front, back.blocks[0]}] = number;
+    edges_.put(Edge{front, back.blocks[0]}, number);
     nodes_[front].children = 1;
     nodes_[front].children_xor = number;
     return front;
@@ -190,7 +228,7 @@ void ChainTree::join(u32 number) {
     const u32 only = node.children_xor, parent = node.parent;
     Node& child = nodes_[only];
     edges_.erase(Edge{number, child.blocks[0]});
-    edges_[Edge{parent, node.blocks[0]}] = only;
+    edges_.put(Edge{parent, node.blocks[0]}, only);
     nodes_[parent].children_xor ^= number ^ only;
     node.blocks.insert(node.blocks.end(), child.blocks.begin(), child.blocks.end());
     child.blocks = std::move(node.blocks);

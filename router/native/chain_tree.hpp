@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 namespace kv {
@@ -32,15 +31,30 @@ struct Edge {
     bool operator==(const Edge& other) const { return parent == other.parent && first == other.first; }
 };
 
-// Seeded, so that clients cannot choose hashes that collide.
-struct EdgeHash {
-    u64 seed;
-    std::size_t operator()(const Edge& edge) const;
-};
+// The edges of one tree, in a table with open addressing: a lookup reads one place of memory.
+class Edges {
+public:
+    static constexpr u32 kNone = 0xFFFF'FFFF;
 
-// The edges of one tree. The seed is drawn, and decides only where edges lie in the map.
-struct Edges : std::unordered_map<Edge, u32, EdgeHash> {
-    Edges();
+    bool empty() const { return size_ == 0; }
+    // The child; `kNone`: there is none.
+    u32 find(Edge edge) const;
+    // Sets the edge's child; returns the former one, or `kNone`.
+    u32 put(Edge edge, u32 child);
+    void erase(Edge edge);
+
+private:
+    struct Place {
+        Edge edge;
+        u32 child = kNone;  // `kNone`: it is free
+    };
+    std::size_t begin_of(Edge edge) const { return mixed(mixed(edge.first ^ seed_) + edge.parent) & (places_.size() - 1); }
+    std::size_t place_of(Edge edge) const;
+    void grow();
+
+    u64 seed_ = drawn_seed();  // so that clients cannot choose hashes that collide
+    std::vector<Place> places_ = std::vector<Place>(16);  // a power of two, at most three quarters in use
+    std::size_t size_ = 0;
 };
 
 // How many leading blocks are equal.
@@ -62,7 +76,7 @@ public:
 
 private:
     static constexpr u32 kRoot = 0;
-    static constexpr u32 kNone = 0xFFFF'FFFF;
+    static constexpr u32 kNone = Edges::kNone;
     static constexpr std::size_t kSpareNodes = 256;
 
     struct Count {

@@ -155,8 +155,7 @@ std::size_t RoutedTree::drop(std::size_t blocks_max) {
 }
 
 u32 RoutedTree::child_of(u32 parent, u64 first) const {
-    const auto found = edges_.find(Edge{parent, first});
-    return found == edges_.end() ? kNone : found->second;
+    return edges_.find(Edge{parent, first});
 }
 
 // Returns a new child of `parent`, its last.
@@ -181,7 +180,7 @@ void RoutedTree::link_last(u32 parent, u32 number) {
     node.after = kNone;
     (node.before == kNone ? above.first_child : nodes_[node.before].after) = number;
     above.last_child = number;
-    edges_[Edge{parent, node.blocks[0]}] = number;
+    edges_.put(Edge{parent, node.blocks[0]}, number);
 }
 
 void RoutedTree::unlink(u32 number) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <unordered_map>
 #include <vector>
 
 #include "chain_tree.hpp"
@@ -48,7 +47,7 @@ public:
 
 private:
     static constexpr u32 kRoot = 0;
-    static constexpr u32 kNone = 0xFFFF'FFFF;
+    static constexpr u32 kNone = Edges::kNone;
     static constexpr std::size_t kLeavesFirst = 64;
 
     // A stretch. Children are a list, in the order in which they came.
