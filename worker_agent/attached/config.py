@@ -165,11 +165,6 @@ class AttachedEngineSection(Section):
         host = urlsplit(self.base_url).hostname or "127.0.0.1"
         return _ANY_INTERFACE.sub(f"//[{host}]:" if ":" in host else f"//{host}:", endpoint)
 
-    def load_endpoints(self, stated: str) -> dict[int, str]:
-        """Return the address of each rank's load; `stated` is that of rank 0 as the engine binds it."""
-        at = self._at_its_host(stated)
-        return dict(enumerate(rank_endpoints("load_endpoint", at, max(1, self.dp_ranks), allow_remote=True)))
-
     def publishers(self) -> tuple[PublisherAddress, ...]:
         """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled, or has no events."""
         if self.publish_endpoint in ("", POLL, NO_EVENTS_ENDPOINT):

@@ -7,7 +7,6 @@ from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
 from worker_agent.attached.streams import EventStreams
 from worker_agent.metrics import (
@@ -29,7 +28,6 @@ def attach_families(
     watch: HealthWatch | None,
     loads: EngineLoads | None,
     forwarder: Forwarder | None,
-    topic: LoadTopic | None = None,
 ) -> Iterator[Family]:
     """Yield the families of the parts that there are, but those of the streams' consolidator."""
     requests = {} if client is None else client.requests_total
@@ -39,9 +37,8 @@ def attach_families(
     if watch is not None:
         meaning = "1 while the worker is registered because the engine is healthy"
         yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
-    if (source := topic or loads) is not None:
-        yield from load_families(worker, source.newest)
     if loads is not None:
+        yield from load_families(worker, loads.newest)
         yield from row_families(worker, loads.rows)
         yield from exported_families(worker, loads)
     if forwarder is not None:

@@ -41,7 +41,6 @@ from worker_agent.api.tracing import worker_tracer
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import attach_families
 from worker_agent.attached.registration import attached_facts, attached_registration
@@ -52,7 +51,6 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.event_path import WorkerStreams, end_unrun
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.load.publisher import announce_load
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -269,10 +267,7 @@ class AttachedWorker:
             self._metrics = partial(attach_families, worker.id, streams, None, None, None, None)
             return []
         settings, host, parts = self._settings, self._host, list[Part]()
-        base_url, forwarder, topic = engine.client.base_url, None, self._load_topic(engine, worker)
-        loads = self._loads(engine, worker, announces=topic is None)
-        if topic is not None:
-            parts.append(Part("load-topic", topic.run, 2))
+        base_url, forwarder, loads = engine.client.base_url, None, self._loads(engine, worker)
         if loads is not None:
             parts.append(Part("engine-loads", loads.run, 2))
         if settings.engine.is_forwarded:
@@ -291,23 +286,10 @@ class AttachedWorker:
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
-        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder, topic)
+        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
-    def _load_topic(self, engine: _Engine, worker: WorkerStreams) -> LoadTopic | None:
-        if not engine.facts.load_endpoint:
-            return None
-        return LoadTopic(
-            self._settings.engine.load_endpoints(engine.facts.load_endpoint),
-            self._host.context,
-            self._host.clock,
-            partial(announce_load, self._host.log, worker.model, worker.id),
-            instance=worker.instance,
-            block_size=worker.block_size,
-            total_blocks=engine.facts.total_kv_blocks,
-        )
-
-    def _loads(self, engine: _Engine, worker: WorkerStreams, *, announces: bool) -> EngineLoads | None:
+    def _loads(self, engine: _Engine, worker: WorkerStreams) -> EngineLoads | None:
         settings = self._settings.engine
         if not settings.metrics_path:
             return None
@@ -323,7 +305,6 @@ class AttachedWorker:
             block_size=worker.block_size,
             total_blocks=engine.facts.total_kv_blocks,
             metrics_path=settings.metrics_path,
-            announces=announces,
         )
 
 

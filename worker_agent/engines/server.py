@@ -29,14 +29,13 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `dp_ranks` is the number of ranks; `directory` is as the engine was given it: a path, or a hub's name.
     `publish_endpoint` is the event socket of rank 0 as the engine binds it, or every rank's, between commas;
-    `NO_EVENTS_ENDPOINT` where it has none. `load_endpoint` is the socket of rank 0 at which it publishes its load.
+    `NO_EVENTS_ENDPOINT` where it has none.
     """
 
     kind: str = ""
     directory: str = ""
     publish_endpoint: str = ""
     replay_endpoint: str = ""
-    load_endpoint: str = ""
     served_names: tuple[str, ...] = ()
     loras: tuple[str, ...] = ()
     block_size: int = 0
