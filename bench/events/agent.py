@@ -86,7 +86,7 @@ class AgentRole(LogRole):
         consolidator = self._consolidator
         (reader,) = consolidator.readers
         await reader.until_read(sequence)
-        epoch, last_seq = consolidator.positions()[0]
+        epoch, last_seq = (await consolidator.position())[0]
         lost = sum(each.losses_total for each in consolidator.core.publishers.values())
         return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
 

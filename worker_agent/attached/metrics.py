@@ -8,7 +8,7 @@ from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
-from worker_agent.attached.streams import EventStreams
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.metrics import (
     drain_families,
     engine_event_families,
@@ -23,7 +23,7 @@ _FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "can
 
 def attach_families(
     worker: str,
-    streams: EventStreams,
+    streams: Consolidator,
     client: EngineClient | None,
     watch: HealthWatch | None,
     loads: EngineLoads | None,
@@ -47,10 +47,10 @@ def attach_families(
         yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
         running = [((worker,), forwarder.running)]
         yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
-    if streams.rules is not None:
-        yield from engine_event_families(worker, streams.rules)
-        yield from drain_families(worker, streams.path)
-        yield thread_family(worker, event_threads(streams.path))
+    if streams.poller is not None:
+        yield from engine_event_families(worker, streams.poller.source.rules)
+        yield from drain_families(worker, streams)
+        yield thread_family(worker, event_threads(streams))
 
 
 def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:

@@ -1,28 +1,14 @@
-"""The KV events of an attached engine, published or polled, and the consolidator of its streams.
-
-published   the engine publishes frames (vLLM, SGLang, TensorRT-LLM when it streams)
-polled      a thread polls the engine (trtllm-serve), as it polls an engine in the agent's process
-"""
+"""The KV events of an attached engine that is polled (trtllm-serve), as one in the agent's process is."""
 
 import asyncio
 import time
 from typing import Any
 
 import msgspec
-import zmq.asyncio
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.fleet import NO_EVENTS
-from kv_runtime.clock import Clock
-from kv_runtime.event_log import EventLog
-from kv_runtime.tracing.service import EventTracing
 from worker_agent.attached.client import EngineClient, EngineUnanswered
-from worker_agent.attached.config import AttachedEventsSection
 from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
-from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams, event_path, polled_engine
-from worker_agent.events.mirror import ENGINE
-from worker_agent.events.source_poller import Source
 from worker_agent.port.types import EngineError
 
 PATH = "/kv_cache_events"
@@ -67,39 +53,3 @@ class PolledEvents:
         if not events and timeout_s:
             time.sleep(timeout_s)
         return events
-
-
-class EventStreams:
-    """One attached worker's event path. `rules` translate the polled events; None if the engine is not polled.
-
-    If the engine has no events, its ranks are always stale, with the reason `NO_EVENTS`.
-    """
-
-    def __init__(
-        self,
-        worker: WorkerStreams,
-        events: AttachedEventsSection,
-        log: EventLog,
-        context: zmq.asyncio.Context,
-        clock: Clock,
-        *,
-        polled: PolledEvents | None = None,
-        tracing: EventTracing | None = None,
-    ) -> None:
-        """Raise `ConfigurationError` if a source belongs to a rank that the worker does not have."""
-        self.rules: TrtllmRules | None = None
-        sources = dict[str, Source]()
-        if polled is not None:
-            self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            sources[ENGINE] = polled_engine(self.rules, polled.take)
-        self.path = event_path(
-            worker,
-            sources,
-            events.sources,
-            log,
-            context,
-            clock,
-            ring_bytes_max=events.batch_ring_bytes_max,
-            tracing=tracing,
-            stale="" if sources or worker.publishers else NO_EVENTS,
-        )
