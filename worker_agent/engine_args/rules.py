@@ -35,10 +35,9 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
-from worker_agent.engine_args.field_kinds import Backend, found
-from worker_agent.engine_args.fields import ENGINE
-from worker_agent.engine_args.findings import ArgumentFinding, shown
-from worker_agent.engine_args.layers import Layer, Path, Tree, at, plain, settings
+from worker_agent.engine_args.fields import LACKS, Backend
+from worker_agent.engine_args.findings import ArgumentFinding, found, shown
+from worker_agent.engine_args.layers import Path, Values, at, layer
 
 EVENT_BUFFER_SIZE = 100_000
 _STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
@@ -51,10 +50,8 @@ KVBM: Mapping[str, str] = {
 }
 """The arguments of the preset `kvbm` of newer versions. Every supported version takes them written out."""
 
-DEFAULTS = Layer(
-    name="default",
-    place="default",
-    values={"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True},
+DEFAULTS = layer(
+    "default", [((), {"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True}, "default")]
 )
 """The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
 
@@ -97,46 +94,36 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str = ""
 
 
-def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Layer:
+def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Values:
     """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
     entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
     if flags.get("publish-metrics"):
         entries.append((("return_perf_metrics",), True, "--publish-metrics"))
     if circumstances.connector == "kvbm":
         entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
-    return _layer("flag", entries)
+    return layer("flag", entries)
 
 
-def _layer(name: Literal["flag", "forced"], entries: list[tuple[Path, Any, str]]) -> Layer:
-    values: dict[str, Any] = {}
-    for path, value, _ in entries:
-        inner = values
-        for above in path[:-1]:
-            inner = inner.setdefault(above, {})
-        inner[path[-1]] = value
-    return Layer(name=name, values=values, place=name, places={path: place for path, _, place in entries})
-
-
-def forced_layer(tree: Tree, circumstances: Circumstances) -> Layer:
-    """Return the forced values of the table that differ from the tree's."""
+def forced_layer(values: Values, circumstances: Circumstances) -> Values:
+    """Return the forced values of the table that differ from the merged ones'."""
     if circumstances.role == "encode":
-        return _layer("forced", [])
-    forced = [*_for_events(tree, circumstances), *_for_others(tree, circumstances)]
-    return _layer("forced", [(path, value, why) for path, value, why in forced if at(tree, *path) != value])
+        return layer("forced", [])
+    forced = [*_for_events(values, circumstances), *_for_others(values, circumstances)]
+    return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
 
 
-def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
+def _for_events(values: Values, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
     if not circumstances.publishes_kv_events:
         return
-    if at(tree, "backend") == "_autodeploy" and at(tree, "runtime") == "demollm":
+    if at(values, "backend") == "_autodeploy" and at(values, "runtime") == "demollm":
         yield ("backend",), "pytorch", "KV events are published"
-    if not at(tree, "kv_cache_config", "event_buffer_max_size"):
+    if not at(values, "kv_cache_config", "event_buffer_max_size"):
         yield ("kv_cache_config", "event_buffer_max_size"), EVENT_BUFFER_SIZE, "KV events are published"
-    if at(tree, *_STREAMING):
+    if at(values, *_STREAMING):
         yield _STREAMING, False, "KV events are polled"
 
 
-def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
+def _for_others(values: Values, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
     if circumstances.connector == "kvbm":
         yield ("kv_cache_config", "enable_partial_reuse"), False, "the connector is kvbm"
     version = circumstances.engine_version
@@ -146,43 +133,39 @@ def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path
     for needs_tokenizer, why in (
         (circumstances.is_multimodal, "the modality is multimodal"),
         (circumstances.has_logits_processors, "logits processors are loaded"),
-        (at(tree, "guided_decoding_backend") is not None, "decoding is guided"),
+        (at(values, "guided_decoding_backend") is not None, "decoding is guided"),
     ):
         if needs_tokenizer:
             yield ("skip_tokenizer_init",), False, why
             return
 
 
-def backend_of(tree: Tree) -> Backend:
+def backend_of(values: Values) -> Backend:
     """Return the engine's backend: `pytorch` if none is named."""
-    return "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
+    return "_autodeploy" if at(values, "backend") == "_autodeploy" else "pytorch"
 
 
-def pruned(tree: Tree, role: Role) -> tuple[Tree, list[ArgumentFinding]]:
-    """Return the tree without pruned arguments, and a warning for each of them that a user gave."""
-    warnings = []
-    for name, why in _left_out(tree, role):
-        node = tree[name]
-        places = [
-            each.origin.place for each in settings({name: node}) if each.origin.layer not in ("default", "forced")
-        ]
+def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
+    """Return the values without arguments that the engine does not get, and a warning for each that a user gave."""
+    left_out, warnings = dict(_left_out(values, role)), []
+    for name, why in left_out.items():
+        given = [each for path, each in values.items() if path[0] == name]
+        places = [each.origin.place for each in given if each.origin.layer not in ("default", "forced")]
         if places:
-            what, expected = f"{found(shown((name,), plain(node)))}; left out", f"nothing {why}"
+            what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
             warnings.append(
                 ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
             )
-        tree = {other: kept for other, kept in tree.items() if other != name}
-    return tree, warnings
+    return {path: each for path, each in values.items() if path[0] not in left_out}, warnings
 
 
-def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
-    backend = backend_of(tree)
-    for name in sorted(tree):
-        field = ENGINE.fields.get(name)
+def _left_out(values: Values, role: Role) -> Iterator[tuple[str, str]]:
+    backend = backend_of(values)
+    for name in sorted({path[0] for path in values}):
         if role == "encode":
             if name not in ENCODE:
                 yield name, "of an encode worker, which takes only " + ", ".join(sorted(ENCODE))
         elif name == "num_postprocess_workers":
             yield name, "because the agent processes what the engine generates itself"
-        elif field and backend in field.pruned:
-            yield name, f"under backend {backend}: {field.pruned[backend]}"
+        elif name in LACKS[backend]:
+            yield name, f"under backend {backend}: {LACKS[backend][name]}"

@@ -23,7 +23,7 @@ import structlog
 from kv_protocol.errors import shortened
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
-from worker_agent.engine_args.layers import Layer, Replacement
+from worker_agent.engine_args.layers import Replacement, Values
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engine_args.text import FLAG_PREFIX, read_file, read_flags, read_json
 
@@ -120,7 +120,7 @@ def _model_problem(model: str) -> str:
     return "" if _HUB_NAME.fullmatch(model) else "a path that does not exist"
 
 
-def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Layer]:
+def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Values]:
     problems: list[ArgumentFinding] = []
     layers = [flag_layer(sources.flags, circumstances)]
     if sources.extra is not None:
@@ -137,7 +137,7 @@ def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[La
     return layers
 
 
-def _read(read: Callable[[], Layer], problems: list[ArgumentFinding]) -> list[Layer]:
+def _read(read: Callable[[], Values], problems: list[ArgumentFinding]) -> list[Values]:
     try:
         return [read()]
     except EngineArgsInvalid as error:
@@ -147,13 +147,14 @@ def _read(read: Callable[[], Layer], problems: list[ArgumentFinding]) -> list[La
 
 def _log_replacement(replacement: Replacement) -> None:
     """Log the replacement: a warning if a forced value replaces a user's, else information."""
-    is_overruled = replacement.new_origin.layer == "forced" and replacement.old_origin.layer != "default"
+    old, new = replacement.old, replacement.new
+    is_overruled = new.origin.layer == "forced" and old.origin.layer != "default"
     log = _log.warning if is_overruled else _log.info
     log(
         "engine_argument_replaced",
-        argument=replacement.name,
-        old=shown(replacement.path, replacement.old),
-        new=shown(replacement.path, replacement.new),
-        old_layer=str(replacement.old_origin),
-        new_layer=str(replacement.new_origin),
+        argument=old.name,
+        old=shown(old.path, old.value),
+        new=shown(new.path, new.value),
+        old_layer=str(old.origin),
+        new_layer=str(new.origin),
     )

@@ -8,12 +8,13 @@ from tests.unit.worker_agent.engine_arguments import effective, refused, warned
 from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
+MODEL = DEFAULTS["model",].value
 BUFFER = ("kv_cache_config", "event_buffer_max_size")
 
 
 def test_the_engine_gets_nothing_that_neither_a_user_nor_a_rule_sets() -> None:
     args = effective()
-    assert args.as_dict() == {"model": DEFAULTS.values["model"], "skip_tokenizer_init": True}
+    assert args.as_dict() == {"model": MODEL, "skip_tokenizer_init": True}
     assert {setting.origin.layer for setting in args.settings} == {"default"}
     assert (args.warnings, args.replaced) == ((), ())
 
@@ -129,7 +130,7 @@ def test_overlap_is_off_where_the_version_refuses_contexts_with_it(
     if version == "1.3.0rc0" and expected:
         why = "TensorRT-LLM 1.3.0rc0 refuses context-only requests while the overlap scheduler is on"
         assert str(args.origin("disable_overlap_scheduler")) == f"forced ({why})"
-        assert [told.name for told in args.replaced] == list(given)
+        assert [told.old.name for told in args.replaced] == list(given)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_an_encoder_gets_its_list_alone() -> None:
     given = {"trust_remote_code": True, "model_kwargs": {"a": 1}, "max_seq_len": 100, "max_batch_size": 4}
     args = effective(given, role="encode", **EVENTS)
     assert args.as_dict() == {
-        "model": DEFAULTS.values["model"],
+        "model": MODEL,
         "trust_remote_code": True,
         "model_kwargs": {"a": 1},
         "max_batch_size": 4,
@@ -196,14 +197,15 @@ def test_an_encoder_gets_its_list_alone() -> None:
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ({"max_batch_size": "64"}, "max_batch_size: expected an integer of 1 or more or null, found '64' (a text)"),
-        ({"max_batch_size": 0}, "max_batch_size: expected an integer of 1 or more or null, found 0 (an integer)"),
-        ({"max_batch_size": True}, "found true (a boolean)"),
-        ({"model": None}, "model: expected a text, found null"),
-        ({"model": ""}, "model: expected a text, found '' (a text)"),
+        ({"max_batch_size": "64"}, "max_batch_size: expected int | null, found '64' (a text)"),
+        ({"max_batch_size": 0}, "max_batch_size: expected int >= 1, found 0 (an integer)"),
+        ({"max_batch_size": True}, "expected int | null, found true (a boolean)"),
+        ({"max_batch_size": {"a": 1}}, "max_batch_size: expected int | null, found a mapping"),
+        ({"model": None}, "model: expected str, found null"),
+        ({"model": ""}, "model: expected str of length >= 1, found '' (a text)"),
         ({"backend": "tensorrt"}, "backend: expected one of pytorch, _autodeploy, found 'tensorrt' (a text)"),
-        ({"kv_cache_config": None}, "kv_cache_config: expected a mapping, found null"),
-        ({"kv_cache_config": {1: 2}}, "expected a mapping, found a mapping with a name that is no text"),
+        ({"kv_cache_config": 1}, "kv_cache_config: expected a mapping of names, found 1 (an integer)"),
+        ({"kv_cache_config": {1: 2}}, "kv_cache_config: expected a mapping of names, found a mapping"),
         ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block: expected one of 2, 4, 8, 16, 32, 64"),
         ({"max_batch_sise": 4}, "expected an argument of the engine (is it max_batch_size?), found a name that is not"),
         (
