@@ -1,7 +1,16 @@
-"""Calls of the loaded library: the stream of one request, and what an encoder makes of a prompt's images."""
+"""Calls of the loaded library: the stream of a request, polls, and what an encoder makes of a prompt's images.
+
+A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker sleeps 100 ms after each,
+however soon rows come; and immediate empty answers, for whatever reason, do not cause busy polling.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
+`fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
+request).
+"""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -13,6 +22,8 @@ from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.types import EngineOutput, Media, RequestRefused
 
 _log = structlog.get_logger("trtllm")
+
+Row = dict[str, Any]
 
 
 class Stream:
@@ -43,6 +54,14 @@ class Stream:
             self.result.abort()
         except (AssertionError, RuntimeError) as error:  # the engine has ended already
             _log.debug("abort_not_heard", request_id=self.request_id, reason=str(error))
+
+
+def polled(fetch: Callable[[], list[Row]], timeout_s: float, pause_s: float) -> list[Row]:
+    """Return the first rows of `fetch`, or none after `timeout_s`; raise what it raises."""
+    end_s = time.monotonic() + timeout_s
+    while not (rows := fetch()) and (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(pause_s, left_s))
+    return rows
 
 
 class LoadedEncoder(NamedTuple):

@@ -33,12 +33,11 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
-from worker_agent.engines.trtllm.calls import LoadedEncoder, Stream, files_of, handles_of
+from worker_agent.engines.trtllm.calls import LoadedEncoder, Stream, files_of, handles_of, polled
 from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
-from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
@@ -56,6 +55,7 @@ from worker_agent.port.types import (
 
 _ABORTS_MAX = 10_000
 _FAREWELL_S = 1.0
+_EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
 _REST_S = 0.2
 """An engine without statistics for so long is idle."""
 _log = structlog.get_logger("trtllm")
@@ -102,7 +102,6 @@ class TensorRTLLMEngine:
         self._stopped_because = "the engine takes no requests"
         self._is_accepting = False
         self._fault: BaseException | None = None
-        self._event_polling, self._statistics_polling = RowPoller(EVENT_PAUSES), RowPoller(STATISTICS_PAUSES)
         self._has_submitted = False
         self._busy: dict[int, int] = {}  # by rank, requests in the engine's newest statistics; threads write it
         self._last_handoff_s: float | None = None
@@ -233,11 +232,11 @@ class TensorRTLLMEngine:
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all KV events since the last call; see `Engine`."""
-        return self._event_polling.rows(self._fetch_events, timeout_s)
+        return polled(self._fetch_events, timeout_s, _EVENTS_PAUSE_S)
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
-        rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
+        rows = polled(lambda: self._fetched("get_stats"), timeout_s, _STATISTICS_PAUSE_S)
         for row in rows:
             statistics = cast("object", row)  # of any shape: the reader of the rows validates it
             if isinstance(statistics, dict) and isinstance(rank := statistics.get("attentionDpRank") or 0, int):
@@ -267,9 +266,9 @@ class TensorRTLLMEngine:
             max_tokens=library_request.sampling["max_tokens"],
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
-            handed_over=fetches,
             hands_over=self._args.role == "prefill",
             reports_prompt=expands,
+            transfers=self.transfers if fetches else None,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
@@ -310,8 +309,6 @@ class TensorRTLLMEngine:
         self.transfers.failed += waits_for_transfer and (
             stream.outputs.is_cancelled or any(each.finish_reason == "error" for each in new)
         )
-        if (moved := stream.outputs.take_transferred()) is not None:
-            self.transfers.add(moved)
         if stream.outputs.is_cancelled:
             raise EngineStopped(f"{stream.request_id}: the engine cancelled it")
         if any(output.handoff is not None for output in new):

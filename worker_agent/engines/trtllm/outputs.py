@@ -20,7 +20,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
@@ -30,25 +30,12 @@ _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length
 CANCELLED = "cancelled"
 
 
-class TransferMeasure(NamedTuple):
-    """What the engine measured of one transfer of KV to it."""
-
-    transferred_bytes: int
-    seconds: float
-
-
 class MeasuredTransfers:
-    """The transfers to an engine: those that it has measured, summed, and those that failed."""
+    """The transfers of KV to an engine: those that it has measured, summed, and those that failed."""
 
     def __init__(self) -> None:
         self.count = self.failed = self.transferred_bytes = 0
         self.seconds = 0.0
-
-    def add(self, moved: TransferMeasure) -> None:
-        """Count one."""
-        self.count += 1
-        self.transferred_bytes += moved.transferred_bytes
-        self.seconds += moved.seconds
 
 
 class SequenceOutput(Protocol):
@@ -78,10 +65,11 @@ class Result(Protocol):
 
 
 class Outputs:
-    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one continues.
+    """One request's outputs. `hands_over`: another worker continues.
 
     `prompt` is the one that the engine computes; with `reports_prompt` the first output of each choice carries it.
-    `max_tokens` is the request's, of each choice.
+    `max_tokens` is the request's, of each choice. `transfers`: where another worker computed
+    the prompt, its measured transfer is added there.
     """
 
     def __init__(
@@ -91,20 +79,19 @@ class Outputs:
         max_tokens: int,
         choices: int = 1,
         logprobs: int | None = None,
-        handed_over: bool = False,
         hands_over: bool = False,
         reports_prompt: bool = False,
+        transfers: MeasuredTransfers | None = None,
     ) -> None:
         self._prompt, self._max_tokens = prompt, max_tokens
         self._logprobs = logprobs
-        self._handed_over, self._hands_over = handed_over, hands_over
+        self._hands_over = hands_over
         self._reported_prompt = tuple(prompt) if reports_prompt else ()
         self._sent: dict[int, int] = {}
         self._open = set(range(choices))
         self._cached_tokens = 0
         self.is_cancelled = False
-        self._transferred: TransferMeasure | None = None
-        self._has_told_transfer = False
+        self._transfers = transfers
 
     @property
     def has_begun(self) -> bool:
@@ -124,12 +111,6 @@ class Outputs:
         new = [self._of(each, result) for each in result.outputs if each.index in self._open]
         return [each for each in new if each is not None]
 
-    def take_transferred(self) -> TransferMeasure | None:
-        """Return the engine's measure of the transfer to it, once: when it came."""
-        found = None if self._has_told_transfer else self._transferred
-        self._has_told_transfer = self._has_told_transfer or found is not None
-        return found
-
     def failed(self) -> list[EngineOutput]:
         """Return the last output of each choice that has not ended: an error."""
         ended, self._open = sorted(self._open), set()
@@ -148,7 +129,7 @@ class Outputs:
         is_first = choice.index not in self._sent
         self._sent[choice.index] = max(sent, len(tokens))
         self._cached_tokens = min(result.cached_tokens or 0, len(self._prompt))
-        self._transferred = self._transferred or self._measured_transfer(choice)
+        self._measure_transfer(choice)
         if reason is not None:
             self._open.remove(choice.index)
         return EngineOutput(
@@ -173,13 +154,16 @@ class Outputs:
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
 
-    def _measured_transfer(self, choice: SequenceOutput) -> TransferMeasure | None:
+    def _measure_transfer(self, choice: SequenceOutput) -> None:
+        """Count the transfer once the engine has measured it."""
         timing = getattr(choice.request_perf_metrics, "timing_metrics", None)
         moved = getattr(timing, "kv_cache_size", 0)
-        if not self._handed_over or timing is None or not moved:
-            return None
-        took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
-        return TransferMeasure(int(moved), max(0.0, took.total_seconds()))
+        if self._transfers is not None and timing is not None and moved:
+            took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
+            self._transfers.count += 1
+            self._transfers.transferred_bytes += int(moved)
+            self._transfers.seconds += max(0.0, took.total_seconds())
+            self._transfers = None
 
 
 def finish_reason(reason: str | None) -> FinishReason | None:
