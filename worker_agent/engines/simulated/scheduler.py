@@ -14,6 +14,7 @@ engine holds contexts for others until `hand_over`, or `expire` after the transf
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,6 @@ from worker_agent.engines.simulated.handovers import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
-from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import (
@@ -51,7 +51,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     outputs: tuple[tuple[str, EngineOutput], ...]
     fetches: tuple[Fetch, ...]
-    statistics: tuple[IterationStats, ...]
+    statistics: tuple[dict[str, Any], ...]
 
 
 class Simulator:
@@ -210,10 +210,8 @@ class Simulator:
         for request_id, output in outputs:
             if output.finish_reason:
                 del self._rank_of[request_id]
-        statistics = tuple(
-            msgspec.structs.replace(step.did, iter=self._iteration, iter_latency_ms=duration_s * 1e3)
-            for step in steps.values()
-        )
+        both = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
+        statistics = tuple(both | step.did for step in steps.values())
         self._iteration += 1
         fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
         return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)

@@ -1,6 +1,7 @@
 """The requests of a rank, waiting and running, and what of them an iteration computes."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -37,12 +38,12 @@ class RunningRequest:
     """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet.
 
     `context_tokens` are computed in its context phase, beginning after `reused_tokens`; both are of the last admission,
-    `cached_tokens` of the first.
+    `cached_tokens` of the first. `fetch`: whether the KV that it waits for has come from another engine, or failed.
     """
 
     __slots__ = (
-        "arrived_s", "cached_tokens", "computed_tokens", "context_tokens", "is_cancelled", "prefix_state", "request",
-        "reused_tokens", "source", "table", "tokens", "unreported",
+        "arrived_s", "cached_tokens", "computed_tokens", "context_tokens", "fetch", "is_cancelled", "prefix_state",
+        "request", "reused_tokens", "source", "table", "tokens", "unreported",
     )  # fmt: skip
 
     def __init__(self, waiting: WaitingRequest, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
@@ -50,6 +51,7 @@ class RunningRequest:
         self.arrived_s = waiting.arrived_s
         self.source = waiting.source
         self.is_cancelled = waiting.is_cancelled
+        self.fetch: Literal["waits", "came", "failed"] = "waits"
         self.unreported: tuple[int, ...] = ()
         self.tokens = list(waiting.request.prompt)
         self.prefix_state = prefix_state
