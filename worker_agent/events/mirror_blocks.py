@@ -1,19 +1,22 @@
-"""The blocks of a mirror: those that a source has a name for, those that lately had one, and a copy of those held.
+"""The blocks of a mirror, the names that one source of events has for them, and a copy of those held.
 
-live      has at least one name; held on a tier while one of its names is usable there
-former    its last name was removed; remembered (bounded), because an engine may store it again by its bare name
-revived   a former block becomes live again if its parent is live, or if it has none: a block below a gap is useless
+    name    engine hash -> block, and per (tier, attention group) stores less removals
+    usable  a name is usable on a tier while every attention group that was ever stored there has a copy
+    former  names that were removed lately (bounded): an engine may offload a block by its name alone, in the same batch
+            in which it evicts it
+
+Stores are counted because some engines store one block twice (two requests computed it at once) and remove it twice.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kv_protocol.digest import BUCKETS
-from kv_protocol.events import TIERS
+from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import HeldBlock
 
-FORMER_BLOCKS_MAX = 16_384
+FORMER_NAMES_MAX = 16_384
 
 
 class Namespace(NamedTuple):
@@ -24,11 +27,12 @@ class Namespace(NamedTuple):
 
 
 class MirrorBlock:
-    """One block: its position, the number of its names, and per tier the number of usable names."""
+    """One block: its place in its sequence, the number of its names, and per tier the number of usable names."""
 
-    __slots__ = ("names", "namespace", "parent", "position", "usable")
+    __slots__ = ("names", "namespace", "parent", "position", "sequence_hash", "usable")
 
-    def __init__(self, parent: int | None, position: int, namespace: Namespace) -> None:
+    def __init__(self, sequence_hash: int, parent: int | None, position: int, namespace: Namespace) -> None:
+        self.sequence_hash = sequence_hash
         self.parent = parent
         self.position = position
         self.namespace = namespace
@@ -36,34 +40,94 @@ class MirrorBlock:
         self.usable = [0] * len(TIERS)
 
 
-class MirrorBlocks(dict[int, MirrorBlock]):
-    """The live blocks by sequence hash."""
+class EngineName:
+    """One engine hash, while its source holds a copy by it."""
+
+    __slots__ = ("block", "copies", "usable_bits")
+
+    def __init__(self, block: MirrorBlock) -> None:
+        self.block = block
+        self.copies: dict[tuple[Tier, int], int] = {}
+        self.usable_bits = 0
+
+    def is_usable(self, tier: Tier) -> bool:
+        """Return whether the block can be used from `tier` by this name."""
+        return bool(self.usable_bits >> tier & 1)
+
+    @property
+    def usable_tiers(self) -> list[Tier]:
+        """The tiers from which the block can be used by this name."""
+        return [tier for tier in TIERS if self.is_usable(tier)]
+
+
+class SourceNames:
+    """The names of one source on one rank."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._names: dict[int, EngineName] = {}
+        self._groups: defaultdict[Tier, set[int]] = defaultdict(set)
         self._former: OrderedDict[int, MirrorBlock] = OrderedDict()
 
-    def position(self, sequence_hash: int) -> int:
-        """Return the position of a live or former block in its sequence; 0 for any other."""
-        block = self.get(sequence_hash) or self._former.get(sequence_hash)
-        return 0 if block is None else block.position
+    def __len__(self) -> int:
+        return len(self._names)
 
-    def live_again(self, sequence_hash: int) -> bool:
-        """Revive a former block if possible; return whether the block is live."""
-        former = self._former.get(sequence_hash)
-        if former is not None and sequence_hash not in self and (former.parent is None or former.parent in self):
-            self[sequence_hash] = MirrorBlock(former.parent, former.position, former.namespace)
-        return sequence_hash in self
+    def get(self, engine_hash: int) -> EngineName | None:
+        """Return what the hash names now."""
+        return self._names.get(engine_hash)
 
-    def unname(self, sequence_hash: int) -> None:
-        """Note that one name of a live block was removed."""
-        block = self[sequence_hash]
-        block.names -= 1
-        if not block.names:
-            self._former[sequence_hash] = self.pop(sequence_hash)
-            self._former.move_to_end(sequence_hash)
-            if len(self._former) > FORMER_BLOCKS_MAX:
-                self._former.popitem(last=False)
+    def meaning(self, engine_hash: int) -> MirrorBlock | None:
+        """Return the block that the engine hash names, or named lately."""
+        name = self._names.get(engine_hash)
+        return self._former.get(engine_hash) if name is None else name.block
+
+    def store(self, engine_hash: int, block: MirrorBlock, tier: Tier, group_idx: int) -> tuple[bool, bool]:
+        """Count one copy in; return whether the name came to be usable on `tier`, and whether the copy is a second."""
+        name = self._names.get(engine_hash)
+        if name is None:
+            name = self._names[engine_hash] = EngineName(block)
+        groups, place = self._groups[tier], (tier, group_idx)
+        groups.add(group_idx)
+        count = name.copies.get(place, 0)
+        name.copies[place] = count + 1
+        became_usable = not name.is_usable(tier) and all((tier, group) in name.copies for group in groups)
+        name.usable_bits |= became_usable << tier
+        return became_usable, count > 0
+
+    def remove(self, engine_hash: int, tier: Tier, group_idx: int) -> bool | None:
+        """Count one copy out; return whether the name ceased to be usable on `tier`; None when there was no copy."""
+        name, place = self._names.get(engine_hash), (tier, group_idx)
+        if name is None or place not in name.copies:
+            return None
+        name.copies[place] -= 1
+        if name.copies[place]:
+            return False
+        del name.copies[place]
+        ceased = name.is_usable(tier)
+        name.usable_bits &= ~(1 << tier)
+        if not name.copies:
+            self._give_up(engine_hash, name)
+        return ceased
+
+    def take(self, engine_hash: int) -> EngineName:
+        """Remove and return an existing name."""
+        name = self._names[engine_hash]
+        self._give_up(engine_hash, name)
+        return name
+
+    def clear(self) -> list[EngineName]:
+        """Remove and return all names."""
+        names = list(self._names.values())
+        self._names.clear()
+        self._groups.clear()
+        self._former.clear()
+        return names
+
+    def _give_up(self, engine_hash: int, name: EngineName) -> None:
+        del self._names[engine_hash]
+        self._former[engine_hash] = name.block
+        self._former.move_to_end(engine_hash)
+        if len(self._former) > FORMER_NAMES_MAX:
+            self._former.popitem(last=False)
 
 
 class HeldBlocks:

@@ -6,9 +6,9 @@ import pytest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from worker_agent.events import mirror as mirror_module
-from worker_agent.events.block_names import FORMER_NAMES_MAX, SourceNames
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
 from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.mirror_blocks import FORMER_NAMES_MAX, MirrorBlock, Namespace, SourceNames
 
 BLOCK_SIZE = 2
 TOKENS = tuple(range(20))
@@ -239,9 +239,9 @@ def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:
 def test_former_names_are_bounded() -> None:
     names = SourceNames()
     for engine_hash in range(FORMER_NAMES_MAX + 1):
-        names.store(engine_hash, engine_hash, Tier.GPU, 0)
+        names.store(engine_hash, MirrorBlock(engine_hash, None, 0, Namespace()), Tier.GPU, 0)
         names.remove(engine_hash, Tier.GPU, 0)
-    assert [names.meaning(0), names.meaning(1), names.meaning(FORMER_NAMES_MAX)] == [None, 1, FORMER_NAMES_MAX]
+    assert [names.meaning(each) is None for each in (0, 1, FORMER_NAMES_MAX)] == [True, False, False]
 
 
 # -------------------------------------------------------------------- multimodal hashes, bigrams
