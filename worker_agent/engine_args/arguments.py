@@ -5,7 +5,7 @@ An argument that no layer sets is not sent: the engine's own default, or the mod
     default < flag < file < override < forced                 `layers.py`: merged, each value with its origin
     each layer: names, and types of what the agent reads      `fields.py`
     merged: forced values, arguments that the backend lacks   `rules.py`
-    merged: conflicting arguments                             `checks.py`
+    merged: conflicting arguments                             `rules.py`
 
 A name that `fields.py` does not have is an error where no engine is installed: a misspelt name is likelier than one of
 a newer engine, for which `allows_unknown` passes it on with a warning. With an installed engine there is the warning
@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engine_args import checks as engine_checks
 from worker_agent.engine_args.fields import LACKS, layer_findings
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.layers import (
@@ -37,9 +36,12 @@ from worker_agent.engine_args.rules import (
     ENCODE,
     FLAGS,
     Circumstances,
+    attention_dp_size,
     backend_of,
+    conflicts,
     forced_layer,
     pruned,
+    world_size,
 )
 
 
@@ -80,12 +82,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attention_dp_size(self) -> int:
         """How many ranks, each with a KV cache of its own, the engine has."""
-        return engine_checks.attention_dp_size(self.values)
+        return attention_dp_size(self.values)
 
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        return engine_checks.world_size(self.values)
+        return world_size(self.values)
 
 
 def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> EngineArgs:
@@ -105,7 +107,7 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
         replaced += gone
     values, gone = merge(values, forced_layer(values, circumstances))
     values, left_out = pruned(values, circumstances.role)
-    findings += [*left_out, *engine_checks.findings(values, circumstances)]
+    findings += [*left_out, *conflicts(values, circumstances)]
     _refuse_errors(findings)
     return EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=tuple(findings))
 

@@ -10,8 +10,7 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.byte_model import ByteText
 from tests.support.manual_clock import ManualClock
-from worker_agent.attached.config import AttachedEngineSection, AttachSettings
-from worker_agent.attached.registration import attached_facts, attached_registration
+from worker_agent.attached.config import AttachedEngineSection, AttachSettings, attached_facts, attached_registration
 from worker_agent.engines.server import EngineFacts
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.event_path import event_path

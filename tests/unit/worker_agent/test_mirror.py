@@ -7,8 +7,15 @@ from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from worker_agent.events import mirror as mirror_module
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
-from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
-from worker_agent.events.mirror_blocks import FORMER_NAMES_MAX, MirrorBlock, Namespace, SourceNames
+from worker_agent.events.mirror import (
+    ENGINE,
+    FORMER_NAMES_MAX,
+    MirrorBlock,
+    MirrorCounts,
+    Namespace,
+    RankMirror,
+    SourceNames,
+)
 
 BLOCK_SIZE = 2
 TOKENS = tuple(range(20))

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.sequences import RunningRequest
+from worker_agent.engines.simulated.scheduling import RunningRequest
 from worker_agent.engines.simulated.transfer import Fetch, state_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs

@@ -38,8 +38,16 @@ from worker_agent.engines.simulated.handovers import (
     resume_after_first_tokens,
 )
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
-from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
-from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
+from worker_agent.engines.simulated.scheduling import (
+    TRTLLM,
+    AnswerEstimate,
+    Chunk,
+    RunningRequest,
+    Scheduling,
+    WaitingRequest,
+    ending,
+    work_of,
+)
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import Fetch
