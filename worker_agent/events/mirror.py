@@ -242,13 +242,12 @@ class RankMirror:
             return f"token_ids: found {found}, allowed {allowed}"
         return ""
 
-    def clear(self, source: str | None = None) -> list[Event]:
-        """Remove all names of `source` (None: of all sources); return the events of the blocks no longer held."""
+    def clear(self, source: str = ENGINE) -> list[Event]:
+        """Remove all names of `source`; return the events of the blocks no longer held."""
         gone: dict[Tier, list[int]] = {tier: [] for tier in TIERS}
-        for names in list(self._names.values()) if source is None else [self._names[source]]:
-            for name in names.clear():
-                for tier in self._release(name):
-                    gone[tier].append(name.block.sequence_hash)
+        for name in self._names[source].clear():
+            for tier in self._release(name):
+                gone[tier].append(name.block.sequence_hash)
         return [
             Removed(tuple(hashes), tier) if self._digests[tier].block_count else Cleared(tier)
             for tier, hashes in gone.items()

@@ -210,7 +210,7 @@ class SimulatedEngine:
             self._end_streams()
         elif self._simulator.has_requests or self._simulator.has_work:
             return False
-        return self._simulator.next_expiry_s is None
+        return self._simulator.contexts.next_expiry_s is None
 
     async def _step_or_wait(self, tasks: TaskSet) -> None:
         """Compute one iteration, or wait until there is something to do."""
@@ -226,7 +226,7 @@ class SimulatedEngine:
         self._deadline_s = self._clock.now()
 
     def _next_wake_s(self) -> float | None:
-        expiry_s = self._simulator.next_expiry_s
+        expiry_s = self._simulator.contexts.next_expiry_s
         times_s = [] if expiry_s is None else [expiry_s / self.speed]
         if self._stop_at_s is not None and not self._is_overdue:
             times_s.append(self._stop_at_s)

@@ -37,7 +37,7 @@ class HeldContexts:
         self._held: dict[int, HeldContext] = {}
         self._number = 0
         self.endpoint: str | None = None
-        """The address to fetch them from, once it is known."""
+        """The address to fetch them from, which handoffs name once it is known."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -49,7 +49,7 @@ class HeldContexts:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next one expires; None if none is held."""
+        """When the next one expires, in engine seconds; None if none is held."""
         return min((each.until_s for each in self._held.values()), default=None)
 
     def count_at(self, dp_rank: int) -> int:

@@ -11,7 +11,7 @@ request).
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -64,38 +64,29 @@ def polled(fetch: Callable[[], list[Row]], timeout_s: float, pause_s: float) -> 
     return rows
 
 
-class LoadedEncoder(NamedTuple):
-    """The loaded encoder. The lock `placing` guards the placing of media in prompts: tokenizers are not thread-safe."""
-
-    bindings: Bindings
-    llm: Any
-    placing: asyncio.Lock
-
-
-async def handles_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> Handoff:
+async def handles_of(bindings: Bindings, text: str, media: Sequence[Media]) -> Handoff:
     """Return the handles, and the images' digests as their hashes.
 
     Raises:
         RequestRefused: an image cannot be decoded, or there is not a handle for each.
         Exception: whatever the library raises.
     """
-    bindings, llm = encoder.bindings, encoder.llm
-    async with encoder.placing:
-        prepared = await asyncio.to_thread(bindings.to_encode, llm, text, media)
-    handoff = handoff_of((await bindings.encode(llm, prepared)).disaggregated_params)
+    async with bindings.placing:
+        prepared = await asyncio.to_thread(bindings.to_encode, text, media)
+    handoff = handoff_of((await bindings.encode(prepared)).disaggregated_params)
     handles = len(handoff.multimodal_embedding_handles or ())
     if handles != len(media):
         raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
     return with_digests(handoff, [each.digest for each in media])
 
 
-async def files_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+async def files_of(bindings: Bindings, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
     """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
 
     Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
     """
-    handoff = await handles_of(encoder, text, media)
+    handoff = await handles_of(bindings, text, media)
     if handoff.mrope_position_ids_handle is not None:
         raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
     handles = handoff.multimodal_embedding_handles or ()
-    return tuple([await asyncio.to_thread(encoder.bindings.embeddings, handle) for handle in handles])
+    return tuple([await asyncio.to_thread(bindings.embeddings, handle) for handle in handles])

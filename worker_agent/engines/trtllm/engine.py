@@ -33,7 +33,7 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
-from worker_agent.engines.trtllm.calls import LoadedEncoder, Stream, files_of, handles_of, polled
+from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
 from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
@@ -88,14 +88,12 @@ class TensorRTLLMEngine:
         )
         self.own_metrics: OwnMetrics | None = None
         self._bindings: Bindings | None = None
-        self._llm: Any = None
         self._description: EngineDescription | None = None
         self._streams: dict[str, Stream] = {}
         self._aborting: set[Stream] = set()
         self._aborts: TaskSet | None = None
         self._encoding = 0
         self._preparing: set[str] = set()
-        self._placing = asyncio.Lock()
         self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = asyncio.Lock()
@@ -137,15 +135,15 @@ class TensorRTLLMEngine:
         except asyncio.CancelledError:
             loading.abandon()
             raise
-        self._llm = loaded.llm
+        bindings = self._bindings = loaded.bindings
         try:
             self._description = described(self._args, loaded, self._model)
         except EngineError:
             await self._shut_down()
             raise
-        self._bindings, self.load_s = loaded.bindings, self._clock.now() - began_s
+        self.load_s = self._clock.now() - began_s
         if self._args.value("return_perf_metrics") and self._args.role != "encode":
-            collector = self._bindings.metrics_collector(self._model)
+            collector = bindings.metrics_collector(self._model)
             self.own_metrics = None if collector is None else OwnMetrics(collector)
         self._is_accepting = True
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
@@ -204,28 +202,28 @@ class TensorRTLLMEngine:
             RequestRefused: the engine is no encoder, or refuses this prompt or its images.
             EngineStopped: the engine has stopped.
         """
-        async with self._encoder() as encoder:
-            return await handles_of(encoder, text, media)
+        async with self._encoder() as bindings:
+            return await handles_of(bindings, text, media)
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
-        async with self._encoder() as encoder:
-            return await files_of(encoder, text, media)
+        async with self._encoder() as bindings:
+            return await files_of(bindings, text, media)
 
     @asynccontextmanager
-    async def _encoder(self) -> AsyncIterator[LoadedEncoder]:
+    async def _encoder(self) -> AsyncIterator[Bindings]:
         """Count the encoder as busy in the block, and translate the library's errors."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
-        bindings, llm = self._loaded("encode")
+        bindings = self._loaded("encode")
         self._encoding += 1
         self._idle.clear()
         try:
-            yield LoadedEncoder(bindings, llm, self._placing)
+            yield bindings
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(bindings, error, "encode") from error
+            raise self._meaning(error, "encode") from error
         finally:
             self._encoding -= 1
             self._note_idle()
@@ -248,18 +246,18 @@ class TensorRTLLMEngine:
 
     # --------------------------------------------------------------------------------------------- requests
     async def _submitted(self, request: EngineRequest) -> Stream:
-        bindings, llm = self._loaded(request.request_id)
+        bindings = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
         library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(bindings, llm, library_request)
-            result = bindings.generate(llm, library_request, call, self._settings.loras)
+            call = await self._call(bindings, library_request)
+            result = bindings.generate(library_request, call)
             self._has_submitted = True
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(bindings, error, request.request_id) from error
+            raise self._meaning(error, request.request_id) from error
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
@@ -273,17 +271,17 @@ class TensorRTLLMEngine:
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, llm: Any, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
+    async def _call(self, bindings: Bindings, library_request: TrtllmRequest) -> Call:
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
         request = library_request.asked
         adapters = self._processors.adapters(request.logits_processors)
         if not has_media(request):
-            return bindings.call(llm, library_request, adapters)
+            return bindings.call(library_request, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
-            async with self._placing:
-                call = await asyncio.to_thread(bindings.call, llm, library_request, adapters)
+            async with bindings.placing:
+                call = await asyncio.to_thread(bindings.call, library_request, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
@@ -316,20 +314,19 @@ class TensorRTLLMEngine:
         return new
 
     def _failed(self, stream: Stream, error: Exception) -> list[EngineOutput]:
-        assert self._bindings is not None
-        meaning = self._meaning(self._bindings, error, stream.request_id, is_new=False)
+        meaning = self._meaning(error, stream.request_id, is_new=False)
         if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
             self.transfers.failed += stream.takes_transfer and not isinstance(meaning, EngineStopped)
             raise meaning from error
         _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
         return stream.outputs.failed()
 
-    def _meaning(self, bindings: Bindings, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
+    def _meaning(self, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
         """Return the error of a request for an error of the library; note the engine's death."""
-        fault = self._fault or (bindings.fault(self._llm) if self._llm is not None else None)
-        if self._over.is_set() or self._llm is None:
+        if self._over.is_set() or self._bindings is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
-        meaning = bindings.errors.meaning(error, is_new=is_new) if fault is None else None
+        fault = self._fault or self._bindings.fault()
+        meaning = self._bindings.errors.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning
@@ -366,22 +363,22 @@ class TensorRTLLMEngine:
         if not (self._streams or self._aborting or self._encoding or self._preparing):
             self._idle.set()
 
-    def _loaded(self, request_id: str) -> tuple[Bindings, Any]:
-        if self._bindings is None or self._llm is None or not self._is_accepting:
+    def _loaded(self, request_id: str) -> Bindings:
+        if self._bindings is None or not self._is_accepting:
             raise EngineStopped(f"{request_id}: {self._stopped_because}")
-        return self._bindings, self._llm
+        return self._bindings
 
     # -------------------------------------------------------------------------------------------------- life
     async def _check_health(self) -> None:
-        if self._ended.is_set() or self._bindings is None or self._llm is None:
+        if self._ended.is_set() or self._bindings is None:
             return
         try:
             async with asyncio.timeout(self._settings.answer_s):
-                fault = await asyncio.to_thread(self._bindings.fault, self._llm)
+                fault = await asyncio.to_thread(self._bindings.fault)
         except TimeoutError as error:
             error.add_note("the engine's health check did not return")
             fault = error
-        if fault is not None and self._llm is not None:  # not while it is being shut down
+        if fault is not None and self._bindings is not None:  # not while it is being shut down
             self._die(fault)
 
     def _die(self, fault: BaseException) -> None:
@@ -416,12 +413,12 @@ class TensorRTLLMEngine:
 
     async def _shut_down(self) -> None:
         async with self._closing:
-            llm, self._llm = self._llm, None
-            if llm is None:
+            bindings, self._bindings = self._bindings, None
+            if bindings is None:
                 return
             try:
                 async with asyncio.timeout(self._settings.shutdown_s):
-                    await self._on_its_thread(llm.shutdown)
+                    await self._on_its_thread(bindings.llm.shutdown)
             except TimeoutError:
                 _log.warning("engine_not_ended", waited_s=self._settings.shutdown_s)
             except Exception as error:  # noqa: BLE001  it is given up, however it ends
@@ -436,10 +433,9 @@ class TensorRTLLMEngine:
             return []  # over IPC the library has no queue of events before the first request
 
     def _fetched(self, poll: str) -> list[dict[str, Any]]:
-        llm = self._llm
-        if llm is None:
+        if (bindings := self._bindings) is None:
             raise EngineError("the engine does not run")
         try:
-            return list(getattr(llm, poll)(timeout=0))
+            return list(getattr(bindings.llm, poll)(timeout=0))
         except Exception as error:
             raise EngineError(f"{poll}: {type(error).__name__}: {error}") from error
