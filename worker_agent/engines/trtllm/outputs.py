@@ -20,7 +20,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
@@ -36,32 +36,6 @@ class MeasuredTransfers:
     def __init__(self) -> None:
         self.count = self.failed = self.transferred_bytes = 0
         self.seconds = 0.0
-
-
-class SequenceOutput(Protocol):
-    """One sequence of a result: the used part of the library's `CompletionOutput`."""
-
-    index: int
-    token_ids: list[int] | None
-    logprobs: Any
-    prompt_logprobs: Any
-    finish_reason: str | None
-    disaggregated_params: Any
-    request_perf_metrics: Any
-
-
-class Result(Protocol):
-    """A request's result: the used part of the library's `RequestOutput`."""
-
-    cached_tokens: int
-
-    @property
-    def outputs(self) -> Sequence[SequenceOutput]:
-        """All sequences."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more comes."""
 
 
 class Outputs:
@@ -103,7 +77,7 @@ class Outputs:
         """Whether every choice has ended."""
         return not self._open
 
-    def new(self, result: Result) -> list[EngineOutput]:
+    def new(self, result: Any) -> list[EngineOutput]:  # noqa: ANN401 - the library's `RequestOutput`
         """Return the new part of `result`, without choices that have ended."""
         self.is_cancelled = any(each.finish_reason == CANCELLED for each in result.outputs)
         if self.is_cancelled:
@@ -119,7 +93,7 @@ class Outputs:
             for choice in ended
         ]
 
-    def _of(self, choice: SequenceOutput, result: Result) -> EngineOutput | None:
+    def _of(self, choice: Any, result: Any) -> EngineOutput | None:  # noqa: ANN401 - its `CompletionOutput`
         tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
         reason = finish_reason(choice.finish_reason)
         if reason is None and result.finished:
@@ -143,18 +117,18 @@ class Outputs:
             prompt=self._reported_prompt if is_first else (),
         )
 
-    def _new_logprobs(self, choice: SequenceOutput, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
+    def _new_logprobs(self, choice: Any, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:  # noqa: ANN401
         if self._logprobs is None:
             return ()
         reported = (choice.logprobs or [])[sent:end]
         logprobs = _token_logprobs((choice.token_ids or [])[sent:end], reported, self._logprobs)
         return logprobs + (None,) * (max(0, end - sent) - len(logprobs))
 
-    def _handoff(self, choice: SequenceOutput) -> Handoff | None:
+    def _handoff(self, choice: Any) -> Handoff | None:  # noqa: ANN401 - as above
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
 
-    def _measure_transfer(self, choice: SequenceOutput) -> None:
+    def _measure_transfer(self, choice: Any) -> None:  # noqa: ANN401 - as above
         """Count the transfer once the engine has measured it."""
         timing = getattr(choice.request_perf_metrics, "timing_metrics", None)
         moved = getattr(timing, "kv_cache_size", 0)
