@@ -48,13 +48,9 @@ class Rank:
         blocks = control.model.gpu_blocks
         if config.max_tokens is not None:
             blocks = min(blocks, -(-config.max_tokens // config.tokens_per_block))
-        host = (config.host_cache_size or 0) // control.model.bytes_per_block
-        self.caches = [WindowCache(each, config.tokens_per_block, blocks, host, self.events) for each in windows]
+        self.caches = [WindowCache(each, config.tokens_per_block, blocks, self.events) for each in windows]
         for cache in self.caches:
-            cache.reuse, cache.partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
-            cache.algorithm = algorithm
-            if config.secondary_offload_min_priority is not None:
-                cache.offload_priority = config.secondary_offload_min_priority
+            cache.reuse, cache.algorithm = config.enable_block_reuse, algorithm
         self.events.flush()
         self.active: list[Request] = []
 
