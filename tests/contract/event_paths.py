@@ -23,7 +23,7 @@ from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress, reader_at
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineEvent, RankEvent
 from worker_agent.events.source_poller import Source
 
@@ -89,7 +89,7 @@ class PublishingEngine:
     def __init__(self, log: EventLog, context: zmq.asyncio.Context) -> None:
         self.publisher = CapturePublisher(context)
         at = PublisherAddress(SOLE, self.publisher.endpoint, self.publisher.replay_endpoint)
-        self.path = event_path(log, reader_at(at, context, SystemClock()))
+        self.path = event_path(log, EngineEventSubscriber(at, context, SystemClock()))
         self._sequence = 0
 
     async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:

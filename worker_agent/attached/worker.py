@@ -38,12 +38,11 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.tracing import worker_tracer
-from worker_agent.attached.client import EngineClient
+from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import attach_families
-from worker_agent.attached.streams import PolledEvents
 from worker_agent.attached.survey import EngineSurvey
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator

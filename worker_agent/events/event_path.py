@@ -14,7 +14,7 @@ from kv_runtime.supervise import Part, run_parts
 from kv_runtime.tracing.service import EventTracing
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import PublisherAddress, reader_at
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.publishers import PublisherSection
 from worker_agent.events.source_poller import Source
 
@@ -84,7 +84,7 @@ def event_path(
     )
     return Consolidator(
         core,
-        [reader_at(each, context, clock) for each in published],
+        [EngineEventSubscriber(each, context, clock) for each in published],
         log,
         clock,
         model=worker.model,

@@ -36,9 +36,14 @@ from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import Attributes, SpanData, TraceData
 from worker_agent.events.outbox import Outbox, OutMessage
 
+_RETRY_S = 0.1
+_RETRY_MAX_S = 2.0
 ARRIVALS_MAX = 1024
 """Remembered times at which batches came into the outbox; of older ones `outbox` begins with the next known time."""
 _SPAN_ID_BITS = 64
+
+
+_log = structlog.get_logger("rank_stream")
 
 
 class _Sent:
@@ -118,17 +123,6 @@ class RankTracer:
         return self._bits(_SPAN_ID_BITS) or 1
 
 
-def rank_tracer(tracing: EventTracing | None, rank: WorkerRank, subject: str) -> RankTracer | None:
-    """Return what traces the messages of a rank; None while that is off."""
-    return None if tracing is None else RankTracer(tracing, rank, subject)
-
-
-_RETRY_S = 0.1
-_RETRY_MAX_S = 2.0
-
-_log = structlog.get_logger("rank_stream")
-
-
 class RankStreamSender:
     """A part of a process, `run`; `wake` signals new batches in the outbox."""
 
@@ -145,7 +139,7 @@ class RankStreamSender:
         """`tracing`: None: the way of messages is not traced."""
         self._rank, self._outbox, self._event_log, self._clock = rank, outbox, log, clock
         self._subject = subjects.events(model, rank)
-        self._tracer = rank_tracer(tracing, rank, self._subject)
+        self._tracer = None if tracing is None else RankTracer(tracing, rank, self._subject)
         self._moved = asyncio.Event()
         self._failure: BaseException | None = None
         self._attempt = 0

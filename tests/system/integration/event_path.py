@@ -25,11 +25,11 @@ from tests.support.parts import at_work
 from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
-from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.events.source_poller import Source, SourcePoller
@@ -98,19 +98,10 @@ class ScriptedSource:
             return await self.path.position()
 
 
-@dataclass(frozen=True)
-class PublishedAt:
-    """Where a publisher is, and what it speaks for; without `replay` it has none."""
-
-    publish: str
-    replay: str = ""
-    origin: Origin = SOLE
-
-
 def consolidator_on(
     log: EventLog,
     context: zmq.asyncio.Context,
-    *publishers: PublishedAt,
+    *publishers: PublisherAddress,
     dp_ranks: tuple[int, ...] = (0,),
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
@@ -120,18 +111,7 @@ def consolidator_on(
     core = Consolidation(
         dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
     )
-    readers = [
-        EngineEventSubscriber(
-            each.origin,
-            SourceCursor(has_replay=bool(each.replay), idle_s=0.2),
-            context,
-            SystemClock(),
-            publish_endpoint=each.publish,
-            replay_endpoint=each.replay,
-            answer_s=0.5,
-        )
-        for each in publishers
-    ]
+    readers = [EngineEventSubscriber(each, context, SystemClock(), idle_s=0.2, answer_s=0.5) for each in publishers]
     return Consolidator(core, readers, log, SystemClock(), model=MODEL, worker_id=WORKER)
 
 
@@ -306,7 +286,7 @@ async def playing(
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
     async with zmq_context() as context, playing(context) as (source,):
-        at = PublishedAt(endpoint_of(source.publish), endpoint_of(source.replay))
+        at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
         async with running_agent(log, consolidator_on(log, context, at)) as agent:
             await source.subscribed()
             yield source, agent

@@ -15,8 +15,7 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
-from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.streams import PATH, PolledEvents
+from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome, PolledEvents
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, event_path
@@ -85,11 +84,11 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.create(0)
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)
-        at.engine.faults[PATH] = fault
+        at.engine.faults[EVENTS_PATH] = fault
         await eventually(lambda: at.client.requests_total["events", outcome])
         await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.stale(0))
         at.engine.released.set()
-        del at.engine.faults[PATH]
+        del at.engine.faults[EVENTS_PATH]
         at.engine.store(2, [6], parent=5)
         await eventually(lambda: at.overlap(5, 6) == 2)
         await eventually(lambda: at.streams.stale(0) == "")
