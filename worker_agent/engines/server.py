@@ -1,6 +1,6 @@
 """An engine's own server, as `worker-agent attach` meets it: what differs from one engine to the next.
 
-`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `servers.py` lists them. All answer GET /health,
+`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `SERVERS` of `attached/config.py` lists them. All answer GET /health,
 /v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in `docs/ATTACH.md`.
 """
 
@@ -64,7 +64,7 @@ class Answers(Protocol):
 
 
 class EngineServer(ABC):
-    """One engine's server. To add an engine, subclass this in a file of its own and list it in `servers.py`."""
+    """One engine's server. To add an engine, subclass this in a file of its own and list it in `SERVERS`."""
 
     name: ClassVar[str]
     """Of the setting `engine.kind` and of the router's `--worker URL,engine=NAME`."""
