@@ -1,7 +1,8 @@
 """An engine's own server, as `worker-agent attach` meets it: what differs from one engine to the next.
 
-`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `SERVERS` of `attached/config.py` lists them. All answer GET /health,
-/v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in `docs/ATTACH.md`.
+`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `SERVERS` of `attached/config.py` lists them. All answer
+GET /health, /v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in
+`docs/ATTACH.md`.
 """
 
 from abc import ABC, abstractmethod
