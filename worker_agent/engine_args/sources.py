@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
@@ -83,13 +83,9 @@ def check_model(args: EngineArgs) -> None:
     Raises:
         EngineArgsInvalid: it is neither.
     """
-    model, origin = str(args.value("model")), args.origin("model")
-    if (found := _model_problem(model)) and origin is not None:
-        expected = "a directory with config.json, or a name on the hub (org/name)"
-        found = f"{shortened(model)!r}, {found}"
-        raise EngineArgsInvalid(
-            [ArgumentFinding(severity="error", place=origin.place, path=("model",), found=found, expected=expected)]
-        )
+    model = str(args.value("model"))
+    if found := _model_problem(model):
+        _refuse(args, ("model",), model, found, "a directory with config.json, or a name on the hub (org/name)")
 
 
 def check_files(args: EngineArgs) -> None:
@@ -102,12 +98,15 @@ def check_files(args: EngineArgs) -> None:
         EngineArgsInvalid: there is no such file.
     """
     path = ("moe_config", "load_balancer")
-    named, origin = args.value(*path), args.origin(*path)
-    if isinstance(named, str) and origin is not None and not Path(named).is_file():
-        found = f"{shortened(named)!r}, which is no file here"
-        raise EngineArgsInvalid(
-            [ArgumentFinding(severity="error", place=origin.place, path=path, found=found, expected="a file")]
-        )
+    named = args.value(*path)
+    if isinstance(named, str) and not Path(named).is_file():
+        _refuse(args, path, named, "which is no file here", "a file")
+
+
+def _refuse(args: EngineArgs, path: tuple[str, ...], value: str, problem: str, expected: str) -> NoReturn:
+    origin, found = args.origin(*path), f"{shortened(value)!r}, {problem}"
+    place = "" if origin is None else origin.place
+    raise EngineArgsInvalid([ArgumentFinding(severity="error", place=place, path=path, found=found, expected=expected)])
 
 
 def _model_problem(model: str) -> str:
