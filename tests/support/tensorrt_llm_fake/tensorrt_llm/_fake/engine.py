@@ -166,7 +166,6 @@ class Engine:
                 sequence.held.append(held)
                 started.append(held)
         request.cached_tokens = min((held.cached_tokens for held in started), default=0)
-        request.reused_blocks = len(started[-1].blocks)
         return True
 
     # -------------------------------------------------------------------------------------- computation
@@ -281,7 +280,7 @@ class Engine:
         perf = None
         if is_final and request.params.return_perf_metrics:
             size = self.args.kv_cache_config.tokens_per_block
-            perf = measured(request, len(request.tokens(sequence)), size, self.iterations)
+            perf = measured(request, size, self.iterations)
         return Response(
             sequence=sequence.number,
             token_ids=new,
