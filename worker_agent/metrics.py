@@ -6,9 +6,10 @@ from kv_protocol.load import LoadReport
 from kv_runtime.supervise import SupervisedThread
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from worker_agent.api.app import AgentApi
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import EventPath
 from worker_agent.events.metrics import consolidator_families
+from worker_agent.events.mirror import ENGINE
 from worker_agent.load.publisher import LoadReports
 from worker_agent.load.reports import LoadRows
 
@@ -57,13 +58,13 @@ PHASES = {
 
 
 def agent_families(
-    worker: str, rules: TrtllmRules, path: EventPath, loads: LoadReports, api: AgentApi
+    worker: str, rules: TrtllmRules, path: Consolidator, loads: LoadReports, api: AgentApi
 ) -> Iterator[Family]:
     """Yield the families of events, load and requests of a served worker."""
     at = (worker,)
     yield from engine_event_families(worker, rules)
     yield from drain_families(worker, path)
-    yield from consolidator_families([path.consolidator])
+    yield from consolidator_families([path])
     yield from load_families(worker, loads.newest)
     yield from row_families(worker, loads.rows)
     yield thread_family(worker, {**event_threads(path), "iteration-stats": loads.thread})
@@ -76,9 +77,9 @@ def agent_families(
     yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.running)])
 
 
-def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
-    """Return the threads that poll the sources, by name."""
-    return {f"{name}-events": each.thread for name, each in path.pollers.items()}
+def event_threads(path: Consolidator) -> dict[str, SupervisedThread]:
+    """Return the thread that polls the engine, by its name; none if the engine is not polled."""
+    return {} if path.poller is None else {f"{ENGINE}-events": path.poller.thread}
 
 
 def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
@@ -101,9 +102,9 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), by_name(at, rules.events_lost))
 
 
-def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
+def drain_families(worker: str, path: Consolidator) -> Iterator[Family]:
     """Yield the statistics of event polls."""
-    pollers = [((worker, name), each) for name, each in path.pollers.items()]
+    pollers = [] if path.poller is None else [((worker, ENGINE), path.poller)]
     failed = [(at, each.poll_failures_total) for at, each in pollers]
     pressed = "Cycles in which the agent first emptied the engine's buffer: it was filling up, or had lost events"
     ratio = "Largest poll since the start, as a share of the source's buffer; 0 if the buffer's size is unknown"

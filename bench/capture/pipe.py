@@ -23,9 +23,8 @@ from kv_runtime.nats_server import EmbeddedNats
 from kv_runtime.supervise import Part, run_parts, until
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.mirror import MirrorCounts
-from worker_agent.events.source_cursor import SourceCursor
 
 T = TypeVar("T")
 
@@ -179,15 +178,8 @@ def _hop(
 ) -> tuple[CapturePublisher, EngineEventSubscriber]:
     """Return a publisher and its reader as it attaches to any; impatient, so that a lost last frame costs little."""
     publisher = CapturePublisher(context, chaos=chaos)
-    reader = EngineEventSubscriber(
-        Origin(dp_rank=dp_rank),
-        SourceCursor(idle_s=_IDLE_S),
-        context,
-        clock,
-        publish_endpoint=publisher.endpoint,
-        replay_endpoint=publisher.replay_endpoint,
-    )
-    return publisher, reader
+    at = PublisherAddress(Origin(dp_rank=dp_rank), publisher.endpoint, publisher.replay_endpoint)
+    return publisher, EngineEventSubscriber(at, context, clock, idle_s=_IDLE_S)
 
 
 @asynccontextmanager

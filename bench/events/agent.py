@@ -18,9 +18,8 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.event_path import new_epoch
-from worker_agent.events.source_cursor import SourceCursor
 
 _POLL_S = 0.002
 _EVENTS_A_PAYLOAD = 8
@@ -54,15 +53,8 @@ class AgentRole(LogRole):
     def _readers(self) -> list[EngineEventSubscriber]:
         if not self._publisher:
             return []
-        reader = EngineEventSubscriber(
-            SOLE,
-            SourceCursor(),
-            self._context,
-            self._clock,
-            publish_endpoint=self._publisher,
-            replay_endpoint=self._replay,
-        )
-        return [reader]
+        at = PublisherAddress(SOLE, self._publisher, self._replay)
+        return [EngineEventSubscriber(at, self._context, self._clock)]
 
     def parts(self) -> list[Part]:
         """Return the parts of the consolidator and of the connection."""
@@ -86,7 +78,7 @@ class AgentRole(LogRole):
         consolidator = self._consolidator
         (reader,) = consolidator.readers
         await reader.until_read(sequence)
-        epoch, last_seq = consolidator.positions()[0]
+        epoch, last_seq = (await consolidator.position())[0]
         lost = sum(each.losses_total for each in consolidator.core.publishers.values())
         return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
 

@@ -7,8 +7,7 @@ its dialect are simulated: the source gives events that need no translation, whe
 import secrets
 import time
 from math import inf
-
-import zmq.asyncio
+from typing import cast
 
 from bench.child import Answer, serve
 from bench.events.load import EventLoad, Flush, schedule
@@ -16,14 +15,26 @@ from bench.events.run import LogRole
 from bench.events.watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.supervise import Part
-from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import RankEvent
-from worker_agent.events.event_path import EventPath, new_epoch
-from worker_agent.events.mirror import ENGINE
+from worker_agent.events.event_path import new_epoch
 from worker_agent.events.source_poller import Source
 
 MODEL = "bench"
 _POLL_S = 0.05
+
+
+class TranslatedEvents(TrtllmRules):
+    """The rules of a source whose events need no translation."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        """Return the events as they are."""
+        return cast("list[RankEvent]", engine_events)
 
 
 class ScheduledEngine:
@@ -76,24 +87,23 @@ class SourceRole(LogRole):
         self._load = EventLoad(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
         self._handed: dict[int, int] = {}
-        self._context = zmq.asyncio.Context()
 
     async def begin(self) -> Answer:
         """Connect the agent and prepare its parts."""
         self._log = await WatchedLog.connect(self._url, name=self._worker)
         self._log.on_handed = self._on_handed
-        core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch, origins=[Origin(ENGINE)])
-        self._path = EventPath(
-            {ENGINE: Source(self._engine.take)},
+        core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch)
+        self._path = Consolidator(
             core,
+            [],
             self._log,
-            self._context,
             self._clock,
             model=MODEL,
             worker_id=self._worker,
+            source=Source(self._engine.take, TranslatedEvents()),
             poll_s=_POLL_S,
         )
-        await self._path.consolidator.start()
+        await self._path.start()
         return {}
 
     def _on_handed(self, message_id: str, now_ns: int) -> None:
@@ -113,7 +123,7 @@ class SourceRole(LogRole):
         while not self._engine.is_over:
             await self._clock.sleep(_POLL_S)
         epoch, last_seq = (await self._path.position())[0]
-        outbox = self._path.consolidator.core.outbox(0)
+        outbox = self._path.core.outbox(0)
         while outbox.waiting_bytes:
             await self._clock.sleep(_POLL_S)
         assert last_seq == len(self._engine.flushed_ns), "an event is a batch"
@@ -125,11 +135,6 @@ class SourceRole(LogRole):
             "flushed_ns": self._engine.flushed_ns,
             "handed_ns": sorted(self._handed.items()),
         }
-
-    async def end(self) -> None:
-        """Close sockets and connection."""
-        await super().end()
-        self._context.destroy(linger=0)
 
 
 if __name__ == "__main__":

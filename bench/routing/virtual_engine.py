@@ -96,7 +96,7 @@ class VirtualEngine:
         else:
             step = self.simulator.step(now_s)
             self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
-            self.waiting_requests = step.statistics[0].inflight_batching_stats.num_queued_context_requests
+            self.waiting_requests = step.statistics[0]["inflightBatchingStats"]["numQueuedContextRequests"]
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
         """End the iteration; return the outputs by request id, and the batches that it publishes."""

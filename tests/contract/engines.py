@@ -21,7 +21,7 @@ from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
-from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.layers import layer
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -121,7 +121,7 @@ def trtllm_args(arguments: dict[str, Any] | None = None, **circumstances: Any) -
         **(arguments or {}),
     }
     around = Circumstances(publishes_kv_events=True, **circumstances)
-    return effective_args([Layer(name="file", values=values, place="engine.yaml")], around)
+    return effective_args([layer("file", [((), values, "engine.yaml")])], around)
 
 
 @asynccontextmanager

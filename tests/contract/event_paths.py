@@ -13,6 +13,7 @@ import zmq.asyncio
 from bench.capture.capture import CapturedFrame
 from bench.capture.payloads import encode_payload
 from bench.capture.publisher import CapturePublisher
+from bench.events.source import TranslatedEvents
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, Restarts
@@ -20,11 +21,10 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import BLOCK_SIZE
-from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.engine_event_subscriber import PublisherAddress
+from worker_agent.events.consolidation import SOLE, Consolidation
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineEvent, RankEvent
-from worker_agent.events.event_path import EventPath
-from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 
 DP_RANKS = (0, 1)
@@ -34,7 +34,7 @@ class Engine(Protocol):
     """An engine with an agent that reads its events."""
 
     @property
-    def path(self) -> EventPath:
+    def path(self) -> Consolidator:
         """The agent's event path, which runs."""
 
     async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
@@ -53,11 +53,10 @@ StartEngine = Callable[[EventLog], AbstractAsyncContextManager[Engine]]
 class PolledEngine:
     """Polled in this process; a poll that fails unexpectedly loses what it took."""
 
-    def __init__(self, log: EventLog, context: zmq.asyncio.Context) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._told: deque[list[RankEvent] | None] = deque()
         self._changed = threading.Condition()
-        restarts = Restarts(failures_max=100, pause_s=0.0)
-        self.path = event_path({ENGINE: Source(self._take)}, log, context, restarts=restarts)
+        self.path = event_path(log, source=Source(self._take, TranslatedEvents()))
 
     def _take(self, timeout_s: float) -> list[RankEvent]:
         with self._changed:
@@ -89,8 +88,8 @@ class PublishingEngine:
 
     def __init__(self, log: EventLog, context: zmq.asyncio.Context) -> None:
         self.publisher = CapturePublisher(context)
-        at = PublisherAddress(Origin(ENGINE), self.publisher.endpoint, self.publisher.replay_endpoint)
-        self.path = event_path({}, log, context, published=(at,))
+        at = PublisherAddress(SOLE, self.publisher.endpoint, self.publisher.replay_endpoint)
+        self.path = event_path(log, EngineEventSubscriber(at, context, SystemClock()))
         self._sequence = 0
 
     async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
@@ -102,45 +101,32 @@ class PublishingEngine:
         self._sequence += 1
 
     async def until_read(self) -> None:
-        (reader,) = self.path.consolidator.readers
+        (reader,) = self.path.readers
         async with asyncio.timeout(WAIT_S):
             await reader.until_read(self._sequence)
 
 
-def event_path(
-    sources: dict[str, Source],
-    log: EventLog,
-    context: zmq.asyncio.Context,
-    *,
-    published: tuple[PublisherAddress, ...] = (),
-    restarts: Restarts | None = None,
-) -> EventPath:
+def event_path(log: EventLog, *readers: EngineEventSubscriber, source: Source | None = None) -> Consolidator:
     """Return the path of a worker of `DP_RANKS`; its epochs are 100, 101."""
-    core = Consolidation(DP_RANKS, BLOCK_SIZE, "i", count(100).__next__, origins=[Origin(ENGINE)])
-    return EventPath(
-        sources,
-        core,
+    return Consolidator(
+        Consolidation(DP_RANKS, BLOCK_SIZE, "i", count(100).__next__),
+        readers,
         log,
-        context,
         SystemClock(),
         model=MODEL,
         worker_id=WORKER,
+        source=source,
         poll_s=0.01,
-        published=published,
-        restarts=restarts or Restarts(),
+        restarts=Restarts(failures_max=100, pause_s=0.0),
     )
 
 
 @asynccontextmanager
 async def polled(log: EventLog) -> AsyncIterator[Engine]:
     """An engine that the agent polls."""
-    context = zmq.asyncio.Context()
-    try:
-        engine = PolledEngine(log, context)
-        async with _running(engine.path, []):
-            yield engine
-    finally:
-        context.destroy(linger=0)
+    engine = PolledEngine(log)
+    async with _running(engine.path, []):
+        yield engine
 
 
 @asynccontextmanager
@@ -158,8 +144,8 @@ async def published(log: EventLog) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def _running(path: EventPath, more: list[Part]) -> AsyncIterator[None]:
-    await path.consolidator.start()
+async def _running(path: Consolidator, more: list[Part]) -> AsyncIterator[None]:
+    await path.start()
     async with at_work(*path.parts(0), *more):
         yield
 

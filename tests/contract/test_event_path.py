@@ -44,16 +44,16 @@ def stored(
 
 
 def held(engine: Engine, dp_rank: int = 0) -> set[int]:
-    return {block.sequence_hash for chunk in engine.path.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
+    return {block.sequence_hash for chunk in engine.path.core.dump(dp_rank, 0) for block in chunk.blocks()}
 
 
 def counted(engine: Engine) -> PublisherState:
-    (state,) = engine.path.consolidator.core.publishers.values()
+    (state,) = engine.path.core.publishers.values()
     return state
 
 
 async def in_log(engine: Engine, url: str) -> list[Batch]:
-    core = engine.path.consolidator.core
+    core = engine.path.core
     await eventually(lambda: not any(core.outbox(rank).waiting_bytes for rank in core.dp_ranks))
     return await batches_in(url)
 
@@ -100,7 +100,7 @@ async def test_a_loss_removes_the_source_s_blocks_once_and_what_follows_is_learn
         assert (held(engine), held(engine, 1)) == (set(hashes_of(2)), set())
         assert counted(engine).losses_total == 1
         batches = await in_log(engine, broker.url)
-        await eventually(lambda: engine.path.consolidator.stale(0) == "")
+        await eventually(lambda: engine.path.stale(0) == "")
     of_rank_0 = [(batch.source_seq, batch.event) for batch in batches if batch.epoch == 100]
     assert of_rank_0 == [(0, Stored(tuple(hashes_of(1)))), (0, Cleared(Tier.GPU)), (3, Stored(tuple(hashes_of(2))))]
 
@@ -122,11 +122,11 @@ async def test_blocks_of_another_size_make_the_rank_stale_until_it_is_cleared(
     async with start(log) as engine:
         await engine.tell(stored(1, block_size=2 * BLOCK_SIZE), stored(2))
         await engine.until_read()
-        assert engine.path.consolidator.stale(0) == f"engine: block_size: found {2 * BLOCK_SIZE}, allowed {BLOCK_SIZE}"
-        assert (held(engine), engine.path.consolidator.stale(1)) == (set(hashes_of(2)), "")
+        assert engine.path.stale(0) == f"engine: block_size: found {2 * BLOCK_SIZE}, allowed {BLOCK_SIZE}"
+        assert (held(engine), engine.path.stale(1)) == (set(hashes_of(2)), "")
         await engine.tell(EngineCleared())
         await engine.until_read()
-        assert (engine.path.consolidator.stale(0), held(engine)) == ("", set())
+        assert (engine.path.stale(0), held(engine)) == ("", set())
 
 
 async def test_what_was_told_last_is_in_the_log_after_a_stop(start: StartEngine, broker: Broker, log: EventLog) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kv_protocol import hashing
 from tests.support.paths import RECORDINGS
-from worker_agent.engines.simulated.identity import trtllm_block_hash
+from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 
 Vector = dict[str, Any]
 
@@ -86,9 +86,8 @@ def test_adapter_ids_equal_the_peers(vector: Vector) -> None:
 def test_simulated_engines_name_blocks_as_tensorrt_llm_does(vector: Vector) -> None:
     found, parent = [], 0
     for tokens in vector["blocks"]:
-        parent = trtllm_block_hash(
-            tokens, parent, lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"]
-        )
+        namespace = EngineNamespace(lora_task_id=vector["lora_task_id"], cache_salt_id=vector["cache_salt_id"])
+        parent = trtllm_hash(tokens, parent, namespace)
         found.append(parent)
     assert found == vector["block_hashes_u64"]
     assert [hashing.to_i64(value) for value in found] == vector["block_hashes_i64"]

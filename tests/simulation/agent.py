@@ -7,9 +7,7 @@ After each payload of hop A the mirror must equal what the engine holds, or be l
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from kv_protocol import fleet, load
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, FleetEvent, WorkerLeft, WorkerRegistered
@@ -26,7 +24,6 @@ from tests.simulation.publishing import Publishing
 from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.traffic import Answers
-from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.load.reports import load_report
@@ -167,9 +164,9 @@ class Agent:
         self._resets.pop(request_id, None)
         self.engine.cancel(request_id)
 
-    def _report(self, statistics: Sequence[IterationStats]) -> None:
+    def _report(self, statistics: Sequence[dict[str, Any]]) -> None:
         for row in statistics:
-            dp_rank, self._newest[dp_rank] = load_report(msgspec.to_builtins(row), self.instance)
+            dp_rank, self._newest[dp_rank] = load_report(row, self.instance)
 
     def _announce_load(self) -> None:
         for dp_rank, report in self._newest.items():

@@ -17,7 +17,6 @@ from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import EngineTiming
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
@@ -38,7 +37,7 @@ SLOW_ENGINE = EngineTiming(
 )
 
 OnOutput = Callable[[EngineOutput], None]
-Reported = Callable[[Sequence[IterationStats]], None]
+Reported = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class HostTier:

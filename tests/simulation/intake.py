@@ -17,7 +17,7 @@ from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.events.dialects import engine_wire as hop_a
 from worker_agent.events.outbox import Outbox
-from worker_agent.events.poll_rules import Drain, DrainedMoment, Relearning
+from worker_agent.events.poll_rules import Drain, Relearning
 from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
@@ -48,7 +48,7 @@ class Intake:
         self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
         self._drain = Drain(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
-        self._drained = DrainedMoment(0, {})
+        self._dry_sequence, self._lost_when_dry = 0, dict[int, int]()
         self._relearning = Relearning()
         self._question = self._lost_in_a_row = 0
         self._is_asking = False
@@ -64,9 +64,10 @@ class Intake:
 
     def stale(self, dp_rank: int, outbox: Outbox) -> str:
         """Return why what is known of a rank, and is on its way by `outbox`, may not be what the engine holds."""
-        rules, expected = self._engine.rules, self.cursor.expected
-        self._relearning.on_progress(dp_rank, self._drained, expected, outbox.last_seq, outbox.published_seq)
-        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0))
+        rules = self._engine.rules
+        if self.cursor.expected >= self._dry_sequence:
+            self._relearning.on_read(dp_rank, self._lost_when_dry.get(dp_rank, 0), outbox.last_seq)
+        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.published_seq)
         unread = "no answer to replays" if self.cursor.is_unanswered else ""
         unread = unread or ("" if self.cursor.is_settled else "messages are missing")
         return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unread
@@ -90,7 +91,7 @@ class Intake:
         self._publish(self._take())
         is_lossy = sum(self._engine.rules.events_lost.values()) > lost
         if self._drain.on_cycle(is_lossy=is_lossy):
-            self._drained = DrainedMoment(self._sequence, dict(self._engine.rules.events_lost))
+            self._dry_sequence, self._lost_when_dry = self._sequence, dict(self._engine.rules.events_lost)
 
     def _take(self) -> list[dict[str, Any]]:
         taken: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from kv_protocol.events import TIERS, Tier
 from kv_protocol.hashing import lora_id, sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
-from worker_agent.engines.simulated.identity import trtllm_block_hash
+from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 from worker_agent.port.types import EngineRequest
 
 BLOCK_SIZE = 4
@@ -54,10 +54,10 @@ class Names:
         salt = request.cache_salt
         salt_id = int.from_bytes(sha256(salt.encode()).digest()[:8], "little") if salt else None
         adapter = lora_id(request.lora_name) if request.lora_name else None
-        engine_hash = 0
+        namespace, engine_hash = EngineNamespace(lora_task_id=adapter, cache_salt_id=salt_id), 0
         for at, sequence_hash in enumerate(sequence_hashes(tokens, BLOCK_SIZE, cache_salt=salt)):
             block = tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]
-            engine_hash = trtllm_block_hash(block, engine_hash, lora_task_id=adapter, cache_salt_id=salt_id)
+            engine_hash = trtllm_hash(block, engine_hash, namespace)
             assert self._of.setdefault(engine_hash, sequence_hash) == sequence_hash
 
     def held(self, engine_hashes: Iterable[int], tier: Tier) -> Held:

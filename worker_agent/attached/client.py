@@ -10,18 +10,27 @@ oversize      is longer than `bytes_max`; the rest is not read
 unreadable    is complete, but invalid: the caller tells `EngineClient.unreadable`
 """
 
+import asyncio
+import time
 from collections import Counter
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import aiohttp
+import msgspec
 
+from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answer_body import bounded_body
+from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
+from worker_agent.port.types import EngineError
 
 ANSWER_S = 2.0
 ANSWER_BYTES_MAX = 4 << 20
 _CONNECTIONS = 8
+EVENTS_PATH = "/kv_cache_events"
+EVENTS_BYTES_MAX = 64 << 20
 _OK = 200
+_decoder = msgspec.json.Decoder(list[Any])
 
 Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
@@ -108,3 +117,44 @@ class EngineClient:
             raise EngineUnanswered("slow", f"no whole answer within {answer_s} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
+
+
+class PolledEvents:
+    """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
+
+    The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. The
+    engine forgets events that it has answered with, so it must have one client only. If an answer is lost, a jump in
+    the next events' ids shows it (`dialects/trtllm.py`), and the rank is cleared. Older versions answer an empty list
+    after 2 s, newer ones at once; so there is a pause after an empty list.
+
+    Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
+    """
+
+    def __init__(
+        self, client: EngineClient, *, answer_s: float = WAITED_ANSWER_S, bytes_max: int = EVENTS_BYTES_MAX
+    ) -> None:
+        """The requests run in the event loop of the caller, which is that of `client`."""
+        self._client, self._answer_s, self._bytes_max = client, answer_s, bytes_max
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, timeout_s: float) -> list[Any]:
+        """Return the events since the last call; if there are none, pause for `timeout_s` first.
+
+        Only the polling thread (`source_poller.py`) calls it; it is blocked for at most `answer_s` and the pause.
+
+        Raises:
+            EngineError: the engine gave no valid answer.
+        """
+        request = self._client.get(
+            "events", EVENTS_PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b""
+        )
+        try:
+            events = _decoder.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
+        except EngineUnanswered as error:
+            raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
+        except UNDECODABLE as error:
+            self._loop.call_soon_threadsafe(self._client.unreadable, "events")
+            raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
+        if not events and timeout_s:
+            time.sleep(timeout_s)
+        return events

@@ -39,10 +39,7 @@ EXPORT_PROBLEMS: tuple[ExportProblem, ...] = ("oversize", "unreadable", "stale")
 
 
 class EngineLoads:
-    """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it.
-
-    Without `announces` the engine's load comes otherwise (`load_topic.py`), and its text is read alone.
-    """
+    """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it."""
 
     def __init__(
         self,
@@ -59,12 +56,11 @@ class EngineLoads:
         total_blocks: int,
         metrics_path: str,
         poll_s: float = POLL_S,
-        announces: bool = True,
     ) -> None:
         self._server, self._client, self._event_log, self._clock = server, client, log, clock
         self._model, self._worker_id, self._instance = model, worker_id, instance
         self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
-        self._metrics_path, self._poll_s, self._announces = metrics_path, poll_s, announces
+        self._metrics_path, self._poll_s = metrics_path, poll_s
         self._text, self._text_at_s = b"", 0.0
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of iteration statistics, for its skipped rows."""
@@ -127,8 +123,6 @@ class EngineLoads:
         self._text, self._text_at_s = body, self._clock.now()
         samples = samples_in(body, self._server.metrics.all)
         self.is_asleep = self._server.is_asleep(samples)
-        if not self._announces:
-            return {}
         return read_loads(
             self._server.metrics,
             samples,

@@ -7,9 +7,8 @@ from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.attached.client import EngineClient
 from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EXPORT_PROBLEMS, EngineLoads
-from worker_agent.attached.streams import EventStreams
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.metrics import (
     drain_families,
     engine_event_families,
@@ -24,12 +23,11 @@ _FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "can
 
 def attach_families(
     worker: str,
-    streams: EventStreams,
+    streams: Consolidator,
     client: EngineClient | None,
     watch: HealthWatch | None,
     loads: EngineLoads | None,
     forwarder: Forwarder | None,
-    topic: LoadTopic | None = None,
 ) -> Iterator[Family]:
     """Yield the families of the parts that there are, but those of the streams' consolidator."""
     requests = {} if client is None else client.requests_total
@@ -39,9 +37,8 @@ def attach_families(
     if watch is not None:
         meaning = "1 while the worker is registered because the engine is healthy"
         yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
-    if (source := topic or loads) is not None:
-        yield from load_families(worker, source.newest)
     if loads is not None:
+        yield from load_families(worker, loads.newest)
         yield from row_families(worker, loads.rows)
         yield from exported_families(worker, loads)
     if forwarder is not None:
@@ -50,10 +47,10 @@ def attach_families(
         yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
         running = [((worker,), forwarder.running)]
         yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
-    if streams.rules is not None:
-        yield from engine_event_families(worker, streams.rules)
-        yield from drain_families(worker, streams.path)
-        yield thread_family(worker, event_threads(streams.path))
+    if streams.poller is not None:
+        yield from engine_event_families(worker, streams.poller.source.rules)
+        yield from drain_families(worker, streams)
+        yield thread_family(worker, event_threads(streams))
 
 
 def exported_families(worker: str, loads: EngineLoads) -> Iterator[Family]:

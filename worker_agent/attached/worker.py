@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import structlog
 import zmq.asyncio
 
-from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet import NO_EVENTS, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.config.loading import ConfigurationError
@@ -38,21 +38,19 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.tracing import worker_tracer
-from worker_agent.attached.client import EngineClient
-from worker_agent.attached.config import AttachSettings
+from worker_agent.attached.client import EngineClient, PolledEvents
+from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.load_topic import LoadTopic
 from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import attach_families
-from worker_agent.attached.registration import attached_facts, attached_registration
-from worker_agent.attached.streams import EventStreams, PolledEvents
 from worker_agent.attached.survey import EngineSurvey
 from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.event_path import WorkerStreams, end_unrun
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
+from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.load.publisher import announce_load
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -110,7 +108,7 @@ class AttachedWorker:
         self._instance = uuid.uuid4().hex[:16]
         self._metrics: Callable[[], Iterator[Family]] | None = None
         self._membership: Membership | None = None
-        self._streams: EventStreams | None = None
+        self._streams: Consolidator | None = None
 
     @property
     def worker_id(self) -> str:
@@ -125,11 +123,11 @@ class AttachedWorker:
     @property
     def consolidators(self) -> tuple[Consolidator, ...]:
         """The consolidator of its streams, once the engine is known."""
-        return () if self._streams is None else (self._streams.path.consolidator,)
+        return () if self._streams is None else (self._streams,)
 
     def polled_status(self) -> list[dict[str, Any]]:
         """Return the status of the sources of its events."""
-        return [] if self._streams is None else self._streams.path.status()
+        return [] if self._streams is None else self._streams.status()
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics, but for those of the consolidator."""
@@ -226,20 +224,26 @@ class AttachedWorker:
         worker_id = WorkerId(host.log, host.clock, host.gate, worker_id=worker.id, instance=worker.instance)
         if engine is not None:
             await until(stop, worker_id.check())
-        streams = EventStreams(
+        events, source = settings.events, None
+        if engine is not None and settings.engine.is_polled:
+            rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
+            source = Source(PolledEvents(engine.client).take, rules)
+        streams = event_path(
             worker,
-            settings.events,
+            source,
+            events.sources,
             host.log,
             host.context,
             host.clock,
-            polled=PolledEvents(engine.client) if engine is not None and settings.engine.is_polled else None,
+            ring_bytes_max=events.batch_ring_bytes_max,
             tracing=events_of(host.tracing),
+            stale="" if source or worker.publishers else NO_EVENTS,
         )
-        parts = streams.path.parts(first_stage=2)
+        parts = streams.parts(first_stage=2)
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
             others = await self._fronted(engine, worker, worker_id, streams, cleanup)
-            await streams.path.consolidator.start()
+            await streams.start()
             until_run.pop_all()  # from here on the parts own the sockets
         self._streams = streams
         self._report(f"{worker.id}{self._found_words(worker, facts)}", worker.model)
@@ -261,7 +265,7 @@ class AttachedWorker:
         engine: _Engine | None,
         worker: WorkerStreams,
         worker_id: WorkerId,
-        streams: EventStreams,
+        streams: Consolidator,
         cleanup: AsyncExitStack,
     ) -> list[Part]:
         """Return the parts that watch and front the engine; forwarded requests are accepted from now on."""
@@ -269,10 +273,7 @@ class AttachedWorker:
             self._metrics = partial(attach_families, worker.id, streams, None, None, None, None)
             return []
         settings, host, parts = self._settings, self._host, list[Part]()
-        base_url, forwarder, topic = engine.client.base_url, None, self._load_topic(engine, worker)
-        loads = self._loads(engine, worker, announces=topic is None)
-        if topic is not None:
-            parts.append(Part("load-topic", topic.run, 2))
+        base_url, forwarder, loads = engine.client.base_url, None, self._loads(engine, worker)
         if loads is not None:
             parts.append(Part("engine-loads", loads.run, 2))
         if settings.engine.is_forwarded:
@@ -291,23 +292,10 @@ class AttachedWorker:
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
-        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder, topic)
+        self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
-    def _load_topic(self, engine: _Engine, worker: WorkerStreams) -> LoadTopic | None:
-        if not engine.facts.load_endpoint:
-            return None
-        return LoadTopic(
-            self._settings.engine.load_endpoints(engine.facts.load_endpoint),
-            self._host.context,
-            self._host.clock,
-            partial(announce_load, self._host.log, worker.model, worker.id),
-            instance=worker.instance,
-            block_size=worker.block_size,
-            total_blocks=engine.facts.total_kv_blocks,
-        )
-
-    def _loads(self, engine: _Engine, worker: WorkerStreams, *, announces: bool) -> EngineLoads | None:
+    def _loads(self, engine: _Engine, worker: WorkerStreams) -> EngineLoads | None:
         settings = self._settings.engine
         if not settings.metrics_path:
             return None
@@ -323,7 +311,6 @@ class AttachedWorker:
             block_size=worker.block_size,
             total_blocks=engine.facts.total_kv_blocks,
             metrics_path=settings.metrics_path,
-            announces=announces,
         )
 
 

@@ -34,7 +34,7 @@ from worker_agent.engine_args.sources import EngineArgsSources, check_files, che
 from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
-from worker_agent.engines.simulated.tokens import TokenSource, scripted
+from worker_agent.engines.simulated.tokens import ScriptedSource, TokenSource
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription
@@ -174,7 +174,7 @@ def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
     if not settings.engine.answer:
         return TokenSource()
     ids = text.encode(settings.engine.answer, add_special_tokens=False)
-    return scripted((*ids, *sorted(text.eos_ids)[:1]))
+    return ScriptedSource(script=(*ids, *sorted(text.eos_ids)[:1]))
 
 
 def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> SimulatedEngine:

@@ -178,11 +178,11 @@ def _as_json(args: EngineArgs) -> dict[str, Any]:
         "engine_defaults": [dotted(path) for path in args.left_to_engine],
         "replaced": [
             {
-                "path": each.name,
-                "old": shown(each.path, each.old),
-                "new": shown(each.path, each.new),
-                "old_layer": str(each.old_origin),
-                "new_layer": str(each.new_origin),
+                "path": each.old.name,
+                "old": shown(each.old.path, each.old.value),
+                "new": shown(each.new.path, each.new.value),
+                "old_layer": str(each.old.origin),
+                "new_layer": str(each.new.origin),
             }
             for each in args.replaced
         ],

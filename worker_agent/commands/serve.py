@@ -55,9 +55,10 @@ from worker_agent.commands.engine_choice import (
 from worker_agent.commands.served_media import ServedMedia
 from worker_agent.commands.served_metrics import served_families
 from worker_agent.config import AgentSettings
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import EventPath, WorkerStreams, end_unrun, event_path, polled_engine
-from worker_agent.events.mirror import ENGINE
+from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
+from worker_agent.events.source_poller import Source
 from worker_agent.fleet.canary import Canary, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
@@ -85,7 +86,7 @@ class _WorkerParts(NamedTuple):
     clock: SystemClock
     log: EventLog
     rules: TrtllmRules
-    events: EventPath
+    events: Consolidator
     worker_id: WorkerId
     tracing: Tracing | None
 
@@ -132,7 +133,7 @@ async def run_served(
             rules, buffered = TrtllmRules(engine.block_size), chosen.event_buffer * len(engine.dp_ranks)
             events = event_path(
                 WorkerStreams(settings.worker.id, names[0], instance, engine.block_size, engine.dp_ranks),
-                {ENGINE: polled_engine(rules, built.engine.kv_events, buffered)} if chosen.polls_events else {},
+                Source(built.engine.kv_events, rules, buffered) if chosen.polls_events else None,
                 polled.sources,
                 log,
                 context,
@@ -183,7 +184,7 @@ async def _parts(
     Projection(registry, lambda: log_families(worker.log.statistics()))
     Projection(registry, membership.families)
     Projection(registry, lambda: span_families(None if worker.tracing is None else worker.tracing.exporter))
-    await events.consolidator.start()
+    await events.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     report(f"worker {worker_id} on {registration.base_url}")
     life = _EngineLife(worker.built.engine, membership)
@@ -258,7 +259,7 @@ def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
         now_s=worker.clock.now,
         new_id=lambda: uuid.uuid4().hex,
         position=worker.events.position,
-        status=lambda: {**streams_status([worker.events.consolidator]), "sources": worker.events.status()},
+        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
         fault=lambda: None if trtllm is None else trtllm.fault,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),

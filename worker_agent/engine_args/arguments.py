@@ -2,53 +2,46 @@
 
 An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
 
-    default < flag < file < override < forced                 engine_layers: merged, each value with its origin
-    each layer: names, and types of what the agent reads      engine_fields
-    merged: forced values, arguments that the backend lacks   engine_rules
-    merged: conflicting arguments                             engine_checks
+    default < flag < file < override < forced                 `layers.py`: merged, each value with its origin
+    each layer: names, and types of what the agent reads      `fields.py`
+    merged: forced values, arguments that the backend lacks   `rules.py`
+    merged: conflicting arguments                             `rules.py`
 
 A name that `fields.py` does not have is an error where no engine is installed: a misspelt name is likelier than one of
 a newer engine, for which `allows_unknown` passes it on with a warning. With an installed engine there is the warning
 alone: the engine refuses what it does not know, before the model is loaded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.engine_args import checks as engine_checks
-from worker_agent.engine_args.field_kinds import Field, found
-from worker_agent.engine_args.fields import ENGINE
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
+from worker_agent.engine_args.fields import LACKS, layer_findings
+from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.layers import (
-    LAYERS,
     EffectiveValue,
-    Layer,
     Path,
     Replacement,
-    Tree,
     ValueOrigin,
+    Values,
     at,
-    dotted,
-    is_section,
     merge,
-    node_at,
-    plain,
-    replacements,
-    settings,
-    tree_of,
+    nested,
+    origin_of,
 )
 from worker_agent.engine_args.rules import (
     DEFAULTS,
     ENCODE,
     FLAGS,
     Circumstances,
+    attention_dp_size,
     backend_of,
+    conflicts,
     forced_layer,
     pruned,
+    world_size,
 )
 
 
@@ -56,112 +49,67 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
 
     role: Role
-    tree: Tree
+    values: Values
     replaced: tuple[Replacement, ...]
     warnings: tuple[ArgumentFinding, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a new copy of the arguments as nested mappings."""
-        return {name: plain(node) for name, node in self.tree.items()}
+        return nested({path: each.value for path, each in self.values.items()})
 
     def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
         """Return a copy of the value at `path`, a section as a mapping; None without a value."""
-        return at(self.tree, *path)
+        return at(self.values, *path)
 
     def origin(self, *path: str) -> ValueOrigin | None:
         """Return the origin of the value at `path`; None without a value."""
-        node = node_at(self.tree, path)
-        return None if node is None else node.origin
+        return origin_of(self.values, path)
 
     @property
     def settings(self) -> tuple[EffectiveValue, ...]:
         """Every value with its path and origin, by path."""
-        return settings(self.tree)
+        return tuple(each for _, each in sorted(self.values.items()))
 
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        backend = backend_of(self.tree)
+        lacks = LACKS[backend_of(self.values)]
         known = (
-            path
-            for path in FLAGS.values()
-            if backend not in ENGINE.fields[path[0]].pruned and (self.role != "encode" or path[0] in ENCODE)
+            path for path in FLAGS.values() if path[0] not in lacks and (self.role != "encode" or path[0] in ENCODE)
         )
-        return tuple(sorted(path for path in known if node_at(self.tree, path) is None))
+        return tuple(sorted(path for path in known if self.origin(*path) is None))
 
     @property
     def attention_dp_size(self) -> int:
         """How many ranks, each with a KV cache of its own, the engine has."""
-        return engine_checks.attention_dp_size(self.tree)
+        return attention_dp_size(self.values)
 
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        return engine_checks.world_size(self.tree)
+        return world_size(self.values)
 
 
-def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> EngineArgs:
+def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> EngineArgs:
     """Return the engine's arguments; each value has the highest layer that sets it as its origin.
 
-    `layers` are flags, file and override, in any order, each at most once; none of them is changed.
+    `layers` are flags, file and override, the lowest first; none of them is changed.
 
     Raises:
         EngineArgsInvalid: with all errors of the layers, or, if there are none, of the merged arguments.
     """
-    layers = sorted([DEFAULTS, *layers], key=lambda layer: LAYERS.index(layer.name))
     passes_unknown = circumstances.allows_unknown or bool(circumstances.engine_version)
-    findings = [
-        finding
-        for layer in layers
-        for finding in _section_findings(layer, ENGINE, layer.values, (), allows_unknown=passes_unknown)
-    ]
+    findings = [each for layer in layers for each in layer_findings(layer, allows_unknown=passes_unknown)]
     _refuse_errors(findings)
-    tree: Tree = {}
-    replaced: list[Replacement] = []
+    values, replaced = DEFAULTS, list[Replacement]()
     for layer in layers:
-        tree = _put(tree, layer, replaced)
-    tree = _put(tree, forced_layer(tree, circumstances), replaced)
-    tree, left_out = pruned(tree, circumstances.role)
-    findings += [*left_out, *engine_checks.findings(tree, circumstances)]
+        values, gone = merge(values, layer)
+        replaced += gone
+    values, gone = merge(values, forced_layer(values, circumstances))
+    values, left_out = pruned(values, circumstances.role)
+    findings += [*left_out, *conflicts(values, circumstances)]
     _refuse_errors(findings)
-    return EngineArgs(role=circumstances.role, tree=tree, replaced=tuple(replaced), warnings=tuple(findings))
-
-
-def _section_findings(
-    layer: Layer, field: Field, values: Mapping[str, Any], above: Path, *, allows_unknown: bool
-) -> Iterator[ArgumentFinding]:
-    """Yield unknown names, and values of a wrong type or out of range."""
-    for name, value in values.items():
-        path = (*above, str(name))
-        known = field.fields.get(name)
-        if known is None:
-            yield _unknown(layer, field, path, allows_unknown=allows_unknown)
-        elif not known.fits(value) or (known.kind == "section" and value is not None and not is_section(value)):
-            has_names = known.kind != "section" or not isinstance(value, dict)
-            what = found(shown(path, value)) if has_names else "a mapping with a name that is no text"
-            yield ArgumentFinding(
-                severity="error", place=layer.place_of(path), path=path, expected=known.expected, found=what
-            )
-        elif known.kind == "section" and value is not None:
-            yield from _section_findings(layer, known, value, path, allows_unknown=allows_unknown)
-
-
-def _unknown(layer: Layer, field: Field, path: Path, *, allows_unknown: bool) -> ArgumentFinding:
-    near = get_close_matches(path[-1], field.fields, n=1)
-    of = dotted(path[:-1]) or "the engine"
-    return ArgumentFinding(
-        severity="warning" if allows_unknown else "error",
-        place=layer.place_of(path),
-        path=path,
-        expected=f"an argument of {of}" + (f" (is it {near[0]}?)" if near else ""),
-        found="a name that is not known here" + ("; passed on" if allows_unknown else ""),
-    )
-
-
-def _put(tree: Tree, layer: Layer, replaced: list[Replacement]) -> Tree:
-    upper = tree_of(layer)
-    replaced += replacements(tree, upper)
-    return merge(tree, upper)
+    return EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=tuple(findings))
 
 
 def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:

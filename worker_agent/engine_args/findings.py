@@ -20,6 +20,7 @@ _SECRET_WORDS = {
 _SECRET_IF_TEXT = {"key", "token"}
 """Words of secret names; `max_tokens` and `mask_token_id` are numbers."""
 _SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
+_CHARACTERS_MAX = 64
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
@@ -63,3 +64,26 @@ def _is_secret(path: Path, value: object) -> bool:
     if not isinstance(value, str):
         return False
     return bool(named and named[-1] & _SECRET_IF_TEXT) or bool(_SECRET_TEXT.search(value))
+
+
+def found(value: Any) -> str:  # noqa: ANN401 - whatever was found
+    """Return the value and its kind, in words, short enough for one line."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"{str(value).lower()} (a boolean)"
+        case int():
+            return f"{_short(str(value))} (an integer)"
+        case float():
+            return f"{value} (a number)"
+        case str():
+            return f"{_short(repr(value))} (a text)"
+        case list():
+            return f"{_short(repr(value))} (a list)"
+        case _:
+            return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _CHARACTERS_MAX else f"{words[:_CHARACTERS_MAX]}..."

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
@@ -23,7 +23,7 @@ import structlog
 from kv_protocol.errors import shortened
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
-from worker_agent.engine_args.layers import Layer, Replacement
+from worker_agent.engine_args.layers import Replacement, Values
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engine_args.text import FLAG_PREFIX, read_file, read_flags, read_json
 
@@ -83,13 +83,9 @@ def check_model(args: EngineArgs) -> None:
     Raises:
         EngineArgsInvalid: it is neither.
     """
-    model, origin = str(args.value("model")), args.origin("model")
-    if (found := _model_problem(model)) and origin is not None:
-        expected = "a directory with config.json, or a name on the hub (org/name)"
-        found = f"{shortened(model)!r}, {found}"
-        raise EngineArgsInvalid(
-            [ArgumentFinding(severity="error", place=origin.place, path=("model",), found=found, expected=expected)]
-        )
+    model = str(args.value("model"))
+    if found := _model_problem(model):
+        _refuse(args, ("model",), model, found, "a directory with config.json, or a name on the hub (org/name)")
 
 
 def check_files(args: EngineArgs) -> None:
@@ -102,12 +98,15 @@ def check_files(args: EngineArgs) -> None:
         EngineArgsInvalid: there is no such file.
     """
     path = ("moe_config", "load_balancer")
-    named, origin = args.value(*path), args.origin(*path)
-    if isinstance(named, str) and origin is not None and not Path(named).is_file():
-        found = f"{shortened(named)!r}, which is no file here"
-        raise EngineArgsInvalid(
-            [ArgumentFinding(severity="error", place=origin.place, path=path, found=found, expected="a file")]
-        )
+    named = args.value(*path)
+    if isinstance(named, str) and not Path(named).is_file():
+        _refuse(args, path, named, "which is no file here", "a file")
+
+
+def _refuse(args: EngineArgs, path: tuple[str, ...], value: str, problem: str, expected: str) -> NoReturn:
+    origin, found = args.origin(*path), f"{shortened(value)!r}, {problem}"
+    place = "" if origin is None else origin.place
+    raise EngineArgsInvalid([ArgumentFinding(severity="error", place=place, path=path, found=found, expected=expected)])
 
 
 def _model_problem(model: str) -> str:
@@ -120,7 +119,7 @@ def _model_problem(model: str) -> str:
     return "" if _HUB_NAME.fullmatch(model) else "a path that does not exist"
 
 
-def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Layer]:
+def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Values]:
     problems: list[ArgumentFinding] = []
     layers = [flag_layer(sources.flags, circumstances)]
     if sources.extra is not None:
@@ -137,7 +136,7 @@ def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[La
     return layers
 
 
-def _read(read: Callable[[], Layer], problems: list[ArgumentFinding]) -> list[Layer]:
+def _read(read: Callable[[], Values], problems: list[ArgumentFinding]) -> list[Values]:
     try:
         return [read()]
     except EngineArgsInvalid as error:
@@ -147,13 +146,14 @@ def _read(read: Callable[[], Layer], problems: list[ArgumentFinding]) -> list[La
 
 def _log_replacement(replacement: Replacement) -> None:
     """Log the replacement: a warning if a forced value replaces a user's, else information."""
-    is_overruled = replacement.new_origin.layer == "forced" and replacement.old_origin.layer != "default"
+    old, new = replacement.old, replacement.new
+    is_overruled = new.origin.layer == "forced" and old.origin.layer != "default"
     log = _log.warning if is_overruled else _log.info
     log(
         "engine_argument_replaced",
-        argument=replacement.name,
-        old=shown(replacement.path, replacement.old),
-        new=shown(replacement.path, replacement.new),
-        old_layer=str(replacement.old_origin),
-        new_layer=str(replacement.new_origin),
+        argument=old.name,
+        old=shown(old.path, old.value),
+        new=shown(new.path, new.value),
+        old_layer=str(old.origin),
+        new_layer=str(new.origin),
     )

@@ -1,7 +1,8 @@
 """An engine's own server, as `worker-agent attach` meets it: what differs from one engine to the next.
 
-`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `servers.py` lists them. All answer GET /health,
-/v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in `docs/ATTACH.md`.
+`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `SERVERS` of `attached/config.py` lists them. All answer
+GET /health, /v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in
+`docs/ATTACH.md`.
 """
 
 from abc import ABC, abstractmethod
@@ -29,14 +30,13 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `dp_ranks` is the number of ranks; `directory` is as the engine was given it: a path, or a hub's name.
     `publish_endpoint` is the event socket of rank 0 as the engine binds it, or every rank's, between commas;
-    `NO_EVENTS_ENDPOINT` where it has none. `load_endpoint` is the socket of rank 0 at which it publishes its load.
+    `NO_EVENTS_ENDPOINT` where it has none.
     """
 
     kind: str = ""
     directory: str = ""
     publish_endpoint: str = ""
     replay_endpoint: str = ""
-    load_endpoint: str = ""
     served_names: tuple[str, ...] = ()
     loras: tuple[str, ...] = ()
     block_size: int = 0
@@ -65,7 +65,7 @@ class Answers(Protocol):
 
 
 class EngineServer(ABC):
-    """One engine's server. To add an engine, subclass this in a file of its own and list it in `servers.py`."""
+    """One engine's server. To add an engine, subclass this in a file of its own and list it in `SERVERS`."""
 
     name: ClassVar[str]
     """Of the setting `engine.kind` and of the router's `--worker URL,engine=NAME`."""

@@ -24,11 +24,10 @@ from worker_agent.engines.server import (
 from worker_agent.load.engine_metrics import MetricNames
 
 _PATH_CHARACTERS_MAX = 4096
-_PORT_MAX = 65_535
 
 
 class Sglang(EngineServer):
-    """SGLang publishes KV events and states their address; with `--load-publish-endpoint` it publishes its load, too.
+    """SGLang publishes KV events and states their address.
 
     It answers 400 to a streamed chat that asks for token ids.
     """
@@ -59,7 +58,6 @@ class _Described(msgspec.Struct):
 
     block_size: int | None = None
     dp_size: int | None = None
-    load_endpoint_port_base: int | None = None
 
 
 class _ServerInfo(msgspec.Struct):
@@ -91,13 +89,11 @@ def facts_of_server_info(body: bytes) -> EngineFacts:
     info = decoded(_server_info, body, "/server_info")
     described = info.kv_events or _Described()
     page = within(described.block_size or info.page_size, BLOCK_SIZE_MAX)
-    load_port = within(described.load_endpoint_port_base, _PORT_MAX)
     publish_endpoint, replay_endpoint = _event_sockets(info.kv_events_config)
     return EngineFacts(
         directory=info.tokenizer_path or "",
         publish_endpoint=publish_endpoint,
         replay_endpoint=replay_endpoint,
-        load_endpoint=f"tcp://*:{load_port}" if load_port else "",
         block_size=page,
         total_kv_blocks=within((info.max_total_num_tokens or 0) // page, KV_BLOCKS_MAX) if page else 0,
         max_num_seqs=within(info.max_running_requests, SEQS_MAX),

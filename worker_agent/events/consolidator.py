@@ -1,12 +1,15 @@
 """Consolidates one worker's engine events into its ranks' mirrors, and puts the ranks' streams into the log.
 
-Parts of a process (see `kv_runtime.supervise`): a subscriber for each publisher; each rank's stream; each rank's
-answers to readers that lack batches; and the heartbeats, which carry digests of each rank's blocks every second.
-The pollers of this process's sources (`source_poller.py`) call `on_batch` and `on_loss`.
+    polled      an engine that this process polls (`Source`): a thread hands its events to the event loop, no socket
+    published   a source that publishes itself (`PublisherAddress`): an engine in another process, or the owner of a
+                host tier (a KV block manager). This process subscribes to it over ZeroMQ
+
+A worker has at most one polled engine and any number of publishers; a block's copies are counted by source (ADR 1).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import structlog
 
@@ -15,14 +18,18 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import Part
+from kv_runtime.supervise import RESTARTS, Part, Restarts
 from kv_runtime.tracing.service import EventTracing
-from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.consolidation import SOLE, Consolidation, Origin
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineBatch
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.poll_rules import Relearning
 from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStreamSender
 from worker_agent.events.source_cursor import Delivery
+from worker_agent.events.source_poller import Source, SourcePoller
+from worker_agent.port.engine import POLL_S
 
 _log = structlog.get_logger("consolidator")
 
@@ -30,7 +37,8 @@ _log = structlog.get_logger("consolidator")
 class Consolidator:
     """Publishes one worker's ranks to the log.
 
-    `source_stale` returns why a rank's events from a polled source may be wrong. `tracing` None: no traces.
+    `source`: the engine that is polled, if one is. `stale`: why the ranks' blocks are not known, whatever is read.
+    `tracing` None: no traces.
     """
 
     def __init__(
@@ -42,13 +50,22 @@ class Consolidator:
         *,
         model: str,
         worker_id: str,
-        source_stale: Callable[[int], str] | None = None,
+        source: Source | None = None,
+        poll_s: float = POLL_S,
+        restarts: Restarts = RESTARTS,
+        stale: str = "",
         tracing: EventTracing | None = None,
     ) -> None:
         self.worker_id, self.core, self.readers = worker_id, core, tuple(readers)
         """The worker's id, the mirrors and outboxes, and the subscribers."""
         self._model, self._event_log, self._clock = model, log, clock
-        self._source_stale = source_stale
+        self._always_stale, self._relearning = stale, Relearning()
+        self.poller: SourcePoller | None = None
+        """The poller of the engine, if that is polled."""
+        if source is not None:
+            self.poller = SourcePoller(
+                source, self._on_batch, self._on_loss, poll_s=poll_s, wall_ns=clock.wall_ns, restarts=restarts
+            )
         self._logged_stale: dict[int, str] = {}
         self._ranks = [WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks]
         self.streams = {
@@ -69,10 +86,12 @@ class Consolidator:
     def parts(self, first_stage: int) -> list[Part]:
         """Return the parts in four stages, which stop in this order.
 
-        Live messages; the replays that they request; the ranks' streams; answers to readers, and heartbeats.
+        Live messages and polls; the replays that messages request; the ranks' streams; answers to readers, and
+        heartbeats.
         """
         prefix, streams, answers = f"{self.worker_id}-", self.streams.items(), self.answers.items()
         return [
+            *([] if self.poller is None else [self.poller.thread.part(stage=first_stage)]),
             *(part for reader in self.readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
             *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
             *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
@@ -85,21 +104,37 @@ class Consolidator:
             await answers.listen()
         await self._publish_heartbeats()
 
-    def positions(self) -> dict[int, tuple[int, int]]:
-        """Return each rank's (epoch, last seq) now."""
+    async def position(self) -> dict[int, tuple[int, int]]:
+        """Return each rank's (epoch, last seq) after all that a polled engine had flushed before the call.
+
+        For sources that publish themselves the position only covers the messages read so far.
+        """
+        if self.poller is not None:
+            await self.poller.until_applied()
         return {rank: (self.core.outbox(rank).epoch, self.core.outbox(rank).last_seq) for rank in self.core.dp_ranks}
 
-    def on_batch(self, batch: EngineBatch, origin: Origin) -> None:
-        """Apply a batch of a source that this process polls."""
-        self._wake(self.core.on_batch(batch, origin))
+    def status(self) -> list[dict[str, Any]]:
+        """Return each source's status and its newest quarantined events, for operators."""
+        polled = [] if self.poller is None else [_polled_status(self.poller)]
+        return polled + [
+            {
+                "source": str(reader.origin),
+                "failure": reader.stale(),
+                "lost": reader.cursor.lost_total,
+                "refused": list(self.core.publishers[reader.origin].refused),
+            }
+            for reader in self.readers
+        ]
 
-    def on_loss(self, origin: Origin) -> None:
-        """Remove the blocks of a source whose events are lost for good."""
-        self._wake(self.core.on_loss(origin))
+    def _on_batch(self, batch: EngineBatch) -> None:
+        self._wake(self.core.on_batch(batch))
+
+    def _on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> None:
+        self._wake(self.core.on_loss(origin, began_anew=began_anew))
 
     async def _fold(self, origin: Origin, delivery: Delivery) -> None:
         if delivery.lost:
-            self._wake(self.core.on_loss(origin, began_anew=delivery.began_anew))
+            self._on_loss(origin, began_anew=delivery.began_anew)
         for at, (sequence, payload) in enumerate(delivery.payloads):
             if at:  # a replay may deliver thousands of payloads at once: heartbeats must go out between them
                 await self._clock.sleep(0)
@@ -128,9 +163,23 @@ class Consolidator:
     def _unread(self, dp_rank: int) -> str:
         """Return why events may not have reached the mirror; empty if no reason is known."""
         reasons = [reader.stale() for reader in self.readers if dp_rank in self.core.ranks_of(reader.origin)]
-        if self._source_stale is not None:
-            reasons.append(self._source_stale(dp_rank))
+        reasons += [self._always_stale] if self._always_stale else self._unpolled(dp_rank)
         return "; ".join(filter(None, reasons))
+
+    def _unpolled(self, dp_rank: int) -> list[str]:
+        """Return why events of the polled engine may be missing or wrong."""
+        if (poller := self.poller) is None:
+            return []
+        rules, outbox = poller.source.rules, self.core.outbox(dp_rank)
+        self._relearning.on_read(dp_rank, poller.drained.get(dp_rank, 0), outbox.last_seq)
+        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0), outbox.published_seq)
+        reasons = (
+            f"its thread failed: {poller.thread.failure}" if poller.thread.failure else "",
+            f"{missing} events lost, relearning" if missing else "",
+            rules.stale(dp_rank),
+            poller.failure,
+        )
+        return [f"{ENGINE}: {reason}" for reason in reasons if reason]
 
     def _log_stale(self, rank: WorkerRank, reason: str) -> None:
         """Log when the rank becomes stale and when it is current again; reasons may change at every heartbeat."""
@@ -140,3 +189,13 @@ class Consolidator:
             _log.warning("rank_stale", rank=str(rank), reason=reason)
         elif logged and not reason:
             _log.info("rank_current", rank=str(rank))
+
+
+def _polled_status(poller: SourcePoller) -> dict[str, Any]:
+    return {
+        "source": ENGINE,
+        "failure": poller.thread.failure or poller.failure,
+        "poll_failures": poller.poll_failures_total,
+        "thread_failures": poller.thread.failures_total,
+        "quarantined": [each._asdict() for each in poller.source.rules.quarantine.kept],
+    }

@@ -62,30 +62,28 @@ class PublisherAddress(NamedTuple):
 
 
 class EngineEventSubscriber:
-    """Reads one publisher. Without `replay_endpoint` every hole is a loss."""
+    """Reads one publisher, from the beginning of its stream; after `idle_s` without a message a replay is due."""
 
     def __init__(
         self,
-        origin: Origin,
-        cursor: SourceCursor,
+        publisher: PublisherAddress,
         context: zmq.asyncio.Context,
         clock: Clock,
         *,
-        publish_endpoint: str,
-        replay_endpoint: str = "",
+        idle_s: float = 1.0,
         answer_s: float = 2.0,
     ) -> None:
-        self.origin, self.cursor = origin, cursor
-        """The publisher's source and rank, and the position in its stream, for its counts."""
-        self._context, self._clock = context, clock
-        self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
+        self.origin, self._publish_endpoint, self._replay_endpoint = publisher
+        self.cursor = SourceCursor(has_replay=bool(self._replay_endpoint), idle_s=idle_s)
+        """The position in the publisher's stream, for its counts."""
+        self._context, self._clock, self._answer_s = context, clock, answer_s
         self._disconnected_since_s: float | None = clock.now()
         self._was_connected = False
         self._log = RateLimitedLog(_log, clock)
         self._live = _socket(context, zmq.SUB)
         self._live.subscribe(b"")  # all topics: a publisher has its address to itself
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
-        self._live.connect(publish_endpoint)
+        self._live.connect(self._publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
         self._replay_due = asyncio.Event()
         self._moved = asyncio.Condition()
@@ -257,15 +255,3 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
     socket.set(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
     socket.set(zmq.RCVHWM, _HWM_MESSAGES)
     return socket
-
-
-def reader_at(publisher: PublisherAddress, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
-    """Return a subscriber at the beginning of the publisher's stream."""
-    return EngineEventSubscriber(
-        publisher.origin,
-        SourceCursor(has_replay=bool(publisher.replay_endpoint)),
-        context,
-        clock,
-        publish_endpoint=publisher.endpoint,
-        replay_endpoint=publisher.replay_endpoint,
-    )

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 
 
@@ -30,14 +29,6 @@ class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
     mm_hashes: tuple[tuple[int, ...], ...] = ()
     is_eagle: bool = False
     group_idx: int = 0
-
-    def __post_init__(self) -> None:
-        if self.names_only:
-            return
-        blocks = len(self.block_hashes)
-        needed = self.block_size * blocks + (self.is_eagle and blocks > 0)
-        if self.block_size < 1 or len(self.token_ids) != needed:
-            raise LimitExceeded("token_ids", len(self.token_ids), f"{needed}: {blocks} blocks of {self.block_size}")
 
     @property
     def names_only(self) -> bool:

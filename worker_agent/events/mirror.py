@@ -1,7 +1,10 @@
 """The mirror of one rank's KV cache: engine events with engine hashes in, canonical events out.
 
-    block  = our sequence hash -> parent, position, and per tier the number of usable names (`mirror_blocks.py`)
-    name   = engine hash of one source -> block, copies (see `block_names.py`)
+    block  = our sequence hash -> parent, position, and per tier the number of usable names
+    name   = engine hash of one source -> block, and per (tier, attention group) stores less removals
+    usable = a name is usable on a tier while every attention group that was ever stored there has a copy
+    former = names that were removed lately (bounded): an engine may offload a block by its name alone, in the same
+             batch in which it evicts it
 
 Rules
 * A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
@@ -11,23 +14,169 @@ Rules
 * A block is held on a tier while at least one name of any source is usable there: `Stored` goes out for the first,
   `Removed` for the last.
 * A store without tokens reports the tier of a block that the same or another source described before; an undescribed
-  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies.
+  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies. A block
+  whose last name was removed lately is revived so, if its parent is held or it has none: below a gap it is useless.
 * An engine hash names one block: stored again with other content, it leaves the first block on all tiers; an event that
   describes it twice (or as its own parent) is ambiguous and dropped.
 * The set, its digests and the outgoing events agree at any time: folding the events gives the set.
+
+Stores are counted because some engines store one block twice (two requests computed it at once) and remove it twice.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from kv_protocol.digest import SetDigest, TierDigest, bucket_table
+from kv_protocol.digest import BUCKETS, SetDigest, TierDigest, bucket_table
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from worker_agent.events.block_names import EngineName, SourceNames
+from kv_protocol.recovery import HeldBlock
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.events.mirror_blocks import HeldBlocks, MirrorBlock, MirrorBlocks, Namespace
+
+FORMER_NAMES_MAX = 16_384
+
+
+class Namespace(NamedTuple):
+    """The parts of a block's hash beside its tokens."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class MirrorBlock:
+    """One block: its place in its sequence, the number of its names, and per tier the number of usable names."""
+
+    __slots__ = ("names", "namespace", "parent", "position", "sequence_hash", "usable")
+
+    def __init__(self, sequence_hash: int, parent: int | None, position: int, namespace: Namespace) -> None:
+        self.sequence_hash = sequence_hash
+        self.parent = parent
+        self.position = position
+        self.namespace = namespace
+        self.names = 0
+        self.usable = [0] * len(TIERS)
+
+
+class EngineName:
+    """One engine hash, while its source holds a copy by it."""
+
+    __slots__ = ("block", "copies", "usable_bits")
+
+    def __init__(self, block: MirrorBlock) -> None:
+        self.block = block
+        self.copies: dict[tuple[Tier, int], int] = {}
+        self.usable_bits = 0
+
+    def is_usable(self, tier: Tier) -> bool:
+        """Return whether the block can be used from `tier` by this name."""
+        return bool(self.usable_bits >> tier & 1)
+
+    @property
+    def usable_tiers(self) -> list[Tier]:
+        """The tiers from which the block can be used by this name."""
+        return [tier for tier in TIERS if self.is_usable(tier)]
+
+
+class SourceNames:
+    """The names of one source on one rank."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, EngineName] = {}
+        self._groups: defaultdict[Tier, set[int]] = defaultdict(set)
+        self._former: OrderedDict[int, MirrorBlock] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def get(self, engine_hash: int) -> EngineName | None:
+        """Return what the hash names now."""
+        return self._names.get(engine_hash)
+
+    def meaning(self, engine_hash: int) -> MirrorBlock | None:
+        """Return the block that the engine hash names, or named lately."""
+        name = self._names.get(engine_hash)
+        return self._former.get(engine_hash) if name is None else name.block
+
+    def store(self, engine_hash: int, block: MirrorBlock, tier: Tier, group_idx: int) -> tuple[bool, bool]:
+        """Count one copy in; return whether the name came to be usable on `tier`, and whether the copy is a second."""
+        name = self._names.get(engine_hash)
+        if name is None:
+            name = self._names[engine_hash] = EngineName(block)
+        groups, place = self._groups[tier], (tier, group_idx)
+        groups.add(group_idx)
+        count = name.copies.get(place, 0)
+        name.copies[place] = count + 1
+        became_usable = not name.is_usable(tier) and all((tier, group) in name.copies for group in groups)
+        name.usable_bits |= became_usable << tier
+        return became_usable, count > 0
+
+    def remove(self, engine_hash: int, tier: Tier, group_idx: int) -> bool | None:
+        """Count one copy out; return whether the name ceased to be usable on `tier`; None when there was no copy."""
+        name, place = self._names.get(engine_hash), (tier, group_idx)
+        if name is None or place not in name.copies:
+            return None
+        name.copies[place] -= 1
+        if name.copies[place]:
+            return False
+        del name.copies[place]
+        ceased = name.is_usable(tier)
+        name.usable_bits &= ~(1 << tier)
+        if not name.copies:
+            self._give_up(engine_hash, name)
+        return ceased
+
+    def take(self, engine_hash: int) -> EngineName:
+        """Remove and return an existing name."""
+        name = self._names[engine_hash]
+        self._give_up(engine_hash, name)
+        return name
+
+    def clear(self) -> list[EngineName]:
+        """Remove and return all names."""
+        names = list(self._names.values())
+        self._names.clear()
+        self._groups.clear()
+        self._former.clear()
+        return names
+
+    def _give_up(self, engine_hash: int, name: EngineName) -> None:
+        del self._names[engine_hash]
+        self._former[engine_hash] = name.block
+        self._former.move_to_end(engine_hash)
+        if len(self._former) > FORMER_NAMES_MAX:
+            self._former.popitem(last=False)
+
+
+class HeldBlocks:
+    """The blocks of a set of buckets, or all if it is empty; iterating yields rows, parents first."""
+
+    def __init__(self, tier_bits: Mapping[int, int], blocks: Mapping[int, MirrorBlock], buckets: bytes) -> None:
+        self._tier_bits = dict(tier_bits) if not buckets else _of_buckets(tier_bits, buckets)
+        self._blocks = dict(blocks) if not buckets else {each: blocks[each] for each in self._tier_bits}
+
+    def __len__(self) -> int:
+        return len(self._tier_bits)
+
+    def __iter__(self) -> Iterator[HeldBlock]:
+        tier_bits, blocks = self._tier_bits, self._blocks
+        visited = set[int]()
+        for block in tier_bits:
+            chain = list[int]()
+            at: int | None = block
+            while at is not None and at in tier_bits and at not in visited:
+                visited.add(at)
+                chain.append(at)
+                at = blocks[at].parent
+            for each in reversed(chain):
+                yield HeldBlock(each, blocks[each].parent, tier_bits[each])
+
+
+def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
+    is_requested = [bool(buckets[bucket >> 3] >> (bucket & 7) & 1) for bucket in range(BUCKETS)]
+    return {block: bits for block, bits in tier_bits.items() if is_requested[block >> 56]}
+
 
 NAMES_MAX = 1 << 24
 """Names of a rank's blocks, of all sources: some 8 GB; more than the blocks of any engine."""
@@ -63,7 +212,7 @@ class RankMirror:
     def __init__(self, block_size: int, *, is_eagle: bool = False) -> None:
         self._block_size = block_size
         self._is_eagle = is_eagle
-        self._blocks = MirrorBlocks()
+        self._blocks: dict[int, MirrorBlock] = {}
         self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
         self._tier_bits: dict[int, int] = {}
         self._digests = {tier: SetDigest() for tier in TIERS}
@@ -93,13 +242,12 @@ class RankMirror:
             return f"token_ids: found {found}, allowed {allowed}"
         return ""
 
-    def clear(self, source: str | None = None) -> list[Event]:
-        """Remove all names of `source` (None: of all sources); return the events of the blocks no longer held."""
+    def clear(self, source: str = ENGINE) -> list[Event]:
+        """Remove all names of `source`; return the events of the blocks no longer held."""
         gone: dict[Tier, list[int]] = {tier: [] for tier in TIERS}
-        for names in list(self._names.values()) if source is None else [self._names[source]]:
-            for name in names.clear():
-                for tier in self._release(name):
-                    gone[tier].append(name.sequence_hash)
+        for name in self._names[source].clear():
+            for tier in self._release(name):
+                gone[tier].append(name.block.sequence_hash)
         return [
             Removed(tuple(hashes), tier) if self._digests[tier].block_count else Cleared(tier)
             for tier, hashes in gone.items()
@@ -122,17 +270,19 @@ class RankMirror:
             if parent is None:
                 counts.unknown_parent += blocks
                 return []
-            position, above = self._blocks[parent].position + 1, self._blocks[parent].namespace
+            position, above = parent.position + 1, parent.namespace
         namespace = Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
-        hashes = self._hashes(event, parent, namespace)
+        parent_hash = None if parent is None else parent.sequence_hash
+        hashes = self._hashes(event, parent_hash, namespace)
         left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
         new = []
         for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
-            if sequence_hash not in self._blocks:
-                self._blocks[sequence_hash] = MirrorBlock(hashes[at - 1] if at else parent, position + at, namespace)
-            if self._hold(engine_hash, sequence_hash, event, source):
+            if (block := self._blocks.get(sequence_hash)) is None:
+                above_hash = hashes[at - 1] if at else parent_hash
+                block = self._blocks[sequence_hash] = MirrorBlock(sequence_hash, above_hash, position + at, namespace)
+            if self._hold(engine_hash, block, event, source):
                 new.append(at)
-        return [*left, *_runs(new, hashes, parent, position, event.tier)]
+        return [*left, *_runs(new, hashes, parent_hash, position, event.tier)]
 
     def _hashes(self, event: EngineStored, parent: int | None, namespace: Namespace) -> list[int]:
         seed = hash_seed(*namespace)
@@ -143,50 +293,51 @@ class RankMirror:
             parent,
         )
 
-    def _known(self, engine_hash: int, source: str) -> int | None:
+    def _known(self, engine_hash: int, source: str) -> MirrorBlock | None:
         for names in (self._names[source], *self._names.values()):
             if (name := names.get(engine_hash)) is not None:
-                return name.sequence_hash
+                return name.block
         return None
 
     def _store_by_name(self, event: EngineStored, source: str) -> list[Event]:
         new: list[Event] = []
         for engine_hash in sorted(event.block_hashes, key=lambda each: self._depth(each, source)):
-            sequence_hash = self._described(engine_hash, source)
-            if sequence_hash is None:
+            block = next(filter(None, map(self._live, self._meanings(engine_hash, source))), None)
+            if block is None:
                 self.counts[source].unknown_name += 1
-            elif self._hold(engine_hash, sequence_hash, event, source):
-                block = self._blocks[sequence_hash]
-                new.append(Stored((sequence_hash,), block.parent, block.position, event.tier))
+            elif self._hold(engine_hash, block, event, source):
+                new.append(Stored((block.sequence_hash,), block.parent, block.position, event.tier))
         return new
 
     def _depth(self, engine_hash: int, source: str) -> int:
-        meanings = self._meanings(engine_hash, source)
-        return next((self._blocks.position(sequence_hash) for sequence_hash in meanings), 0)
+        return next((block.position for block in self._meanings(engine_hash, source)), 0)
 
-    def _described(self, engine_hash: int, source: str) -> int | None:
-        """Return the block of a bare name; revive it if it was removed lately."""
-        return next(filter(self._blocks.live_again, self._meanings(engine_hash, source)), None)
-
-    def _meanings(self, engine_hash: int, source: str) -> Iterator[int]:
+    def _meanings(self, engine_hash: int, source: str) -> Iterator[MirrorBlock]:
         for names in (self._names[source], *self._names.values()):
-            if (sequence_hash := names.meaning(engine_hash)) is not None:
-                yield sequence_hash
+            if (block := names.meaning(engine_hash)) is not None:
+                yield block
+
+    def _live(self, former: MirrorBlock) -> MirrorBlock | None:
+        """Return the block while it is held, or revive it; None below a gap."""
+        block = self._blocks.get(former.sequence_hash)
+        if block is None and (former.parent is None or former.parent in self._blocks):
+            block = self._blocks[former.sequence_hash] = former
+        return block
 
     def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:
         names = self._names[source]
         left: list[Event] = []
         for engine_hash, sequence_hash in named:
             former = names.get(engine_hash)
-            if former is not None and former.sequence_hash != sequence_hash:
+            if former is not None and former.block.sequence_hash != sequence_hash:
                 gone = self._release(names.take(engine_hash))
-                left += [Removed((former.sequence_hash,), tier) for tier in gone]
+                left += [Removed((former.block.sequence_hash,), tier) for tier in gone]
         return left
 
-    def _hold(self, engine_hash: int, sequence_hash: int, event: EngineStored, source: str) -> bool:
-        names, block, counts = self._names[source], self._blocks[sequence_hash], self.counts[source]
+    def _hold(self, engine_hash: int, block: MirrorBlock, event: EngineStored, source: str) -> bool:
+        names, sequence_hash, counts = self._names[source], block.sequence_hash, self.counts[source]
         block.names += names.get(engine_hash) is None
-        is_usable, is_duplicate = names.store(engine_hash, sequence_hash, event.tier, event.group_idx)
+        is_usable, is_duplicate = names.store(engine_hash, block, event.tier, event.group_idx)
         block.usable[event.tier] += is_usable
         if is_usable and block.usable[event.tier] == 1:
             self._digests[event.tier].add(sequence_hash)
@@ -206,23 +357,28 @@ class RankMirror:
             if name is None or ceased is None:
                 counts.unknown_removal += 1
                 continue
-            if ceased and self._let_go(name.sequence_hash, event.tier):
-                gone.append(name.sequence_hash)
+            if ceased and self._let_go(name.block, event.tier):
+                gone.append(name.block.sequence_hash)
                 counts.removed += 1
             else:
                 counts.deduplicated += 1
             if not name.copies:
-                self._blocks.unname(name.sequence_hash)
+                self._unname(name.block)
         return [Removed(tuple(gone), event.tier)] if gone else []
 
     def _release(self, name: EngineName) -> list[Tier]:
         """Remove a name with all its copies; return the tiers where its block is no longer held."""
-        gone = [tier for tier in name.usable_tiers if self._let_go(name.sequence_hash, tier)]
-        self._blocks.unname(name.sequence_hash)
+        gone = [tier for tier in name.usable_tiers if self._let_go(name.block, tier)]
+        self._unname(name.block)
         return gone
 
-    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
-        block = self._blocks[sequence_hash]
+    def _unname(self, block: MirrorBlock) -> None:
+        block.names -= 1
+        if not block.names:
+            del self._blocks[block.sequence_hash]
+
+    def _let_go(self, block: MirrorBlock, tier: Tier) -> bool:
+        sequence_hash = block.sequence_hash
         block.usable[tier] -= 1
         if block.usable[tier]:
             return False

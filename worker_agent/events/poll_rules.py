@@ -13,17 +13,12 @@ A source's buffer drops the oldest events when it is full.
 A cycle that ran dry has taken all events that the source had. After a loss a rank passes these stages:
 
     lost        the source's event ids jumped: the rank was cleared, and is learnt again from there
-    drained     the source had no more events and lost no more; all of them are in the poller's batches before
-                `DrainedMoment.sequence`
-    read        these were delivered; all events are in the rank's stream up to a seq
+    read        the source had no more events and lost no more; all of them are in the rank's stream up to a seq
     published   the log has it. The loss is over
 
-Counts of lost events only grow, so each stage stores the count at which it was reached. The source's thread counts and
-creates `DrainedMoment`, the event loop does the rest. Source: `docs/SOURCES.md` E1.5, E8 item 4.
+Counts of lost events only grow, so each stage stores the count at which it was reached. Source: `docs/SOURCES.md` E1.5,
+E8 item 4.
 """
-
-from collections.abc import Mapping
-from typing import NamedTuple
 
 _BUFFER_EVENTS = 100_000
 """Most events of one cycle, if the buffer's size is unknown."""
@@ -65,13 +60,6 @@ class Drain:
         return self._largest / self._buffer_events if self._buffer_events else 0.0
 
 
-class DrainedMoment(NamedTuple):
-    """A moment at which the source had no more events: the poller's next sequence, and the events lost so far."""
-
-    sequence: int
-    lost: Mapping[int, int]
-
-
 class Relearning:
     """The ranks of one source."""
 
@@ -79,17 +67,14 @@ class Relearning:
         self._read: dict[int, tuple[int, int]] = {}  # the events lost, and the stream's seq when that was read
         self._over: dict[int, int] = {}
 
-    def on_progress(
-        self, dp_rank: int, drained: DrainedMoment, delivered: int, last_seq: int, published_seq: int
-    ) -> None:
-        """Note the progress of the source, of the delivery and of the rank's stream."""
-        lost = drained.lost.get(dp_rank, 0)
+    def on_read(self, dp_rank: int, lost: int, last_seq: int) -> None:
+        """Note that the rank's stream has all the source's events up to `last_seq`, but those `lost` before."""
+        if lost > self._read.get(dp_rank, (0, 0))[0]:
+            self._read[dp_rank] = lost, last_seq
+
+    def missing(self, dp_rank: int, lost: int, published_seq: int) -> int:
+        """Return how many of the events lost so far belong to losses that are not over."""
         read_lost, read_seq = self._read.get(dp_rank, (0, 0))
-        if delivered >= drained.sequence and lost > read_lost:
-            self._read[dp_rank] = read_lost, read_seq = lost, last_seq
         if published_seq >= read_seq:
             self._over[dp_rank] = read_lost
-
-    def missing(self, dp_rank: int, lost: int) -> int:
-        """Return how many of the events lost so far belong to losses that are not over."""
         return lost - self._over.get(dp_rank, 0)

@@ -26,8 +26,7 @@ from typing import Literal, NamedTuple
 
 from kv_protocol.digest import differing_buckets
 from kv_protocol.recovery import Answer, BlockColumns, DumpChunk, RecoverRequest, ReplayChunk, block_columns
-from worker_agent.events.mirror import RankMirror
-from worker_agent.events.mirror_blocks import HeldBlocks
+from worker_agent.events.mirror import HeldBlocks, RankMirror
 from worker_agent.events.outbox import Outbox
 
 QUESTIONS_MAX = 256

@@ -30,9 +30,8 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import MODEL, NATS, connected, running_index
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.publishers import rank_endpoint
-from worker_agent.events.source_cursor import SourceCursor
 
 LIVES = int(os.environ.get("ENGINE_LIVES", "1000"))
 AT_ONCE = 32
@@ -107,12 +106,12 @@ async def _agent(life: Life, engine: _Engine, log: EventLog, worker_id: str) -> 
     )
     readers = [
         EngineEventSubscriber(
-            origin,
-            SourceCursor(idle_s=0.2),
+            PublisherAddress(
+                origin, rank_endpoint(f"tcp://127.0.0.1:{engine.port}", rank), rank_endpoint(engine.replays, rank)
+            ),
             context,
             clock,
-            publish_endpoint=rank_endpoint(f"tcp://127.0.0.1:{engine.port}", rank),
-            replay_endpoint=rank_endpoint(engine.replays, rank),
+            idle_s=0.2,
         )
         for rank, origin in enumerate(origins)
     ]

@@ -25,7 +25,7 @@ from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.tokens import scripted
+from worker_agent.engines.simulated.tokens import ScriptedSource
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
@@ -173,7 +173,7 @@ async def serving(
 @asynccontextmanager
 async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
     """Serve an engine that says `answer` to everything."""
-    source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
+    source = ScriptedSource(script=(*TEXT.encode(answer), *TEXT.eos_ids))
     engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
     async with serving(engine, answer_format=answer_format, **options) as agent:
         yield agent

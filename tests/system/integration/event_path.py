@@ -21,19 +21,16 @@ from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part
 from tests.support.parts import at_work
 from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
-from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
 from worker_agent.events.engine_events import EngineStored
-from worker_agent.events.event_path import EventPath
-from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.events.source_poller import Source, SourcePoller
 
@@ -87,11 +84,12 @@ class ScriptedSource:
 
     engine: ScriptedEngine
     rules: TrtllmRules
-    path: EventPath
+    path: Consolidator
 
     @property
     def poller(self) -> SourcePoller:
-        return self.path.pollers[ENGINE]
+        assert self.path.poller is not None
+        return self.path.poller
 
     async def position(self) -> dict[int, tuple[int, int]]:
         """Return the agent's position after all that was emitted before."""
@@ -100,19 +98,10 @@ class ScriptedSource:
             return await self.path.position()
 
 
-@dataclass(frozen=True)
-class PublishedAt:
-    """Where a publisher is, and what it speaks for; without `replay` it has none."""
-
-    publish: str
-    replay: str = ""
-    origin: Origin = SOLE
-
-
 def consolidator_on(
     log: EventLog,
     context: zmq.asyncio.Context,
-    *publishers: PublishedAt,
+    *publishers: PublisherAddress,
     dp_ranks: tuple[int, ...] = (0,),
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
@@ -122,18 +111,7 @@ def consolidator_on(
     core = Consolidation(
         dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
     )
-    readers = [
-        EngineEventSubscriber(
-            each.origin,
-            SourceCursor(has_replay=bool(each.replay), idle_s=0.2),
-            context,
-            SystemClock(),
-            publish_endpoint=each.publish,
-            replay_endpoint=each.replay,
-            answer_s=0.5,
-        )
-        for each in publishers
-    ]
+    readers = [EngineEventSubscriber(each, context, SystemClock(), idle_s=0.2, answer_s=0.5) for each in publishers]
     return Consolidator(core, readers, log, SystemClock(), model=MODEL, worker_id=WORKER)
 
 
@@ -148,7 +126,6 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
 
 def scripted_source(
     log: EventLog,
-    context: zmq.asyncio.Context,
     engine: ScriptedEngine,
     *,
     epoch: int = 100,
@@ -156,29 +133,23 @@ def scripted_source(
 ) -> ScriptedSource:
     """Return an agent that polls the engine, of which nothing runs."""
     rules = TrtllmRules(engine.describe().block_size)
-    source = Source(engine.kv_events, rules.translate, stale=rules.stale, events_lost=rules.events_lost)
     core = Consolidation(
         engine.describe().dp_ranks,
         BLOCK_SIZE,
         "i",
         count(epoch).__next__,
-        origins=[Origin(ENGINE)],
         outbox_bytes_max=outbox_bytes,
     )
-    path = EventPath({ENGINE: source}, core, log, context, SystemClock(), model=MODEL, worker_id=WORKER, poll_s=0.01)
+    source = Source(engine.kv_events, rules)
+    path = Consolidator(core, [], log, SystemClock(), model=MODEL, worker_id=WORKER, source=source, poll_s=0.01)
     return ScriptedSource(engine, rules, path)
 
 
 @asynccontextmanager
 async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
-    async with _running(Agent(log, consolidator), consolidator.parts(0)) as agent:
-        yield agent
-
-
-@asynccontextmanager
-async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
-    await agent.consolidator.start()
-    async with at_work(*parts, stop=agent.stop):
+    agent = Agent(log, consolidator)
+    await consolidator.start()
+    async with at_work(*consolidator.parts(0), stop=agent.stop):
         yield agent
 
 
@@ -210,10 +181,9 @@ async def everything(
     log: EventLog, engine: ScriptedEngine, *, outbox_bytes: int = OUTBOX_BYTES
 ) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
     """An agent that polls the engine, with all its parts."""
-    async with zmq_context() as context:
-        source = scripted_source(log, context, engine, outbox_bytes=outbox_bytes)
-        async with _running(Agent(log, source.path.consolidator), source.path.parts(0)) as agent:
-            yield source, agent
+    source = scripted_source(log, engine, outbox_bytes=outbox_bytes)
+    async with running_agent(log, source.path) as agent:
+        yield source, agent
 
 
 async def batches_in(url: str) -> list[Batch]:
@@ -316,7 +286,7 @@ async def playing(
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
     async with zmq_context() as context, playing(context) as (source,):
-        at = PublishedAt(endpoint_of(source.publish), endpoint_of(source.replay))
+        at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
         async with running_agent(log, consolidator_on(log, context, at)) as agent:
             await source.subscribed()
             yield source, agent

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-
-import zmq.asyncio
 
 from kv_protocol.events import Tier
 from kv_runtime.clock import SystemClock
@@ -16,12 +15,11 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import WAIT_S, eventually
 from tests.system.integration.event_path import MODEL, WORKER, hashes_of
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
-from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.consolidation import SOLE, Consolidation
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import PublisherAddress
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import RankEvent
-from worker_agent.events.event_path import EventPath, origins_of
-from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source, SourcePoller
 
 PATIENT = Restarts(failures_max=5, window_s=60.0, pause_s=0.0)
@@ -59,20 +57,21 @@ class PolledAgent:
 
     engine: RoughEngine
     rules: TrtllmRules
-    path: EventPath
+    path: Consolidator
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def poller(self) -> SourcePoller:
-        return self.path.pollers[ENGINE]
+        assert self.path.poller is not None
+        return self.path.poller
 
     @property
     def stale(self) -> str:
-        return self.path.consolidator.stale(0)
+        return self.path.stale(0)
 
     def tiers(self, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
         """Return where each block that the rank holds is."""
-        chunks = self.path.consolidator.core.dump(dp_rank, 0)
+        chunks = self.path.core.dump(dp_rank, 0)
         return {block.sequence_hash: tuple(block.tiers) for chunk in chunks for block in chunk.blocks()}
 
     def holds(self, *blocks: int, dp_rank: int = 0) -> bool:
@@ -86,61 +85,39 @@ class PolledAgent:
             await self.path.position()
 
 
-def made_agent(
-    log: EventLog,
-    engine: RoughEngine,
-    context: zmq.asyncio.Context,
-    *,
-    published: Sequence[PublisherAddress] = (),
-) -> PolledAgent:
-    """Return the whole path, of which nothing runs."""
-    rules = TrtllmRules(BLOCK_SIZE)
+class RoughRules(TrtllmRules):
+    """Raise what a test put into the engine's `late_errors`."""
 
-    def translate(events: list[Any]) -> list[RankEvent]:
-        read = rules.translate(events)
-        if events and engine.late_errors:
-            raise engine.late_errors.pop(0)
+    def __init__(self, engine: RoughEngine) -> None:
+        super().__init__(BLOCK_SIZE)
+        self._engine = engine
+
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        read = super().translate(engine_events)
+        if engine_events and self._engine.late_errors:
+            raise self._engine.late_errors.pop(0)
         return read
-
-    source = Source(
-        engine.kv_events, translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
-    )
-    sources = {ENGINE: source}
-    epochs = iter(range(100, 200))
-    core = Consolidation(
-        engine.describe().dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins_of(sources, published)
-    )
-    path = EventPath(
-        sources,
-        core,
-        log,
-        context,
-        SystemClock(),
-        model=MODEL,
-        worker_id=WORKER,
-        poll_s=0.01,
-        published=published,
-        restarts=PATIENT,
-    )
-    return PolledAgent(engine, rules, path)
 
 
 @asynccontextmanager
 async def polled_agent(
-    log: EventLog,
-    engine: RoughEngine,
-    *,
-    published: Sequence[PublisherAddress] = (),
-    context: zmq.asyncio.Context | None = None,
+    log: EventLog, engine: RoughEngine, readers: Sequence[EngineEventSubscriber] = ()
 ) -> AsyncIterator[PolledAgent]:
-    """The whole path runs."""
-    own = context or zmq.asyncio.Context()
-    agent = made_agent(log, engine, own, published=published)
-
-    try:
-        await agent.path.consolidator.start()
-        async with at_work(*agent.path.parts(0), stop=agent.stop):
-            yield agent
-    finally:
-        if context is None:
-            own.destroy(linger=0)
+    """The whole path runs, with `readers` of further sources."""
+    rules, origins = RoughRules(engine), [SOLE, *(each.origin for each in readers)]
+    core = Consolidation(engine.describe().dp_ranks, BLOCK_SIZE, "i", count(100).__next__, origins=origins)
+    path = Consolidator(
+        core,
+        readers,
+        log,
+        SystemClock(),
+        model=MODEL,
+        worker_id=WORKER,
+        source=Source(engine.kv_events, rules),
+        poll_s=0.01,
+        restarts=PATIENT,
+    )
+    agent = PolledAgent(engine, rules, path)
+    await path.start()
+    async with at_work(*path.parts(0), stop=agent.stop):
+        yield agent

@@ -15,7 +15,7 @@ from tests.system.integration.agent_http import CHAT, HELLO, SIMULATED, TEXT, Ag
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.tokens import scripted
+from worker_agent.engines.simulated.tokens import ScriptedSource
 from worker_agent.port.sampling import Guide
 from worker_agent.port.types import EngineOutput, EngineRequest
 
@@ -87,7 +87,9 @@ class Guided(SimulatedEngine):
 
 async def test_a_demanded_call_guides_the_engine() -> None:
     described = msgspec.structs.replace(SIMULATED, skills=frozenset({"guides", "structural_tags"}))
-    source = scripted((*TEXT.encode("<think>\n</think>" + CALL.removeprefix("<think>why</think>")), *TEXT.eos_ids))
+    source = ScriptedSource(
+        script=(*TEXT.encode("<think>\n</think>" + CALL.removeprefix("<think>why</think>")), *TEXT.eos_ids)
+    )
     engine = Guided(Simulator(described, token_source=source), SystemClock(), speed=1000.0)
     two, named = (
         [*TOOLS, {"type": "function", "function": {"name": "g"}}],

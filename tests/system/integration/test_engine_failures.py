@@ -3,16 +3,13 @@
 End to end: a scripted engine, our poller, the consolidation, the log. The table: `docs/RUNBOOKS.md`.
 """
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import run_parts, thread_part
 from tests.system.integration.broker import eventually
-from tests.system.integration.event_path import zmq_context
-from tests.system.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
+from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
 
@@ -46,19 +43,6 @@ async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_w
         assert agent.holds(3)
         assert agent.rules.counts.event_id_gaps == 0
         assert agent.stale == ""
-
-
-async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log: EventLog) -> None:
-    engine, stop = RoughEngine(), asyncio.Event()
-    async with zmq_context() as context, asyncio.TaskGroup() as group:
-        agent = made_agent(log, engine, context)
-        engine.errors.append(ZeroDivisionError("ours"))
-        alone = [thread_part("alone", agent.poller.run)]
-        group.create_task(run_parts(alone, stop=stop, drain_s=5.0))  # and nothing is delivered
-        thread = agent.poller.thread
-        await eventually(lambda: thread.failures_total == 1 and not thread.failure)
-        assert agent.stale == "engine: events lost with a failure of its thread"
-        stop.set()
 
 
 # -------------------------------------------------------------------- events that cannot be taken

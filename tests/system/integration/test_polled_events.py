@@ -15,11 +15,11 @@ from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.system.integration.event_path import running_index, zmq_context
-from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.config import AttachedEventsSection
-from worker_agent.attached.streams import PATH, EventStreams, PolledEvents
+from worker_agent.attached.client import EVENTS_PATH, EngineClient, FetchOutcome, PolledEvents
+from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.event_path import WorkerStreams
+from worker_agent.events.event_path import WorkerStreams, event_path
+from worker_agent.events.source_poller import Source
 
 BLOCK = 32
 WORKER = WorkerStreams(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))
@@ -30,14 +30,10 @@ class Polling:
     """An engine that is polled, its streams, and an index that reads them."""
 
     engine: TrtllmServeDouble
-    streams: EventStreams
+    rules: TrtllmRules
+    streams: Consolidator
     client: EngineClient
     index: EmbeddedIndex
-
-    @property
-    def rules(self) -> TrtllmRules:
-        assert self.streams.rules is not None
-        return self.streams.rules
 
     def overlap(self, *blocks: int, dp_rank: int = 0) -> int:
         """Return how many blocks of this prompt the index finds at the rank."""
@@ -54,11 +50,12 @@ async def polling(broker: Broker, log: EventLog, *, answer_s: float = 10.0) -> A
         zmq_context() as context,
         running_index(broker.url) as index,
     ):
-        polled = PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
-        streams = EventStreams(WORKER, AttachedEventsSection(), log, context, SystemClock(), polled=polled)
-        await streams.path.consolidator.start()
-        async with at_work(*streams.path.parts(0)):
-            yield Polling(engine, streams, client, index)
+        rules, polled = TrtllmRules(BLOCK), PolledEvents(client, answer_s=answer_s, bytes_max=1 << 20)
+        source = Source(polled.take, rules)
+        streams = event_path(WORKER, source, (), log, context, SystemClock(), ring_bytes_max=1 << 20)
+        await streams.start()
+        async with at_work(*streams.parts(0)):
+            yield Polling(engine, rules, streams, client, index)
 
 
 async def test_events_that_another_client_took_clear_the_rank_and_are_counted(broker: Broker, log: EventLog) -> None:
@@ -87,11 +84,11 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.create(0)
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)
-        at.engine.faults[PATH] = fault
+        at.engine.faults[EVENTS_PATH] = fault
         await eventually(lambda: at.client.requests_total["events", outcome])
-        await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.path.consolidator.stale(0))
+        await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.stale(0))
         at.engine.released.set()
-        del at.engine.faults[PATH]
+        del at.engine.faults[EVENTS_PATH]
         at.engine.store(2, [6], parent=5)
         await eventually(lambda: at.overlap(5, 6) == 2)
-        await eventually(lambda: at.streams.path.consolidator.stale(0) == "")
+        await eventually(lambda: at.streams.stale(0) == "")

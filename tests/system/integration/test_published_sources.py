@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
@@ -21,6 +22,7 @@ from tests.system.integration.event_path import (
 from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.system.integration.test_several_publishers import stored
 from worker_agent.events.consolidation import Origin
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.publishers import PublisherSection
 
@@ -44,7 +46,7 @@ async def host_tier(log: EventLog, engine: RoughEngine) -> AsyncIterator[tuple[P
         configured = PublisherSection(
             source=KVBM.source, endpoint=endpoint_of(kvbm.publish), replay_endpoint=endpoint_of(kvbm.replay)
         )
-        async with polled_agent(log, engine, published=(configured.at,), context=context) as agent:
+        async with polled_agent(log, engine, [EngineEventSubscriber(configured.at, context, SystemClock())]) as agent:
             await kvbm.subscribed()
             yield agent, kvbm
 

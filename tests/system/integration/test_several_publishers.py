@@ -16,7 +16,6 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
     Agent,
     PlayedSource,
-    PublishedAt,
     consolidator_on,
     endpoint_of,
     hashes_of,
@@ -27,6 +26,7 @@ from tests.system.integration.event_path import (
 )
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.events.consolidation import Origin
+from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.engine_events import EngineEvent, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")
@@ -123,7 +123,7 @@ async def agent_of(
 ) -> AsyncIterator[Agent]:
     """A consolidator that has subscribed to all of them."""
     at = [
-        PublishedAt(endpoint_of(each.publish), endpoint_of(each.replay) if has_replay else "", origin)
+        PublisherAddress(origin, endpoint_of(each.publish), endpoint_of(each.replay) if has_replay else "")
         for origin, each in publishers.items()
     ]
     async with running_agent(log, consolidator_on(log, context, *at, dp_ranks=tuple(dp_ranks))) as agent:
@@ -212,10 +212,10 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
 
     server = await asyncio.start_server(close, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    at = PublishedAt(f"tcp://127.0.0.1:{port}", "", ENGINE)
+    at = PublisherAddress(ENGINE, f"tcp://127.0.0.1:{port}")
     async with server, zmq_context() as context:
         with capture_logs() as lines:
             async with running_agent(log, consolidator_on(log, context, at)) as agent:
-                reason = f"no events: engine: publisher {at.publish} cannot be reached"
+                reason = f"no events: engine: publisher {at.endpoint} cannot be reached"
                 await eventually(lambda: agent.consolidator.stale(0) == reason and accepted >= 8)
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1

@@ -9,7 +9,7 @@ from kv_runtime.clock import SystemClock
 from tests.contract.engines import outputs, request
 from tests.support.trtllm import Fake
 from worker_agent.engine_args.arguments import effective_args
-from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.layers import layer
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
@@ -22,7 +22,7 @@ QUICK = TrtllmSettings(transfer_s=0.1)
 
 def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> TensorRTLLMEngine:
     around = Circumstances(**circumstances)
-    file = Layer(name="file", values={"max_seq_len": 200, **(values or {})}, place="engine.yaml")
+    file = layer("file", [((), {"max_seq_len": 200, **(values or {})}, "engine.yaml")])
     args = effective_args([flag_layer({}, around), file], around)
     return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
 

@@ -1,6 +1,7 @@
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from kv_protocol.errors import LimitExceeded
@@ -15,7 +16,7 @@ from kv_protocol.hashing import (
     to_u64,
     unpack_tokens,
 )
-from worker_agent.engines.simulated.identity import trtllm_block_hash
+from worker_agent.engines.simulated.identity import EngineNamespace, trtllm_hash
 
 IMAGE = 7
 
@@ -82,4 +83,6 @@ def test_signed_and_unsigned_keep_the_same_bits(value: int) -> None:
 
 @pytest.mark.parametrize("option", ["lora_task_id", "cache_salt_id"])
 def test_an_engine_id_of_0_is_an_id(option: str) -> None:
-    assert trtllm_block_hash([1, 2], **{option: 0}) != trtllm_block_hash([1, 2])
+    assert trtllm_hash([1, 2], 0, msgspec.structs.replace(EngineNamespace(), **{option: 0})) != trtllm_hash(
+        [1, 2], 0, EngineNamespace()
+    )

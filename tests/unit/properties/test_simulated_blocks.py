@@ -31,7 +31,7 @@ from kv_protocol.hashing import lora_id
 from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
 from worker_agent.engines.simulated.events import RankEventLog, WindowLog
-from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_block_hash
+from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_hash
 
 TOTAL_BLOCKS = 10
 NARROW_BLOCKS = 6
@@ -91,7 +91,7 @@ def chain(prompt: Sequence[int], lora_name: str | None, cache_salt: str | None) 
     hashes = [0]
     for at in range(0, len(prompt) - BLOCK_SIZE, BLOCK_SIZE):
         block = prompt[at : at + BLOCK_SIZE]
-        hashes.append(trtllm_block_hash(block, hashes[-1], lora_task_id=adapter, cache_salt_id=salt_id))
+        hashes.append(trtllm_hash(block, hashes[-1], EngineNamespace(lora_task_id=adapter, cache_salt_id=salt_id)))
     return hashes[1:]
 
 

@@ -120,8 +120,7 @@ class Driver:
         foretold = {rank: self.fold.cached_tokens(head, is_windowed=self.is_windowed) for rank, head in heads.items()}
         step = self.simulator.step(0.0)
         self.simulator.flush_events()
-        for rank, statistics in enumerate(step.statistics):
-            row = msgspec.to_builtins(statistics)
+        for rank, row in enumerate(step.statistics):
             for nth in range(row["numNewActiveRequests"]):
                 admitted = self.waiting[rank].popleft()
                 if nth == 0:

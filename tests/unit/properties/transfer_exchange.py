@@ -49,7 +49,7 @@ class TransferExchange:
         """Add an engine under an unused name."""
         assert name not in self._engines
         self._engines[name] = _Participant(name, simulator)
-        simulator.offer_at(name)
+        simulator.contexts.endpoint = name
 
     def leave(self, name: str, now_s: float) -> None:
         """Remove an engine: its receivers lose the transfers it was sending, and transfers to it end."""
@@ -71,7 +71,7 @@ class TransferExchange:
         """The time of the next change; None without transfers and held contexts."""
         while self._due and self._due[0][2].is_over:
             heapq.heappop(self._due)
-        expiries_s = (engine.simulator.next_expiry_s for engine in self._engines.values())
+        expiries_s = (engine.simulator.contexts.next_expiry_s for engine in self._engines.values())
         times_s = [self._due[0][0]] if self._due else []
         return min((*times_s, *(each for each in expiries_s if each is not None)), default=None)
 
@@ -81,7 +81,7 @@ class TransferExchange:
             at_s, _, transfer, outcome = heapq.heappop(self._due)
             self._end(transfer, outcome, at_s)
         for engine in self._engines.values():
-            if (expiry_s := engine.simulator.next_expiry_s) is not None and expiry_s <= now_s:
+            if (expiry_s := engine.simulator.contexts.next_expiry_s) is not None and expiry_s <= now_s:
                 engine.simulator.expire(now_s)
                 self._touched.add(engine.name)
         touched, self._touched = frozenset(self._touched), set()
@@ -94,7 +94,7 @@ class TransferExchange:
         fetch = transfer.fetch
         if (sender := self._engines.get(fetch.endpoint)) is None:
             self._end(transfer, "lost", now_s)
-        elif not sender.simulator.holds(fetch.transfer_id, fetch.state, fetch.tokens):
+        elif not sender.simulator.contexts.holds(fetch.transfer_id, fetch.state, fetch.tokens):
             self._end(transfer, "gone", now_s)
         else:
             transfer.sender = sender

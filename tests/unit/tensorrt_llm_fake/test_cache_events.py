@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.amount import examples
@@ -23,19 +23,6 @@ def test_a_prompt_is_stored_after_its_prefill_and_the_rest_at_the_end_with_a_par
     assert [_tokens(block) for block in end["data"]["blocks"]] == [[9, *output[:2]]]
 
 
-def test_with_partial_reuse_the_beginning_of_a_block_counts(trtllm: Fake) -> None:
-    llm, without = engine(trtllm), engine(trtllm, cache={"enable_partial_reuse": False})
-    for each, cached in ((llm, 6), (without, 4)):
-        finished(each, trtllm, IDS)
-        assert finished(each, trtllm, [1, 2, 3, 4, 5, 6, 70, 71]).cached_tokens == cached
-
-
-def test_the_hash_is_the_published_one(trtllm: Fake) -> None:
-    llm = engine(trtllm)
-    finished(llm, trtllm, IDS)
-    assert events(llm)[1]["data"]["blocks"][0]["block_hash"] == 924206229973855
-
-
 def test_salt_and_adapter_separate_prefixes(trtllm: Fake) -> None:
     llm = engine(trtllm)
     lora = trtllm.llmapi.LoRARequest("tall", 7, str(trtllm.module.__path__[0]))
@@ -44,7 +31,7 @@ def test_salt_and_adapter_separate_prefixes(trtllm: Fake) -> None:
         assert finished(llm, trtllm, IDS, **told).cached_tokens == 8
     stored = [each["data"] for each in events(llm) if each["data"]["type"] == "stored"]
     assert {data["blocks"][0]["cache_salt"] for data in stored} == {None, "a"}
-    assert 1405807694910447675 in {data["blocks"][0]["block_hash"] for data in stored}
+    assert len({data["blocks"][0]["block_hash"] for data in stored}) >= 3
 
 
 def test_attention_ranks_have_caches_and_ids_of_their_own(trtllm: Fake) -> None:
@@ -82,8 +69,8 @@ def test_media_are_keys_of_the_blocks_they_lie_in(trtllm: Fake) -> None:
     blocks = events(llm)[1]["data"]["blocks"]
     assert [[key["start_offset"] for key in block["mm_keys"]] for block in blocks] == [[0], [3]]
     assert {len(key["hash"]) for block in blocks for key in block["mm_keys"]} == {64}
-    assert finished(llm, trtllm, prompt).cached_tokens > 8
-    assert finished(llm, trtllm, prompt | {"multi_modal_data": {"image": [b"a dog"]}}).cached_tokens < 4
+    assert finished(llm, trtllm, prompt).cached_tokens == 8
+    assert finished(llm, trtllm, prompt | {"multi_modal_data": {"image": [b"a dog"]}}).cached_tokens == 0
 
 
 def test_a_uuid_stands_for_the_digest(trtllm: Fake) -> None:
@@ -98,47 +85,28 @@ def test_a_reader_that_missed_an_event_does_not_hold_what_the_cache_holds(trtllm
     llm = engine(trtllm)
     trtllm.control.lose_events(1)
     finished(llm, trtllm, IDS, 1)
-    assert held(events(llm)) != {0: caches(llm)[0].hashes(0), 1: set()}
+    assert held(events(llm)) != caches(llm)[0].hashes()
 
 
 @settings(max_examples=examples(25, least=8), suppress_health_check=list(HealthCheck))
 @given(
     prompts=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=14), min_size=1, max_size=12),
     blocks=st.integers(5, 12),
-    host=st.integers(0, 4),
     windows=st.sampled_from([None, [8, 64]]),
 )
-@example(  # the host's only block comes back, and may not give way to the one that makes room for it
-    prompts=[
-        [3, 3, 3, 5, 4, 3, 3, 4, 5, 5],
-        [5, 4, 5],
-        [5, 3, 4, 4, 4, 3, 4, 3, 3, 5, 3],
-        [3, 3, 3, 5, 3, 3, 3, 4, 4, 3, 5],
-        [4, 5, 5, 4],
-        [3, 4, 3, 4, 4, 5, 5, 4, 3, 4, 5],
-    ],
-    blocks=6,
-    host=1,
-    windows=None,
-)
 def test_a_reader_of_the_events_holds_what_the_cache_holds(
-    trtllm: Fake, prompts: list[list[int]], blocks: int, host: int, windows: Any
+    trtllm: Fake, prompts: list[list[int]], blocks: int, windows: Any
 ) -> None:
     trtllm.control.model = type(trtllm.control.model)(gpu_blocks=blocks, bytes_per_block=1)
-    llm = engine(trtllm, cache={"host_cache_size": host, "max_attention_window": windows}, max_seq_len=64)
+    llm = engine(trtllm, cache={"max_attention_window": windows}, max_seq_len=64)
     for prompt in prompts:
         finished(llm, trtllm, prompt, 4)
     told = events(llm)
     for cache in caches(llm):
-        assert held(told, cache.window) == {0: cache.hashes(0), 1: cache.hashes(1)}
+        assert held(told, cache.window) == cache.hashes()
         assert cache.used == 0
-        assert len(cache.hashes(0)) <= blocks
-        assert len(cache.hashes(1)) <= host
+        assert len(cache.hashes()) <= blocks
 
 
 def _tokens(block: Json) -> list[int]:
     return [each["token_id"] for each in block["tokens"]]
-
-
-def _move(data: Json) -> tuple[int, int]:
-    return data["cache_level"]["old_value"], data["cache_level"]["new_value"]

@@ -22,7 +22,6 @@ def test_an_unknown_keyword_of_an_engine_is_a_value_error_that_names_it(trtllm: 
         ("KvCacheConfig", "free_gpu_memory_fraction", 1.5),
         ("KvCacheConfig", "dtype", "int9"),
         ("KvCacheConfig", "max_attention_window", []),
-        ("KvCacheConfig", "disk_cache_size", 1),
         ("KVEventsConfig", "hwm", 0),
         ("SchedulerConfig", "capacity_scheduler_policy", "NO_EVICT"),
         ("DynamicBatchConfig", "dynamic_batch_moving_average_window", "wide"),

@@ -104,7 +104,7 @@ def _differing(row: Row) -> dict[str, tuple[str, str]]:
 
 def _many_events(fake: Fake) -> list[Json]:
     fake.control.model = type(fake.control.model)(gpu_blocks=6, bytes_per_block=1)
-    v1 = engine(fake, cache={"host_cache_size": 2})
+    v1 = engine(fake)
     for first in range(4):
         finished(v1, fake, [first] * 13)
     v2 = engine(fake, cache={"use_kv_cache_manager_v2": True, "kv_cache_event_hash_algo": "v2_sha256_64"})

@@ -26,24 +26,17 @@ def events(llm: Any) -> list[Json]:
     return list(llm.get_kv_cache_events(timeout=0))
 
 
-def held(told: list[Json], window: int | None = None) -> dict[int, set[Any]]:
-    """Return the hashes of each level that a reader of the events holds."""
-    levels: dict[int, set[Any]] = {0: set(), 1: set()}
+def held(told: list[Json], window: int | None = None) -> set[Any]:
+    """Return the hashes that a reader of the events holds."""
+    blocks: set[Any] = set()
     for event in told:
         data = event["data"]
-        if window is not None and event["window_size"] != window:
-            continue
-        for block in data.get("blocks", []):
-            assert block["block_hash"] not in levels[0] | levels[1]
-            levels[block["cache_level"]].add(block["block_hash"])
-        for each in data.get("block_hashes", []):
-            assert each in levels[0] | levels[1]
-            levels[0].discard(each)
-            levels[1].discard(each)
-        if data["type"] == "updated":
-            levels[data["cache_level"]["old_value"]].remove(data["block_hash"])
-            levels[data["cache_level"]["new_value"]].add(data["block_hash"])
-    return levels
+        if window in (None, event["window_size"]):
+            new, gone = {each["block_hash"] for each in data.get("blocks", [])}, {*data.get("block_hashes", [])}
+            assert not new & blocks
+            assert gone <= blocks
+            blocks = blocks | new - gone if new else blocks - gone
+    return blocks
 
 
 def caches(llm: Any, rank: int = 0) -> Any:

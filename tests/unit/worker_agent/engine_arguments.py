@@ -6,7 +6,7 @@ import pytest
 
 from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.layers import layer
 from worker_agent.engine_args.rules import Circumstances, flag_layer
 
 
@@ -18,9 +18,9 @@ def effective(
 ) -> EngineArgs:
     around = Circumstances(**circumstances)
     layers = [
-        Layer(name="override", values=override or {}, place="--override-engine-args"),
-        Layer(name="file", values=file or {}, place="engine.yaml"),
         flag_layer(flags or {}, around),
+        layer("file", [((), file or {}, "engine.yaml")]),
+        layer("override", [((), override or {}, "--override-engine-args")]),
     ]
     return effective_args(layers, around)
 

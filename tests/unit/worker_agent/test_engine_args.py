@@ -8,12 +8,13 @@ from tests.unit.worker_agent.engine_arguments import effective, refused, warned
 from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
+MODEL = DEFAULTS["model",].value
 BUFFER = ("kv_cache_config", "event_buffer_max_size")
 
 
 def test_the_engine_gets_nothing_that_neither_a_user_nor_a_rule_sets() -> None:
     args = effective()
-    assert args.as_dict() == {"model": DEFAULTS.values["model"], "skip_tokenizer_init": True}
+    assert args.as_dict() == {"model": MODEL, "skip_tokenizer_init": True}
     assert {setting.origin.layer for setting in args.settings} == {"default"}
     assert (args.warnings, args.replaced) == ((), ())
 
@@ -27,31 +28,10 @@ def test_what_is_left_to_the_engine_is_named_by_its_flags_arguments() -> None:
     assert ("tensor_parallel_size",) not in effective({"backend": "_autodeploy"}).left_to_engine
 
 
-@pytest.mark.parametrize(
-    ("flag", "path", "value"),
-    [
-        ("model", "model", "m"),
-        ("backend", "backend", "_autodeploy"),
-        ("tensor-parallel-size", "tensor_parallel_size", 4),
-        ("pipeline-parallel-size", "pipeline_parallel_size", 2),
-        ("expert-parallel-size", "moe_expert_parallel_size", 1),
-        ("enable-attention-dp", "enable_attention_dp", True),
-        ("kv-block-size", "kv_cache_config.tokens_per_block", 64),
-        ("gpus-per-node", "gpus_per_node", 8),
-        ("max-batch-size", "max_batch_size", 64),
-        ("max-num-tokens", "max_num_tokens", 4096),
-        ("max-seq-len", "max_seq_len", 4096),
-        ("max-beam-width", "max_beam_width", 2),
-        ("free-gpu-memory-fraction", "kv_cache_config.free_gpu_memory_fraction", 0.5),
-        ("load-format", "load_format", "dummy"),
-        ("guided-decoding-backend", "guided_decoding_backend", "xgrammar"),
-        ("publish-metrics", "enable_iter_perf_stats", True),
-    ],
-)
-def test_each_named_flag_sets_its_argument_over_the_default(flag: str, path: str, value: Any) -> None:
-    args = effective(flags={flag: value})
-    assert args.value(*path.split(".")) == value
-    assert str(args.origin(*path.split("."))) == f"flag (--{flag})"
+def test_a_named_flag_sets_its_argument_over_the_default() -> None:
+    args = effective(flags={"kv-block-size": 64})
+    assert args.value("kv_cache_config", "tokens_per_block") == 64
+    assert str(args.origin("kv_cache_config", "tokens_per_block")) == "flag (--kv-block-size)"
 
 
 def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> None:
@@ -129,7 +109,7 @@ def test_overlap_is_off_where_the_version_refuses_contexts_with_it(
     if version == "1.3.0rc0" and expected:
         why = "TensorRT-LLM 1.3.0rc0 refuses context-only requests while the overlap scheduler is on"
         assert str(args.origin("disable_overlap_scheduler")) == f"forced ({why})"
-        assert [told.name for told in args.replaced] == list(given)
+        assert [told.old.name for told in args.replaced] == list(given)
 
 
 @pytest.mark.parametrize(
@@ -150,20 +130,7 @@ def test_every_feature_that_needs_a_tokenizer_gets_one(
 
 
 # ---------------------------------------------------------------- left out
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "context_parallel_size",
-        "moe_tensor_parallel_size",
-        "moe_expert_parallel_size",
-        "moe_cluster_parallel_size",
-        "enable_attention_dp",
-        "gpus_per_node",
-        "cp_config",
-    ],
-)
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "enable_attention_dp", "gpus_per_node", "cp_config"])
 def test_autodeploy_does_not_get_what_it_refuses_and_each_is_told(name: str) -> None:
     value: Any = {"enable_attention_dp": True, "cp_config": {"cp_type": "HELIX"}}.get(name, 4)
     args = effective({"backend": "_autodeploy", name: value})
@@ -182,7 +149,7 @@ def test_an_encoder_gets_its_list_alone() -> None:
     given = {"trust_remote_code": True, "model_kwargs": {"a": 1}, "max_seq_len": 100, "max_batch_size": 4}
     args = effective(given, role="encode", **EVENTS)
     assert args.as_dict() == {
-        "model": DEFAULTS.values["model"],
+        "model": MODEL,
         "trust_remote_code": True,
         "model_kwargs": {"a": 1},
         "max_batch_size": 4,
@@ -196,14 +163,15 @@ def test_an_encoder_gets_its_list_alone() -> None:
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ({"max_batch_size": "64"}, "max_batch_size: expected an integer of 1 or more or null, found '64' (a text)"),
-        ({"max_batch_size": 0}, "max_batch_size: expected an integer of 1 or more or null, found 0 (an integer)"),
-        ({"max_batch_size": True}, "found true (a boolean)"),
-        ({"model": None}, "model: expected a text, found null"),
-        ({"model": ""}, "model: expected a text, found '' (a text)"),
+        ({"max_batch_size": "64"}, "max_batch_size: expected int | null, found '64' (a text)"),
+        ({"max_batch_size": 0}, "max_batch_size: expected int >= 1, found 0 (an integer)"),
+        ({"max_batch_size": True}, "expected int | null, found true (a boolean)"),
+        ({"max_batch_size": {"a": 1}}, "max_batch_size: expected int | null, found a mapping"),
+        ({"model": None}, "model: expected str, found null"),
+        ({"model": ""}, "model: expected str of length >= 1, found '' (a text)"),
         ({"backend": "tensorrt"}, "backend: expected one of pytorch, _autodeploy, found 'tensorrt' (a text)"),
-        ({"kv_cache_config": None}, "kv_cache_config: expected a mapping, found null"),
-        ({"kv_cache_config": {1: 2}}, "expected a mapping, found a mapping with a name that is no text"),
+        ({"kv_cache_config": 1}, "kv_cache_config: expected a mapping of names, found 1 (an integer)"),
+        ({"kv_cache_config": {1: 2}}, "kv_cache_config: expected a mapping of names, found a mapping"),
         ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block: expected one of 2, 4, 8, 16, 32, 64"),
         ({"max_batch_sise": 4}, "expected an argument of the engine (is it max_batch_size?), found a name that is not"),
         (

@@ -167,19 +167,18 @@ def test_vllm_without_event_sources_has_no_events() -> None:
     assert facts_of_event_sources(without_replay) == EngineFacts(publish_endpoint="tcp://*:5560")
 
 
-def test_sglang_describes_its_ranks_its_blocks_and_where_it_publishes_its_load() -> None:
+def test_sglang_describes_its_ranks_and_its_blocks() -> None:
     said = {
         "page_size": 16,
         "dp_size": 1,
         "attn_dp_size": 2,
         "max_total_num_tokens": 6400,
         "kv_events_config": '{"publisher": "zmq", "endpoint": "tcp://*:5557"}',
-        "kv_events": {"block_size": 32, "dp_size": 2, "load_endpoint_port_base": 5559, "load_topic": "load"},
+        "kv_events": {"block_size": 32, "dp_size": 2},
     }
     assert facts_of_server_info(json.dumps(said).encode()) == EngineFacts(
         block_size=32,
         total_kv_blocks=200,
         dp_ranks=2,
         publish_endpoint="tcp://*:5557",
-        load_endpoint="tcp://*:5559",
     )

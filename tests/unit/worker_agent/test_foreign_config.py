@@ -10,11 +10,10 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.event_log import EventLog
 from kv_runtime.text.byte_model import ByteText
 from tests.support.manual_clock import ManualClock
-from worker_agent.attached.config import AttachedEngineSection, AttachSettings
-from worker_agent.attached.registration import attached_facts, attached_registration
-from worker_agent.attached.streams import EventStreams
+from worker_agent.attached.config import AttachedEngineSection, AttachSettings, attached_facts, attached_registration
 from worker_agent.engines.server import EngineFacts
 from worker_agent.events.engine_event_subscriber import PublisherAddress
+from worker_agent.events.event_path import event_path
 
 HOST = {"source": "host", "endpoint": "tcp://127.0.0.1:5557"}
 
@@ -55,7 +54,9 @@ async def test_a_source_of_a_rank_that_the_worker_has_not_is_named_before_a_sock
     )
     worker, log = settings.streams("i", "m", 16), create_autospec(EventLog, instance=True)
     with pytest.raises(ConfigurationError, match=r"events\.sources: found dp_rank 3 of host, allowed .*: \[0, 1\]"):
-        EventStreams(worker, settings.events, log, zmq.asyncio.Context.instance(), ManualClock())
+        event_path(
+            worker, None, settings.events.sources, log, zmq.asyncio.Context.instance(), ManualClock(), ring_bytes_max=1
+        )
 
 
 def test_an_attached_worker_has_the_labels_of_its_agent() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capture.payloads import encode_payload
-from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from tests.golden.engine_payloads import TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
@@ -105,11 +105,6 @@ def test_what_is_written_is_read_again(events: list[EngineEvent], dp_rank: int) 
     assert BatchDecoder().decode(8, encode_payload(0.5, events, dp_rank)) == EngineBatch(
         sequence=8, time_s=0.5, dp_rank=dp_rank, events=tuple(events)
     )
-
-
-def test_a_store_whose_tokens_do_not_fill_its_blocks_cannot_exist() -> None:
-    with pytest.raises(LimitExceeded, match="token_ids: found 3"):
-        EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=4)
 
 
 # -------------------------------------------------------------------- frames

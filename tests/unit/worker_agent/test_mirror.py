@@ -6,9 +6,16 @@ import pytest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from worker_agent.events import mirror as mirror_module
-from worker_agent.events.block_names import FORMER_NAMES_MAX, SourceNames
 from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
-from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.mirror import (
+    ENGINE,
+    FORMER_NAMES_MAX,
+    MirrorBlock,
+    MirrorCounts,
+    Namespace,
+    RankMirror,
+    SourceNames,
+)
 
 BLOCK_SIZE = 2
 TOKENS = tuple(range(20))
@@ -117,15 +124,6 @@ def test_an_unknown_removal_is_counted_and_costs_the_others_nothing() -> None:
     assert counts(mirror) == MirrorCounts(stored=2, removed=1, unknown_removal=2)
 
 
-# -------------------------------------------------------------------- two engine blocks, one of ours
-def test_a_block_goes_with_the_last_of_its_engine_blocks() -> None:
-    mirror = mirror_of(store(0, 2), store(0, 2, base=200))
-    assert mirror.apply(remove(100, 101)) == []
-    assert mirror.apply(remove(201)) == [Removed((CHAIN[1],))]
-    assert held(mirror) == {CHAIN[0]: GPU_1}
-    assert counts(mirror) == MirrorCounts(stored=2, removed=1, deduplicated=4)
-
-
 # -------------------------------------------------------------------- tiers and clears
 
 
@@ -161,13 +159,6 @@ def in_group(event: EngineStored, group_idx: int) -> EngineStored:
     return msgspec.structs.replace(event, group_idx=group_idx)
 
 
-def test_a_block_stored_twice_goes_with_its_second_removal() -> None:
-    mirror = mirror_of(store(0), store(0))
-    assert mirror.apply(remove(100)) == []
-    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
-    assert counts(mirror) == MirrorCounts(stored=1, removed=1, duplicate=1, deduplicated=1)
-
-
 def test_a_block_is_held_while_all_attention_groups_hold_theirs() -> None:
     mirror = mirror_of(store(0), in_group(store(0), 1))
     assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
@@ -196,24 +187,14 @@ def test_a_parent_may_be_known_from_another_source() -> None:
     assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
 
 
-def test_an_unnamed_clear_is_of_all_sources() -> None:
-    mirror = mirror_of(store(0, 3))
-    mirror.apply(store(0, 2, tier=Tier.HOST), "host")
-    assert mirror.clear() == [Cleared(Tier.GPU), Cleared(Tier.HOST)]
-    assert held(mirror) == {}
-
-
 # -------------------------------------------------------------------- stores by name
 def by_name(*hashes: int) -> EngineStored:
     return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
 
 
-def test_a_block_evicted_just_before_its_offload_is_told_is_still_described() -> None:
+def test_a_block_evicted_just_before_its_offload_is_told_is_described_unless_its_parent_is_gone_too() -> None:
     mirror = mirror_of(store(0, 2), remove(101))
     assert mirror.apply(by_name(101)) == [Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST)]
-
-
-def test_a_former_block_whose_parent_is_gone_too_is_not_held() -> None:
     mirror = mirror_of(store(0, 2), remove(101, 100))
     assert mirror.apply(by_name(101)) == []
     assert counts(mirror).unknown_name == 1
@@ -239,9 +220,9 @@ def test_an_undescribed_bare_name_is_counted_and_dropped() -> None:
 def test_former_names_are_bounded() -> None:
     names = SourceNames()
     for engine_hash in range(FORMER_NAMES_MAX + 1):
-        names.store(engine_hash, engine_hash, Tier.GPU, 0)
+        names.store(engine_hash, MirrorBlock(engine_hash, None, 0, Namespace()), Tier.GPU, 0)
         names.remove(engine_hash, Tier.GPU, 0)
-    assert [names.meaning(0), names.meaning(1), names.meaning(FORMER_NAMES_MAX)] == [None, 1, FORMER_NAMES_MAX]
+    assert [names.meaning(each) is None for each in (0, 1, FORMER_NAMES_MAX)] == [True, False, False]
 
 
 # -------------------------------------------------------------------- multimodal hashes, bigrams

@@ -132,10 +132,10 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
 ESTIMATES = Scheduling(prefills_first=True, admits="estimate")
 
 
-def tokens_of(engine: Simulator) -> tuple[int, int]:
+def tokens_of(engine: Simulator, now_s: float = 0.0) -> tuple[int, int]:
     """Return how many prompt tokens the next iteration computes, and how many requests decode in it."""
-    did = engine.step(0.0).statistics[0].inflight_batching_stats
-    return did.num_ctx_tokens, did.num_gen_requests
+    did = engine.step(now_s).statistics[0]["inflightBatchingStats"]
+    return did["numCtxTokens"], did["numGenRequests"]
 
 
 def test_where_prompts_come_first_nothing_decodes_while_one_is_computed() -> None:
@@ -215,6 +215,4 @@ def test_running_requests_use_the_budget_before_waiting_ones() -> None:
     engine.submit(EngineRequest(request_id="a", prompt=tuple(range(8)), max_tokens=9), 0.0)
     engine.step(0.0)
     engine.submit(EngineRequest(request_id="long", prompt=tuple(range(100, 130)), max_tokens=1), 0.0)
-    first, second = (engine.step(1.0 + at).statistics[0].inflight_batching_stats for at in range(2))
-    assert (first.num_gen_requests, first.num_ctx_tokens) == (1, 15)
-    assert (second.num_gen_requests, second.num_ctx_tokens) == (1, 15)
+    assert [tokens_of(engine, 1.0 + at) for at in range(2)] == [(15, 1), (15, 1)]

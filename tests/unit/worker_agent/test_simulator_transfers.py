@@ -62,7 +62,7 @@ def test_a_context_that_was_given_up_or_fetched_is_gone() -> None:
 def test_a_handoff_names_the_context_its_place_and_its_rank() -> None:
     engine = msgspec.structs.replace(ENGINE, dp_ranks=(0, 1))
     simulator = Simulator(engine, role="prefill", transfers=RULES)
-    simulator.offer_at("http://127.0.0.1:1")
+    simulator.contexts.endpoint = "http://127.0.0.1:1"
     for name, transfer_id in (("a", None), ("b", 77), ("c", 77)):
         simulator.submit(request(name, dp_rank=1, transfer_id=transfer_id), 0.0)
     told = [output.handoff for _, output in simulator.step(0.0).outputs]

@@ -1,21 +1,21 @@
-"""A poller of any source: what it polls is what is delivered, in order, without a hole; and the queue of its thread."""
+"""The poller: what it polls is what is applied, in order, without a hole."""
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
+from bench.events.source import TranslatedEvents
 from kv_protocol.events import Tier
 from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
-from worker_agent.events.consolidation import Origin
+from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import (
     EngineBatch,
     EngineCleared,
@@ -24,8 +24,7 @@ from worker_agent.events.engine_events import (
     EngineStored,
     RankEvent,
 )
-from worker_agent.events.poll_rules import DrainedMoment
-from worker_agent.events.source_poller import Handover, Source, SourcePoller, batches_of
+from worker_agent.events.source_poller import Source, SourcePoller, batches_of
 from worker_agent.port.types import EngineError
 
 WAIT_S = 20.0
@@ -61,19 +60,10 @@ class ScriptedPolls:
 
 
 @dataclass
-class Delivered:
-    """What a poller delivered; None: a loss."""
+class Applied:
+    """What a poller had applied; None: a loss."""
 
-    poller: SourcePoller
     batches: list[EngineBatch | None] = field(default_factory=list)
-
-    def on_batch(self, batch: EngineBatch, origin: Origin) -> None:
-        assert origin == self.poller.origin
-        self.batches.append(batch)
-
-    def on_loss(self, origin: Origin) -> None:
-        assert origin == self.poller.origin
-        self.batches.append(None)
 
     @property
     def sizes(self) -> list[int]:
@@ -81,26 +71,32 @@ class Delivered:
 
 
 @asynccontextmanager
-async def running_poller(source: Source) -> AsyncIterator[tuple[SourcePoller, Delivered]]:
-    """The poller runs with both of its parts."""
+async def running_poller(
+    take: Callable[[float], list[RankEvent]], *, rules: TrtllmRules | None = None, buffer_events: int = 0
+) -> AsyncIterator[tuple[SourcePoller, Applied]]:
+    applied = Applied()
     poller = SourcePoller(
-        source, poll_s=0.01, wall_ns=lambda: 1_500_000_000, restarts=Restarts(failures_max=100, pause_s=0.0)
+        Source(take, rules or TranslatedEvents(), buffer_events),
+        applied.batches.append,
+        lambda: applied.batches.append(None),
+        poll_s=0.01,
+        wall_ns=lambda: 1_500_000_000,
+        restarts=Restarts(failures_max=100, pause_s=0.0),
     )
-    delivered = Delivered(poller)
-    async with asyncio.timeout(WAIT_S), at_work(*poller.parts(delivered, 0)):
-        yield poller, delivered
+    async with asyncio.timeout(WAIT_S), at_work(poller.thread.part()):
+        yield poller, applied
 
 
 async def test_each_poll_is_one_batch_a_rank_in_the_order_of_its_events() -> None:
     source = ScriptedPolls()
     said = [RankEvent(0, HOST_STORE), RankEvent(1, REMOVAL), RankEvent(0, NAMED_STORE), RankEvent(0, REMOVAL)]
-    async with running_poller(Source(source.poll)) as (poller, delivered):
+    async with running_poller(source.poll) as (poller, applied):
         source.say([RankEvent(0, REMOVAL)])
-        await poller.until_delivered()
+        await poller.until_applied()
         source.say(said)
-        await poller.until_delivered()
-        assert poller.delivered == 3
-    assert delivered.batches == [
+        await poller.until_applied()
+        assert len(applied.batches) == 3
+    assert applied.batches == [
         EngineBatch(sequence=0, dp_rank=0, time_s=1.5, events=(REMOVAL,)),
         EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(HOST_STORE, NAMED_STORE, REMOVAL)),
         EngineBatch(sequence=2, dp_rank=1, time_s=1.5, events=(REMOVAL,)),
@@ -116,47 +112,23 @@ async def test_after_an_unexpected_error_a_loss_has_the_next_sequence_and_pollin
             raise errors.pop()
         return taken
 
-    async with running_poller(Source(take)) as (poller, delivered):
+    async with running_poller(take) as (poller, applied):
         source.say([RankEvent(0, REMOVAL)])
-        await eventually(lambda: poller.delivered == 1)
+        await eventually(lambda: applied.batches == [None])
         source.say([RankEvent(0, REMOVAL)])
-        await poller.until_delivered()
-        assert (poller.lost_at, poller.thread.failures_total) == (0, 1)
-    assert delivered.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
-
-
-async def test_while_the_event_loop_is_busy_the_thread_waits_and_nothing_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("worker_agent.events.source_poller.WAITING_NUMBERS_MAX", 3)
-    polls, stop = ScriptedPolls(), threading.Event()
-    polls.say(*[[RankEvent(0, REMOVAL)]] * 20)
-    poller = SourcePoller(Source(polls.poll), poll_s=0.01, wall_ns=lambda: 0)
-    delivered = Delivered(poller)
-    thread = threading.Thread(target=poller.run, args=(stop,))
-    thread.start()
-    while len(polls) > 20 - 4:  # and the event loop does nothing else
-        pass
-    assert len(polls) == 20 - 4
-    ended = asyncio.Event()
-    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        (_, delivery) = poller.parts(delivered, 0)
-        group.create_task(delivery.run(ended))
-        await eventually(lambda: poller.delivered == 20)
-        stop.set()
-        ended.set()
-    thread.join()
-    assert [batch.sequence for batch in delivered.batches if batch is not None] == list(range(20))
+        await poller.until_applied()
+        assert poller.thread.failures_total == 1
+    assert applied.batches == [None, EngineBatch(sequence=1, dp_rank=0, time_s=1.5, events=(REMOVAL,))]
 
 
 async def test_other_tasks_have_their_turn_between_batches() -> None:
     polls, turns = ScriptedPolls(), 0
-    async with running_poller(Source(polls.poll)) as (poller, delivered):
-        polls.say(*[[RankEvent(0, REMOVAL)]] * 100)
-        while poller.delivered < 100:
+    async with running_poller(polls.poll) as (_, applied):
+        polls.say([RankEvent(rank, REMOVAL) for rank in range(100)])
+        while len(applied.batches) < 100:
             turns += 1
             await asyncio.sleep(0)
-    assert turns >= len(delivered.batches) - 1
+    assert turns >= len(applied.batches) - 1
 
 
 async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_brings(
@@ -164,10 +136,10 @@ async def test_no_batch_holds_the_event_loop_up_for_long_however_much_a_poll_bri
 ) -> None:
     monkeypatch.setattr("worker_agent.events.source_poller.BATCH_NUMBERS_MAX", 10)
     source = ScriptedPolls()
-    async with running_poller(Source(source.poll)) as (poller, delivered):
+    async with running_poller(source.poll) as (poller, applied):
         source.say([RankEvent(0, HOST_STORE)] * 8)
-        await poller.until_delivered()
-        assert delivered.sizes == [3, 3, 2]
+        await poller.until_applied()
+        assert applied.sizes == [3, 3, 2]
 
 
 def test_events_are_parted_in_their_order_where_they_are_too_many_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,19 +148,14 @@ def test_events_are_parted_in_their_order_where_they_are_too_many_for_a_batch(mo
     gone = EngineRemoved(block_hashes=(1, 2, 3, 4))
     large = EngineRemoved(block_hashes=tuple(range(20)))
     events: list[EngineEvent] = [two, gone, EngineCleared(), two, large, EngineCleared()]
-    assert list(batches_of(events)) == [
-        (10, [two, gone, EngineCleared()]),
-        (6, [two]),
-        (20, [large]),
-        (0, [EngineCleared()]),
-    ]
+    assert list(batches_of(events)) == [[two, gone, EngineCleared()], [two], [large], [EngineCleared()]]
     assert list(batches_of([])) == []
 
 
 async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwhile() -> None:
     polls = ScriptedPolls()
-    async with running_poller(Source(polls.poll, buffer_events=2)) as (poller, delivered):
-        await poller.until_delivered()
+    async with running_poller(polls.poll, buffer_events=2) as (poller, applied):
+        await poller.until_applied()
         with capture_logs() as lines:
             polls.say(EngineError("the engine is busy"), EngineError("the engine is busy"))
             await eventually(lambda: poller.failure == "cannot be polled: the engine is busy")
@@ -196,70 +163,28 @@ async def test_a_source_that_cannot_be_polled_is_polled_again_and_says_so_meanwh
                 [RankEvent(0, REMOVAL)], [RankEvent(0, REMOVAL)] * 2, EngineError("and now"), [RankEvent(0, REMOVAL)]
             )
             await eventually(lambda: poller.poll_failures_total == 3)
-            await poller.until_delivered()
-        assert delivered.sizes == [1, 2, 1]
+            await poller.until_applied()
+        assert applied.sizes == [1, 2, 1]
         assert poller.failure == ""
     assert [line["event"] for line in lines] == ["source_not_polled"] * 2
 
 
-async def test_when_the_source_ran_dry_it_is_said_up_to_which_message_and_after_which_losses() -> None:
-    lost: dict[int, int] = {}
-    polls = ScriptedPolls()
+class LosingRules(TranslatedEvents):
+    """A cleared rank has lost an event."""
 
-    def translate(events: list[RankEvent]) -> list[RankEvent]:
-        lost[0] = lost.get(0, 0) + sum(event.event == EngineCleared() for event in events)
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        events = super().translate(engine_events)
+        self.events_lost[0] = self.events_lost.get(0, 0) + sum(event.event == EngineCleared() for event in events)
         return events
 
-    async with running_poller(Source(polls.poll, translate, buffer_events=100, events_lost=lost)) as (poller, _):
-        await poller.until_delivered()
+
+async def test_when_the_source_ran_dry_it_is_said_after_which_losses() -> None:
+    polls = ScriptedPolls()
+    async with running_poller(polls.poll, rules=LosingRules(), buffer_events=100) as (poller, applied):
+        await poller.until_applied()
         polls.say([RankEvent(0, REMOVAL)])
-        await eventually(lambda: poller.drained == DrainedMoment(1, {0: 0}))
+        await eventually(lambda: applied.sizes == [1] and poller.drained == {0: 0})
         polls.say([RankEvent(0, EngineCleared())], [RankEvent(0, REMOVAL), RankEvent(0, EngineCleared())])
-        await eventually(lambda: poller.drained == DrainedMoment(3, {0: 2}))
+        await eventually(lambda: poller.drained == {0: 2})
+        assert applied.sizes == [1, 1, 2]
         assert not poller.drain.is_pressed
-
-
-# -------------------------------------------------------------------- the queue between the thread and the event loop
-T = TypeVar("T")
-
-
-def putting(waiting: Handover[T], *entries: T, weight: int) -> threading.Thread:
-    """Return a thread that puts the entries."""
-
-    def put() -> None:
-        for entry in entries:
-            waiting.put(entry, weight)
-
-    thread = threading.Thread(target=put)
-    thread.start()
-    return thread
-
-
-async def test_all_entries_come_in_their_order() -> None:
-    waiting: Handover[int] = Handover(weight_max=10)
-    thread = putting(waiting, *range(10_000), weight=3)
-    async with asyncio.timeout(WAIT_S):
-        assert [await waiting.next() for _ in range(10_000)] == list(range(10_000))
-    thread.join()
-
-
-async def test_the_thread_waits_while_the_bound_is_reached_and_an_entry_of_any_weight_passes() -> None:
-    waiting: Handover[str] = Handover(weight_max=10)
-    waiting.put("small", 9)
-    waiting.put("large", 1000)
-    thread = putting(waiting, "third", weight=1)
-    assert await waiting.next() == "small"
-    assert thread.is_alive()  # the large one waits, too heavy for more
-    assert await waiting.next() == "large"
-    async with asyncio.timeout(WAIT_S):
-        assert await waiting.next() == "third"
-    thread.join()
-
-
-async def test_once_closed_a_waiting_thread_goes_on_and_entries_are_dropped() -> None:
-    waiting: Handover[int] = Handover(weight_max=1)
-    waiting.put(0, 1)
-    thread = putting(waiting, 1, 2, 3, weight=1)
-    waiting.close()
-    thread.join(WAIT_S)
-    assert not thread.is_alive()

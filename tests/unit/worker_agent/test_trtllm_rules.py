@@ -20,8 +20,7 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.dialects.trtllm_blocks import PublisherCounts
+from worker_agent.events.dialects.trtllm import PublisherCounts, TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
 from worker_agent.metrics import ENGINE_EVENT_KINDS, PUBLISHER_COUNTS
 

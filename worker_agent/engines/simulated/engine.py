@@ -22,7 +22,6 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
 from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator, Step
-from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
 from worker_agent.media.config import TransferSection
 from worker_agent.media.inputs import digest_words, of_kind
@@ -79,7 +78,7 @@ class SimulatedEngine:
         self._stop_at_s: float | None = None
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
-        self._statistics = deque[IterationStats](maxlen=STATISTICS_MAX)
+        self._statistics = deque[dict[str, Any]](maxlen=STATISTICS_MAX)
 
     def describe(self) -> EngineDescription:
         """Return the simulator's description."""
@@ -183,7 +182,7 @@ class SimulatedEngine:
             self._changed.wait_for(lambda: bool(self._statistics), timeout_s)
             statistics = list(self._statistics)
             self._statistics.clear()
-        return [msgspec.to_builtins(row) for row in statistics]
+        return statistics
 
     def _check(self, request: EngineRequest, names: Sequence[str]) -> None:
         if not self._accepting:
@@ -211,7 +210,7 @@ class SimulatedEngine:
             self._end_streams()
         elif self._simulator.has_requests or self._simulator.has_work:
             return False
-        return self._simulator.next_expiry_s is None
+        return self._simulator.contexts.next_expiry_s is None
 
     async def _step_or_wait(self, tasks: TaskSet) -> None:
         """Compute one iteration, or wait until there is something to do."""
@@ -227,7 +226,7 @@ class SimulatedEngine:
         self._deadline_s = self._clock.now()
 
     def _next_wake_s(self) -> float | None:
-        expiry_s = self._simulator.next_expiry_s
+        expiry_s = self._simulator.contexts.next_expiry_s
         times_s = [] if expiry_s is None else [expiry_s / self.speed]
         if self._stop_at_s is not None and not self._is_overdue:
             times_s.append(self._stop_at_s)

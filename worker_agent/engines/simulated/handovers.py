@@ -1,4 +1,4 @@
-"""The handover of computed prompts between simulated engines, at both ends.
+"""The handover of computed prompts between simulated engines.
 
 A prefill engine holds a context, a computed prompt with its blocks, until its KV was fetched:
 
@@ -6,19 +6,13 @@ A prefill engine holds a context, a computed prompt with its blocks, until its K
     holds       whether a name and its handoff's state are those of a held context
     give_up     ends the hold: the context was fetched
     expired     contexts that were not fetched within `timeout_s` from the beginning of their last iteration
-
-A request of a decode rank waits for the KV of another engine:
-
-    begin       an admitted request waits, with its blocks
-    end         its KV has come, or failed; a request that was cancelled meanwhile is forgotten
-    take        requests whose KV came or failed since the last iteration: the next one begins with them
 """
 
 from itertools import chain, repeat
 from typing import NamedTuple
 
 from worker_agent.engines.simulated.blocks import BlockTable
-from worker_agent.engines.simulated.sequences import RunningRequest
+from worker_agent.engines.simulated.scheduling import RunningRequest
 from worker_agent.engines.simulated.transfer import Fetch, state_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
@@ -43,7 +37,7 @@ class HeldContexts:
         self._held: dict[int, HeldContext] = {}
         self._number = 0
         self.endpoint: str | None = None
-        """The address to fetch them from, once it is known."""
+        """The address to fetch them from, which handoffs name once it is known."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -55,7 +49,7 @@ class HeldContexts:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next one expires; None if none is held."""
+        """When the next one expires, in engine seconds; None if none is held."""
         return min((each.until_s for each in self._held.values()), default=None)
 
     def count_at(self, dp_rank: int) -> int:
@@ -103,7 +97,7 @@ def context_handoff(
     )
 
 
-def _fetch_of(running: RunningRequest) -> Fetch:
+def fetch_of(running: RunningRequest) -> Fetch:
     """Return the fetch of an admitted request: the KV of all tokens that the engine has not cached."""
     request, handoff = running.request, running.request.handoff
     assert handoff is not None
@@ -146,59 +140,3 @@ def _first_logprob(token: int, alternatives: tuple[TokenLogprob, ...] | float | 
         return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=alternatives))
     chosen = next((each for each in alternatives or () if each.token_id == token), None)
     return None if chosen is None else TokenLogprobs(chosen=chosen, top=(alternatives or ())[:top])
-
-
-class FetchingRequests:
-    """The requests of a decode rank that wait for KV of another engine, by id."""
-
-    def __init__(self) -> None:
-        self._begun: list[RunningRequest] = []
-        self._waiting: dict[str, RunningRequest] = {}
-        self._come: dict[str, RunningRequest] = {}
-        self._failed: dict[str, RunningRequest] = {}
-
-    def __len__(self) -> int:
-        """How many have blocks and are not decoded."""
-        return len(self._waiting) + len(self._come) + len(self._failed)
-
-    @property
-    def waiting_count(self) -> int:
-        """How many wait for their KV."""
-        return len(self._waiting)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no request waits for the next iteration to begin with it."""
-        return not (self._come or self._failed)
-
-    def begin(self, running: RunningRequest) -> None:
-        """Let an admitted request wait for its KV."""
-        self._waiting[running.request.request_id] = running
-        self._begun.append(running)
-
-    def waiting(self, request_id: str) -> RunningRequest | None:
-        """Return a request that waits for its KV."""
-        return self._waiting.get(request_id)
-
-    def end(self, request_id: str, *, has_come: bool) -> RunningRequest:
-        """End the wait of a request and return it. A cancelled one is forgotten."""
-        running = self._waiting.pop(request_id)
-        if not running.is_cancelled:
-            (self._come if has_come else self._failed)[request_id] = running
-        return running
-
-    def forget(self, request_id: str) -> RunningRequest | None:
-        """Remove and return a request whose wait is over."""
-        return self._come.pop(request_id, None) or self._failed.pop(request_id, None)
-
-    def take(self) -> tuple[list[RunningRequest], list[RunningRequest]]:
-        """Return the requests whose KV came, and those whose KV failed, since the last call."""
-        come, failed = [*self._come.values()], [*self._failed.values()]
-        self._come.clear()
-        self._failed.clear()
-        return come, failed
-
-    def take_begun(self) -> tuple[Fetch, ...]:
-        """Return the fetches of the requests that began to wait since the last call."""
-        begun, self._begun = self._begun, []
-        return tuple(map(_fetch_of, begun))

@@ -37,12 +37,6 @@ BlockHash = Callable[[Sequence[int], int, EngineNamespace], int]
 """The engine hash of a block: its tokens, its parent's hash (0: none) and its namespace in, a u64 out."""
 
 
-def trtllm_hash(tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
-    """Return TensorRT-LLM's own hash of a block."""
-    lora_task_id, cache_salt_id = namespace.lora_task_id, namespace.cache_salt_id
-    return trtllm_block_hash(tokens, parent, lora_task_id=lora_task_id, cache_salt_id=cache_salt_id)
-
-
 class BlockKey(NamedTuple):
     """The key of a block under its parent."""
 
@@ -69,14 +63,9 @@ class Block:
         return None if self.key.parent is None else self.key.parent.engine_hash
 
 
-def trtllm_block_hash(
-    tokens: Sequence[int],
-    parent: int = 0,
-    *,
-    lora_task_id: int | None = None,
-    cache_salt_id: int | None = None,
-) -> int:
-    """Return the engine hash (u64) of a block of `tokens`, full or partial; `parent` is 0 for the first block."""
+def trtllm_hash(tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
+    """Return TensorRT-LLM's own hash (u64) of a block, full or partial; `parent` is 0 for the first block."""
+    lora_task_id, cache_salt_id = namespace.lora_task_id, namespace.cache_salt_id
     state = len(tokens) ^ (parent * _PARENT_FACTOR & U64_MASK)
     if parent == 0 and cache_salt_id is not None:
         state = _mix64(cache_salt_id, state)

@@ -75,7 +75,7 @@ class LiveTransfers:
     async def start(self) -> None:
         """Bind the address, which handoffs name from now on; raise `PortUsed`."""
         await self._server.start()
-        self._simulator.offer_at(self.endpoint)
+        self._simulator.contexts.endpoint = self.endpoint
 
     @property
     def endpoint(self) -> str:
@@ -110,7 +110,7 @@ class LiveTransfers:
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error")
         name = asked.transfer_id
-        if name in self.sending or not self._simulator.holds(name, asked.state, asked.tokens):
+        if name in self.sending or not self._simulator.contexts.holds(name, asked.state, asked.tokens):
             return _gone(name, "not held here, or being sent")
         self.sending.add(name)
         try:

@@ -22,6 +22,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import Any
 
 import msgspec
 
@@ -29,17 +30,24 @@ from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import BlockTable, NewPool, rank_pool
 from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.handovers import (
-    FetchingRequests,
     HeldContexts,
     context_handoff,
     failed_output,
+    fetch_of,
     first_logprobs,
     resume_after_first_tokens,
 )
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
-from worker_agent.engines.simulated.scheduling import TRTLLM, AnswerEstimate, Scheduling
-from worker_agent.engines.simulated.sequences import Chunk, RunningRequest, WaitingRequest, ending, work_of
-from worker_agent.engines.simulated.statistics import InflightBatchingStats, IterationStats, KvCacheStats
+from worker_agent.engines.simulated.scheduling import (
+    TRTLLM,
+    AnswerEstimate,
+    Chunk,
+    RunningRequest,
+    Scheduling,
+    WaitingRequest,
+    ending,
+    work_of,
+)
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import Fetch
@@ -55,7 +63,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     work: IterationWork
     outputs: tuple[tuple[str, EngineOutput], ...]
     fetches: tuple[Fetch, ...]
-    did: IterationStats
+    did: dict[str, Any]
 
 
 class Rank:
@@ -87,7 +95,8 @@ class Rank:
         self._waiting_tokens = 0
         self._context: dict[str, RunningRequest] = {}
         self._decoding: dict[str, RunningRequest] = {}
-        self._fetching = FetchingRequests()
+        self._fetching: dict[str, RunningRequest] = {}
+        self._begun: list[Fetch] = []
         self._estimate = AnswerEstimate()
         self._is_blocked = False
 
@@ -99,14 +108,19 @@ class Rank:
     @property
     def fetching_count(self) -> int:
         """How many requests wait for their KV."""
-        return self._fetching.waiting_count
+        return sum(each.fetch == "waits" for each in self._fetching.values())
 
     @property
     def is_idle(self) -> bool:
         """Whether an iteration would do nothing until a call changes the state: all requests wait for KV or blocks."""
-        if self._context or self._decoding or not self._fetching.is_settled:
+        if self._context or self._decoding or not self._is_settled:
             return False
         return not self._waiting or self._is_blocked
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether no KV came or failed since the last iteration: the next one begins with such requests."""
+        return self.fetching_count == len(self._fetching)
 
     @property
     def _running_count(self) -> int:
@@ -126,7 +140,8 @@ class Rank:
         A request with a transfer in progress stays until the transfer is over, without outputs.
         """
         self._is_blocked = False
-        if waiting := self._waiting.get(request_id) or self._fetching.waiting(request_id):
+        fetching = self._fetching.get(request_id)
+        if waiting := self._waiting.get(request_id) or (fetching if fetching and fetching.fetch == "waits" else None):
             waiting.is_cancelled = True
             if takes_transfer(waiting.request, self._role):
                 return False
@@ -134,19 +149,20 @@ class Rank:
             self._waiting_tokens -= len(waiting.tokens)
             return True
         running = self._context.pop(request_id, None) or self._decoding.pop(request_id, None)
-        if running := running or self._fetching.forget(request_id):
+        if running := running or self._fetching.pop(request_id, None):
             self._release(running)
         return True
 
     def fetch_ended(self, request_id: str, *, has_come: bool) -> bool:
         """Let a request decode whose KV has come, or else fail; return False, and forget it, if it was cancelled."""
-        running = self._fetching.end(request_id, has_come=has_come)
+        running = self._fetching[request_id]
+        running.fetch = "came" if has_come else "failed"
         self._is_blocked = False
         if has_come:
             running.computed_tokens = len(running.request.prompt)
             self.pool.store_context(running.table, running.request.prompt)
         if running.is_cancelled:
-            self._release(running)
+            self._release(self._fetching.pop(request_id))
         return not running.is_cancelled
 
     def give_back(self, table: BlockTable, prompt: tuple[int, ...]) -> None:
@@ -168,13 +184,13 @@ class Rank:
         if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
             self._moved_blocks += moved_blocks
             work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
-        fetches = self._fetching.take_begun()
+        fetches, self._begun = tuple(self._begun), []
         did = self._did(work, chunks, len(fetches) + sum(chunk.is_first for chunk in chunks))
         return RankStep(work=work, outputs=outputs, fetches=fetches, did=did)
 
     def quiet_iterations(self, iterations_max: int) -> int:
         """Return for how many iterations only decoding can happen: no request begins, ends or takes a block."""
-        if self._waiting or self._context or not self._fetching.is_settled:
+        if self._waiting or self._context or not self._is_settled:
             return 0
         if len(self._decoding) > self._engine.max_num_batched_tokens:
             return 0
@@ -254,13 +270,15 @@ class Rank:
 
     def _begin_fetched(self) -> list[tuple[str, EngineOutput]]:
         """Let fetched requests decode; return the outputs of those that end with the first token, or failed."""
-        come, failed = self._fetching.take()
-        for running in failed:
-            self._release(running)
-        ended = [(each.request.request_id, failed_output(each)) for each in failed]
-        for running in come:
+        ended = []
+        for request_id, running in [each for each in self._fetching.items() if each[1].fetch != "waits"]:
+            del self._fetching[request_id]
+            if running.fetch == "failed":
+                self._release(running)
+                ended.append((request_id, failed_output(running)))
+                continue
             resume_after_first_tokens(running)
-            self._decoding[running.request.request_id] = running
+            self._decoding[request_id] = running
             if ending(running):
                 ended.append(self._output(running, first_logprobs(running)))
         return ended
@@ -272,7 +290,8 @@ class Rank:
             if not takes_transfer(request, self._role):
                 self._context[request.request_id] = running
                 return running
-            self._fetching.begin(running)
+            self._fetching[request.request_id] = running
+            self._begun.append(fetch_of(running))
         return None
 
     def _admit_next(self) -> RunningRequest | None:
@@ -377,24 +396,35 @@ class Rank:
         running.tokens.append(token)
         return token
 
-    def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> IterationStats:
-        return IterationStats(
-            num_new_active_requests=new_requests,
-            num_active_requests=self._running_count + self._contexts.count_at(self._dp_rank),
-            num_queued_requests=len(self._waiting),
-            kv_cache_stats=KvCacheStats(
-                max_num_blocks=self._engine.total_kv_blocks,
-                used_num_blocks=self.pool.statistics().used_blocks,
-                tokens_per_block=self._engine.block_size,
-            ),
-            inflight_batching_stats=InflightBatchingStats(
-                num_context_requests=len(chunks),
-                num_gen_requests=work.decode_sequences,
-                num_ctx_tokens=work.context_tokens,
-                num_ctx_kv_tokens=sum(chunk.past_tokens + chunk.new_tokens for chunk in chunks),
-                num_gen_kv_tokens=work.kv_tokens,
-                num_queued_context_requests=len(self._waiting),
-                num_queued_ctx_tokens=self._waiting_tokens,
-            ),
-            attention_dp_rank=self._attention_dp_rank,
-        )
+    def _did(self, work: IterationWork, chunks: list[Chunk], new_requests: int) -> dict[str, Any]:
+        """Return the row of statistics in TensorRT-LLM's JSON shape, as far as it is read.
+
+        Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no
+        load. With several ranks every row is its own rank's, block counts and queue included, where TensorRT-LLM copies
+        the base row's. With several windows the block counts are the widest pool's. Source: `docs/SOURCES.md` E1.7.
+        """
+        rank = {} if self._attention_dp_rank is msgspec.UNSET else {"attentionDpRank": self._attention_dp_rank}
+        return {
+            "numNewActiveRequests": new_requests,
+            "numActiveRequests": self._running_count + self._contexts.count_at(self._dp_rank),
+            "numQueuedRequests": len(self._waiting),
+            "kvCacheStats": {
+                "maxNumBlocks": self._engine.total_kv_blocks,
+                "usedNumBlocks": self.pool.statistics().used_blocks,
+                "tokensPerBlock": self._engine.block_size,
+            },
+            "inflightBatchingStats": {
+                "numContextRequests": len(chunks),
+                "numGenRequests": work.decode_sequences,
+                "numPausedRequests": 0,
+                "numCtxTokens": work.context_tokens,
+                "numCtxKvTokens": sum(chunk.past_tokens + chunk.new_tokens for chunk in chunks),
+                "numGenKvTokens": work.kv_tokens,
+                "numQueuedContextRequests": len(self._waiting),
+                "numQueuedCtxTokens": self._waiting_tokens,
+                "numQueuedGenRequests": 0,
+                "numQueuedGenKvTokens": 0,
+                "numPausedKvTokens": 0,
+            },
+            **rank,
+        }

@@ -14,6 +14,7 @@ engine holds contexts for others until `hand_over`, or `expire` after the transf
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,6 @@ from worker_agent.engines.simulated.handovers import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
-from worker_agent.engines.simulated.statistics import IterationStats
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import (
@@ -51,7 +51,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     outputs: tuple[tuple[str, EngineOutput], ...]
     fetches: tuple[Fetch, ...]
-    statistics: tuple[IterationStats, ...]
+    statistics: tuple[dict[str, Any], ...]
 
 
 class Simulator:
@@ -75,7 +75,8 @@ class Simulator:
         transfers: TransferRules = NETWORK,
     ) -> None:
         self.description, self.role, self.transfers = description, role, transfers
-        self._contexts = HeldContexts(transfers.timeout_s)
+        self.contexts = HeldContexts(transfers.timeout_s)
+        """The contexts that are held for other engines."""
         self._timing = timing
         several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
@@ -88,7 +89,7 @@ class Simulator:
                 scheduling,
                 new_pool,
                 role=role,
-                contexts=self._contexts,
+                contexts=self.contexts,
             )
             for dp_rank in description.dp_ranks
         }
@@ -157,17 +158,9 @@ class Simulator:
         if not self._ranks[self._rank_of[request_id]].fetch_ended(request_id, has_come=has_come):
             del self._rank_of[request_id]
 
-    def offer_at(self, endpoint: str) -> None:
-        """Put `endpoint` into handoffs from now on, as the address to fetch contexts from."""
-        self._contexts.endpoint = endpoint
-
-    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
-        """Return whether so many tokens of a context are held, by its name and the handoff's state."""
-        return self._contexts.holds(transfer_id, state, tokens)
-
     def hand_over(self, transfer_id: int) -> bool:
         """Free the blocks of a fetched context; return whether it was still held."""
-        held = self._contexts.give_up(transfer_id)
+        held = self.contexts.give_up(transfer_id)
         if held is None:
             return False
         self._counts.handed_over_total += 1
@@ -177,23 +170,18 @@ class Simulator:
 
     def expire(self, now_s: float) -> None:
         """Free the blocks of contexts that were not fetched in time."""
-        for held in self._contexts.expired(now_s):
+        for held in self.contexts.expired(now_s):
             self._counts.expired_total += 1
             self._ranks[held.dp_rank].give_back(held.table, held.prompt)
             self._has_unreported = True
-
-    @property
-    def next_expiry_s(self) -> float | None:
-        """When the next context expires, in engine seconds; None if none is held."""
-        return self._contexts.next_expiry_s
 
     def transfer_statistics(self) -> TransferStatistics:
         """Return the statistics of transfers."""
         fetching = sum(rank.fetching_count for rank in self._ranks.values())
         return msgspec.structs.replace(
             self._counts,
-            held=len(self._contexts),
-            held_tokens=self._contexts.tokens,
+            held=len(self.contexts),
+            held_tokens=self.contexts.tokens,
             fetching=fetching,
             fetches_total=dict(self._counts.fetches_total),
         )
@@ -210,10 +198,8 @@ class Simulator:
         for request_id, output in outputs:
             if output.finish_reason:
                 del self._rank_of[request_id]
-        statistics = tuple(
-            msgspec.structs.replace(step.did, iter=self._iteration, iter_latency_ms=duration_s * 1e3)
-            for step in steps.values()
-        )
+        both = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
+        statistics = tuple(both | step.did for step in steps.values())
         self._iteration += 1
         fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
         return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)

@@ -9,7 +9,7 @@ Of several choices each but the first has a seed of its own. Requested log proba
     p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import log
 
 import msgspec
@@ -57,39 +57,22 @@ class TokenSource(msgspec.Struct, frozen=True):
 
 
 class ScriptedSource(TokenSource, frozen=True, kw_only=True):
-    """Generates `script` repeatedly, for tests and demonstrations.
+    """Generates `script` repeatedly, for tests and demonstrations; it should end with an end token.
 
-    The state is the length of the script's longest beginning that the tokens end with. So a stream that was cut, and is
-    sent again as prompt and tokens so far, continues where it was.
-
-    Source: Knuth, Morris, Pratt: Fast pattern matching in strings (1977).
+    The state is how many tokens of the script's beginning came last. So a stream that was cut, and is sent again as
+    prompt and tokens so far, continues where it was.
     """
 
     script: tuple[int, ...]
-    borders: tuple[int, ...]
-    """For each beginning of the script: the length of the longest shorter beginning that it ends with."""
 
     def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
         """Return the state after `tokens`, which follow those of `state` (None: begin)."""
-        state = state or 0
+        place, script = state or 0, self.script
         for token in tokens:
-            state = _after(self.script, self.borders, state, token)
-        return state
+            place %= len(script)
+            place = place + 1 if token == script[place] else int(token == script[0])
+        return place
 
     def next_token(self, state: int) -> int:
         """Return the token that follows the first `state` tokens of the script."""
         return self.script[state % len(self.script)]
-
-
-def scripted(script: Sequence[int]) -> ScriptedSource:
-    """Return the model that generates `script`, which is not empty and should end with an end token."""
-    borders = [0, 0]
-    for at in range(1, len(script)):
-        borders.append(_after(script, borders, borders[at], script[at]))
-    return ScriptedSource(script=tuple(script), borders=tuple(borders))
-
-
-def _after(script: Sequence[int], borders: Sequence[int], state: int, token: int) -> int:
-    while state and (state == len(script) or script[state] != token):
-        state = borders[state]
-    return state + 1 if script[state] == token else 0

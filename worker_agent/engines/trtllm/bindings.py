@@ -15,6 +15,7 @@ Everything is imported on use, because it takes seconds and needs a GPU. Names a
 
 # ruff: noqa: PLC0415  see above
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,12 +27,11 @@ from kv_protocol.errors import shortened
 from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.field_kinds import found
-from worker_agent.engine_args.findings import shown
+from worker_agent.engine_args.findings import found, shown
 from worker_agent.engine_args.layers import Path, ValueOrigin, dotted
 from worker_agent.engines.trtllm.logits import LogitsAdapter
 from worker_agent.engines.trtllm.requests import TrtllmRequest
-from worker_agent.engines.trtllm.settings import LoraAdapter
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
 from worker_agent.media.inputs import of_kind
 from worker_agent.port.handoff import HandoffInvalid
@@ -98,13 +98,13 @@ class LibraryErrors:
 
 
 class Bindings:
-    """The imported library.
+    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
 
     Raises:
-        EngineError: it is not installed, or cannot be imported.
+        EngineError: the library is not installed, or cannot be imported.
     """
 
-    def __init__(self, log_level: str) -> None:
+    def __init__(self, settings: TrtllmSettings) -> None:
         try:
             import tensorrt_llm
             from tensorrt_llm.executor.utils import RequestError
@@ -118,16 +118,19 @@ class Bindings:
         self.version = str(tensorrt_llm.__version__)
         self.errors = LibraryErrors(self.version, RequestError)
         self._dropped: set[str] = set()
-        logger.set_level(log_level)
+        self._loras = settings.loras
+        self.llm: Any = None
+        self.placing = asyncio.Lock()
+        logger.set_level(settings.log_level)
 
-    def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
-        """Return the loaded engine; block this thread, for minutes.
+    def load(self, args: EngineArgs) -> None:
+        """Load the engine; block this thread, for minutes.
 
         Raises:
             EngineError: the library refuses the arguments, or cannot load the model.
         """
         try:
-            return self._class(args)(**args.as_dict())
+            self.llm = self._class(args)(**args.as_dict())
         except ValidationError as error:
             lines = "".join(f"\n  {refusal}" for refusal in dict.fromkeys(refusals(args, error)))
             raise EngineError(f"the engine refuses its arguments:{lines}") from error
@@ -135,12 +138,7 @@ class Bindings:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
 
-    def call(
-        self,
-        llm: Any,  # noqa: ANN401 - as above
-        request: TrtllmRequest,
-        adapters: list[LogitsAdapter],
-    ) -> Call:
+    def call(self, request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Call:
         """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
 
         Raises:
@@ -151,19 +149,13 @@ class Bindings:
         disaggregated = _optional(self._disaggregated, request.disaggregated)
         inputs: Any = list(request.asked.prompt)
         if request.text is not None or request.asked.media:
-            inputs = llm.preprocess(_with_media(llm, request), sampling, disaggregated)
+            inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
         return Call(inputs, sampling, disaggregated)
 
-    def generate(
-        self,
-        llm: Any,  # noqa: ANN401 - as above
-        request: TrtllmRequest,
-        call: Call,
-        loras: Mapping[str, LoraAdapter],
-    ) -> Any:  # noqa: ANN401 - as above
+    def generate(self, request: TrtllmRequest, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
         """Submit one request and return its result object at once; raise what the library raises."""
         wishes = {
-            "lora_request": _optional(self._lora(loras), request.asked.lora_name or None),
+            "lora_request": _optional(self._lora, request.asked.lora_name or None),
             "disaggregated_params": call.disaggregated,
             "scheduling_params": _optional(self._scheduling, request.dp_rank),
             "conversation_params": _optional(self._conversation, request.conversation_id),
@@ -171,15 +163,14 @@ class Bindings:
             "cache_salt": request.cache_salt,
             "priority": request.asked.queue_priority,
         }
-        return llm.generate_async(
+        return self.llm.generate_async(
             call.inputs,
             call.sampling,
             streaming=request.streaming,
             **{name: wish for name, wish in wishes.items() if wish is not None},
         )
 
-    @staticmethod
-    def to_encode(llm: Any, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
+    def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
         """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
 
         Raises:
@@ -187,12 +178,11 @@ class Bindings:
             Exception: whatever the library raises.
         """
         images = [image_of(each) for each in media]
-        return llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
+        return self.llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
 
-    @staticmethod
-    def encode(llm: Any, prepared: Any) -> Any:  # noqa: ANN401 - as above
+    def encode(self, prepared: Any) -> Any:  # noqa: ANN401 - as above
         """Submit inputs to the encoder and return its result object at once."""
-        return llm.generate_async(prepared)
+        return self.llm.generate_async(prepared)
 
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
@@ -201,18 +191,18 @@ class Bindings:
 
         return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
 
-    def fault(self, llm: Any) -> BaseException | None:  # noqa: ANN401 - as above
+    def fault(self) -> BaseException | None:
         """Return why the engine is dead; None while it lives."""
-        fatal: BaseException | None = getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+        fatal: BaseException | None = getattr(getattr(self.llm, "_executor", None), "_fatal_error", None)
         if fatal is not None:
             return fatal
-        check = getattr(llm, "_check_health", None)
+        check = getattr(self.llm, "_check_health", None)
         return None if check is None or check() else EngineError("the engine's own health check fails")
 
-    def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+    def capacity(self) -> Mapping[str, Any]:
         """Return the size of a rank's KV cache; empty if this version or engine does not report it."""
         try:
-            return dict(llm.get_kv_cache_capacity())
+            return dict(self.llm.get_kv_cache_capacity())
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
             _log.warning("kv_cache_capacity_unknown", version=self.version, reason=str(error))
             return {}
@@ -287,14 +277,10 @@ class Bindings:
 
         return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
 
-    @staticmethod
-    def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:
-        def request(name: str) -> Any:  # noqa: ANN401 - as above
-            from tensorrt_llm.llmapi import LoRARequest
+    def _lora(self, name: str) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.llmapi import LoRARequest
 
-            return LoRARequest(name, loras[name].number, loras[name].path)
-
-        return request
+        return LoRARequest(name, self._loras[name].number, self._loras[name].path)
 
 
 def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above

@@ -1,8 +1,17 @@
-"""Calls of the loaded library: the stream of one request, and what an encoder makes of a prompt's images."""
+"""Calls of the loaded library: the stream of a request, polls, and what an encoder makes of a prompt's images.
+
+A poll fetches with timeout 0 and pauses after an empty fetch: with a timeout the RPC worker sleeps 100 ms after each,
+however soon rows come; and immediate empty answers, for whatever reason, do not cause busy polling.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
+`fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
+request).
+"""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -13,6 +22,8 @@ from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.types import EngineOutput, Media, RequestRefused
 
 _log = structlog.get_logger("trtllm")
+
+Row = dict[str, Any]
 
 
 class Stream:
@@ -45,38 +56,37 @@ class Stream:
             _log.debug("abort_not_heard", request_id=self.request_id, reason=str(error))
 
 
-class LoadedEncoder(NamedTuple):
-    """The loaded encoder. The lock `placing` guards the placing of media in prompts: tokenizers are not thread-safe."""
+def polled(fetch: Callable[[], list[Row]], timeout_s: float, pause_s: float) -> list[Row]:
+    """Return the first rows of `fetch`, or none after `timeout_s`; raise what it raises."""
+    end_s = time.monotonic() + timeout_s
+    while not (rows := fetch()) and (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(pause_s, left_s))
+    return rows
 
-    bindings: Bindings
-    llm: Any
-    placing: asyncio.Lock
 
-
-async def handles_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> Handoff:
+async def handles_of(bindings: Bindings, text: str, media: Sequence[Media]) -> Handoff:
     """Return the handles, and the images' digests as their hashes.
 
     Raises:
         RequestRefused: an image cannot be decoded, or there is not a handle for each.
         Exception: whatever the library raises.
     """
-    bindings, llm = encoder.bindings, encoder.llm
-    async with encoder.placing:
-        prepared = await asyncio.to_thread(bindings.to_encode, llm, text, media)
-    handoff = handoff_of((await bindings.encode(llm, prepared)).disaggregated_params)
+    async with bindings.placing:
+        prepared = await asyncio.to_thread(bindings.to_encode, text, media)
+    handoff = handoff_of((await bindings.encode(prepared)).disaggregated_params)
     handles = len(handoff.multimodal_embedding_handles or ())
     if handles != len(media):
         raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
     return with_digests(handoff, [each.digest for each in media])
 
 
-async def files_of(encoder: LoadedEncoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+async def files_of(bindings: Bindings, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
     """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`.
 
     Positions (mrope) are a prompt's, not an image's: a model that needs them is refused here.
     """
-    handoff = await handles_of(encoder, text, media)
+    handoff = await handles_of(bindings, text, media)
     if handoff.mrope_position_ids_handle is not None:
         raise RequestRefused("form", "embeddings", "handles: this model's positions go with the prompt")
     handles = handoff.multimodal_embedding_handles or ()
-    return tuple([await asyncio.to_thread(encoder.bindings.embeddings, handle) for handle in handles])
+    return tuple([await asyncio.to_thread(bindings.embeddings, handle) for handle in handles])

@@ -33,12 +33,11 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
-from worker_agent.engines.trtllm.calls import LoadedEncoder, Stream, files_of, handles_of
+from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
 from worker_agent.engines.trtllm.loading import EngineLoader, described
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
-from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, RowPoller
 from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
@@ -56,6 +55,7 @@ from worker_agent.port.types import (
 
 _ABORTS_MAX = 10_000
 _FAREWELL_S = 1.0
+_EVENTS_PAUSE_S, _STATISTICS_PAUSE_S = 0.02, 0.1
 _REST_S = 0.2
 """An engine without statistics for so long is idle."""
 _log = structlog.get_logger("trtllm")
@@ -88,21 +88,18 @@ class TensorRTLLMEngine:
         )
         self.own_metrics: OwnMetrics | None = None
         self._bindings: Bindings | None = None
-        self._llm: Any = None
         self._description: EngineDescription | None = None
         self._streams: dict[str, Stream] = {}
         self._aborting: set[Stream] = set()
         self._aborts: TaskSet | None = None
         self._encoding = 0
         self._preparing: set[str] = set()
-        self._placing = asyncio.Lock()
         self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = asyncio.Lock()
         self._stopped_because = "the engine takes no requests"
         self._is_accepting = False
         self._fault: BaseException | None = None
-        self._event_polling, self._statistics_polling = RowPoller(EVENT_PAUSES), RowPoller(STATISTICS_PAUSES)
         self._has_submitted = False
         self._busy: dict[int, int] = {}  # by rank, requests in the engine's newest statistics; threads write it
         self._last_handoff_s: float | None = None
@@ -138,15 +135,15 @@ class TensorRTLLMEngine:
         except asyncio.CancelledError:
             loading.abandon()
             raise
-        self._llm = loaded.llm
+        bindings = self._bindings = loaded.bindings
         try:
             self._description = described(self._args, loaded, self._model)
         except EngineError:
             await self._shut_down()
             raise
-        self._bindings, self.load_s = loaded.bindings, self._clock.now() - began_s
+        self.load_s = self._clock.now() - began_s
         if self._args.value("return_perf_metrics") and self._args.role != "encode":
-            collector = self._bindings.metrics_collector(self._model)
+            collector = bindings.metrics_collector(self._model)
             self.own_metrics = None if collector is None else OwnMetrics(collector)
         self._is_accepting = True
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
@@ -205,39 +202,39 @@ class TensorRTLLMEngine:
             RequestRefused: the engine is no encoder, or refuses this prompt or its images.
             EngineStopped: the engine has stopped.
         """
-        async with self._encoder() as encoder:
-            return await handles_of(encoder, text, media)
+        async with self._encoder() as bindings:
+            return await handles_of(bindings, text, media)
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
-        async with self._encoder() as encoder:
-            return await files_of(encoder, text, media)
+        async with self._encoder() as bindings:
+            return await files_of(bindings, text, media)
 
     @asynccontextmanager
-    async def _encoder(self) -> AsyncIterator[LoadedEncoder]:
+    async def _encoder(self) -> AsyncIterator[Bindings]:
         """Count the encoder as busy in the block, and translate the library's errors."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
-        bindings, llm = self._loaded("encode")
+        bindings = self._loaded("encode")
         self._encoding += 1
         self._idle.clear()
         try:
-            yield LoadedEncoder(bindings, llm, self._placing)
+            yield bindings
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(bindings, error, "encode") from error
+            raise self._meaning(error, "encode") from error
         finally:
             self._encoding -= 1
             self._note_idle()
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all KV events since the last call; see `Engine`."""
-        return self._event_polling.rows(self._fetch_events, timeout_s)
+        return polled(self._fetch_events, timeout_s, _EVENTS_PAUSE_S)
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
-        rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
+        rows = polled(lambda: self._fetched("get_stats"), timeout_s, _STATISTICS_PAUSE_S)
         for row in rows:
             statistics = cast("object", row)  # of any shape: the reader of the rows validates it
             if isinstance(statistics, dict) and isinstance(rank := statistics.get("attentionDpRank") or 0, int):
@@ -249,42 +246,42 @@ class TensorRTLLMEngine:
 
     # --------------------------------------------------------------------------------------------- requests
     async def _submitted(self, request: EngineRequest) -> Stream:
-        bindings, llm = self._loaded(request.request_id)
+        bindings = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
         library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(bindings, llm, library_request)
-            result = bindings.generate(llm, library_request, call, self._settings.loras)
+            call = await self._call(bindings, library_request)
+            result = bindings.generate(library_request, call)
             self._has_submitted = True
         except EngineError:
             raise
         except Exception as error:
-            raise self._meaning(bindings, error, request.request_id) from error
+            raise self._meaning(error, request.request_id) from error
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
             max_tokens=library_request.sampling["max_tokens"],
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
-            handed_over=fetches,
             hands_over=self._args.role == "prefill",
             reports_prompt=expands,
+            transfers=self.transfers if fetches else None,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, llm: Any, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
+    async def _call(self, bindings: Bindings, library_request: TrtllmRequest) -> Call:
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
         request = library_request.asked
         adapters = self._processors.adapters(request.logits_processors)
         if not has_media(request):
-            return bindings.call(llm, library_request, adapters)
+            return bindings.call(library_request, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
-            async with self._placing:
-                call = await asyncio.to_thread(bindings.call, llm, library_request, adapters)
+            async with bindings.placing:
+                call = await asyncio.to_thread(bindings.call, library_request, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
@@ -310,8 +307,6 @@ class TensorRTLLMEngine:
         self.transfers.failed += waits_for_transfer and (
             stream.outputs.is_cancelled or any(each.finish_reason == "error" for each in new)
         )
-        if (moved := stream.outputs.take_transferred()) is not None:
-            self.transfers.add(moved)
         if stream.outputs.is_cancelled:
             raise EngineStopped(f"{stream.request_id}: the engine cancelled it")
         if any(output.handoff is not None for output in new):
@@ -319,20 +314,19 @@ class TensorRTLLMEngine:
         return new
 
     def _failed(self, stream: Stream, error: Exception) -> list[EngineOutput]:
-        assert self._bindings is not None
-        meaning = self._meaning(self._bindings, error, stream.request_id, is_new=False)
+        meaning = self._meaning(error, stream.request_id, is_new=False)
         if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
             self.transfers.failed += stream.takes_transfer and not isinstance(meaning, EngineStopped)
             raise meaning from error
         _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
         return stream.outputs.failed()
 
-    def _meaning(self, bindings: Bindings, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
+    def _meaning(self, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
         """Return the error of a request for an error of the library; note the engine's death."""
-        fault = self._fault or (bindings.fault(self._llm) if self._llm is not None else None)
-        if self._over.is_set() or self._llm is None:
+        if self._over.is_set() or self._bindings is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
-        meaning = bindings.errors.meaning(error, is_new=is_new) if fault is None else None
+        fault = self._fault or self._bindings.fault()
+        meaning = self._bindings.errors.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning
@@ -369,22 +363,22 @@ class TensorRTLLMEngine:
         if not (self._streams or self._aborting or self._encoding or self._preparing):
             self._idle.set()
 
-    def _loaded(self, request_id: str) -> tuple[Bindings, Any]:
-        if self._bindings is None or self._llm is None or not self._is_accepting:
+    def _loaded(self, request_id: str) -> Bindings:
+        if self._bindings is None or not self._is_accepting:
             raise EngineStopped(f"{request_id}: {self._stopped_because}")
-        return self._bindings, self._llm
+        return self._bindings
 
     # -------------------------------------------------------------------------------------------------- life
     async def _check_health(self) -> None:
-        if self._ended.is_set() or self._bindings is None or self._llm is None:
+        if self._ended.is_set() or self._bindings is None:
             return
         try:
             async with asyncio.timeout(self._settings.answer_s):
-                fault = await asyncio.to_thread(self._bindings.fault, self._llm)
+                fault = await asyncio.to_thread(self._bindings.fault)
         except TimeoutError as error:
             error.add_note("the engine's health check did not return")
             fault = error
-        if fault is not None and self._llm is not None:  # not while it is being shut down
+        if fault is not None and self._bindings is not None:  # not while it is being shut down
             self._die(fault)
 
     def _die(self, fault: BaseException) -> None:
@@ -419,12 +413,12 @@ class TensorRTLLMEngine:
 
     async def _shut_down(self) -> None:
         async with self._closing:
-            llm, self._llm = self._llm, None
-            if llm is None:
+            bindings, self._bindings = self._bindings, None
+            if bindings is None:
                 return
             try:
                 async with asyncio.timeout(self._settings.shutdown_s):
-                    await self._on_its_thread(llm.shutdown)
+                    await self._on_its_thread(bindings.llm.shutdown)
             except TimeoutError:
                 _log.warning("engine_not_ended", waited_s=self._settings.shutdown_s)
             except Exception as error:  # noqa: BLE001  it is given up, however it ends
@@ -439,10 +433,9 @@ class TensorRTLLMEngine:
             return []  # over IPC the library has no queue of events before the first request
 
     def _fetched(self, poll: str) -> list[dict[str, Any]]:
-        llm = self._llm
-        if llm is None:
+        if (bindings := self._bindings) is None:
             raise EngineError("the engine does not run")
         try:
-            return list(getattr(llm, poll)(timeout=0))
+            return list(getattr(bindings.llm, poll)(timeout=0))
         except Exception as error:
             raise EngineError(f"{poll}: {type(error).__name__}: {error}") from error

@@ -49,10 +49,9 @@ _YES = ("1", "true", "yes", "y")
 
 
 class LoadedEngine(NamedTuple):
-    """The bindings, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
+    """The bindings with the engine, its cache's size, and the longest sequence (None: only the engine knows)."""
 
     bindings: Bindings
-    llm: Any
     capacity: Mapping[str, Any]
     max_seq_len: int | None
 
@@ -73,14 +72,14 @@ class EngineLoader:
         if self._args.role == "encode":
             check_encoder(str(self._args.value("model")))
         longest = seq_len_before(self._args)
-        bindings = Bindings(self._settings.log_level)
-        llm = bindings.load(self._args)
-        capacity = bindings.capacity(llm) if self._args.role != "encode" else {}
+        bindings = Bindings(self._settings)
+        bindings.load(self._args)
+        capacity = bindings.capacity() if self._args.role != "encode" else {}
         with self._lock:
             if not self._is_wanted:
-                llm.shutdown()
+                bindings.llm.shutdown()
                 raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
-        return LoadedEngine(bindings, llm, capacity, longest)
+        return LoadedEngine(bindings, capacity, longest)
 
     def abandon(self) -> None:
         """Shut the engine down as soon as it is loaded."""
@@ -128,7 +127,8 @@ def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescr
     Raises:
         EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
     """
-    own, capacity = getattr(loaded.llm, "args", None), loaded.capacity
+    llm, capacity = loaded.bindings.llm, loaded.capacity
+    own = getattr(llm, "args", None)
     longest = loaded.max_seq_len or getattr(own, "max_seq_len", None)
     if longest is None:
         raise EngineError("max_seq_len: found none, allowed an engine argument")
@@ -143,7 +143,7 @@ def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescr
         max_seq_len=longest,
         max_prompt_tokens=_max_prompt_tokens(args, own, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
-        kv_cache_dtype=_kv_cache_dtype(args, loaded.llm, own),
+        kv_cache_dtype=_kv_cache_dtype(args, llm, own),
         skills=ALL_SKILLS - (set() if args.value("guided_decoding_backend") == "xgrammar" else {"structural_tags"}),
     )
 

@@ -20,7 +20,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequenc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from worker_agent.port.handoff import Handoff, handoff_of
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
@@ -30,58 +30,20 @@ _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length
 CANCELLED = "cancelled"
 
 
-class TransferMeasure(NamedTuple):
-    """What the engine measured of one transfer of KV to it."""
-
-    transferred_bytes: int
-    seconds: float
-
-
 class MeasuredTransfers:
-    """The transfers to an engine: those that it has measured, summed, and those that failed."""
+    """The transfers of KV to an engine: those that it has measured, summed, and those that failed."""
 
     def __init__(self) -> None:
         self.count = self.failed = self.transferred_bytes = 0
         self.seconds = 0.0
 
-    def add(self, moved: TransferMeasure) -> None:
-        """Count one."""
-        self.count += 1
-        self.transferred_bytes += moved.transferred_bytes
-        self.seconds += moved.seconds
-
-
-class SequenceOutput(Protocol):
-    """One sequence of a result: the used part of the library's `CompletionOutput`."""
-
-    index: int
-    token_ids: list[int] | None
-    logprobs: Any
-    prompt_logprobs: Any
-    finish_reason: str | None
-    disaggregated_params: Any
-    request_perf_metrics: Any
-
-
-class Result(Protocol):
-    """A request's result: the used part of the library's `RequestOutput`."""
-
-    cached_tokens: int
-
-    @property
-    def outputs(self) -> Sequence[SequenceOutput]:
-        """All sequences."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more comes."""
-
 
 class Outputs:
-    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one continues.
+    """One request's outputs. `hands_over`: another worker continues.
 
     `prompt` is the one that the engine computes; with `reports_prompt` the first output of each choice carries it.
-    `max_tokens` is the request's, of each choice.
+    `max_tokens` is the request's, of each choice. `transfers`: where another worker computed
+    the prompt, its measured transfer is added there.
     """
 
     def __init__(
@@ -91,20 +53,19 @@ class Outputs:
         max_tokens: int,
         choices: int = 1,
         logprobs: int | None = None,
-        handed_over: bool = False,
         hands_over: bool = False,
         reports_prompt: bool = False,
+        transfers: MeasuredTransfers | None = None,
     ) -> None:
         self._prompt, self._max_tokens = prompt, max_tokens
         self._logprobs = logprobs
-        self._handed_over, self._hands_over = handed_over, hands_over
+        self._hands_over = hands_over
         self._reported_prompt = tuple(prompt) if reports_prompt else ()
         self._sent: dict[int, int] = {}
         self._open = set(range(choices))
         self._cached_tokens = 0
         self.is_cancelled = False
-        self._transferred: TransferMeasure | None = None
-        self._has_told_transfer = False
+        self._transfers = transfers
 
     @property
     def has_begun(self) -> bool:
@@ -116,19 +77,13 @@ class Outputs:
         """Whether every choice has ended."""
         return not self._open
 
-    def new(self, result: Result) -> list[EngineOutput]:
+    def new(self, result: Any) -> list[EngineOutput]:  # noqa: ANN401 - the library's `RequestOutput`
         """Return the new part of `result`, without choices that have ended."""
         self.is_cancelled = any(each.finish_reason == CANCELLED for each in result.outputs)
         if self.is_cancelled:
             return []
         new = [self._of(each, result) for each in result.outputs if each.index in self._open]
         return [each for each in new if each is not None]
-
-    def take_transferred(self) -> TransferMeasure | None:
-        """Return the engine's measure of the transfer to it, once: when it came."""
-        found = None if self._has_told_transfer else self._transferred
-        self._has_told_transfer = self._has_told_transfer or found is not None
-        return found
 
     def failed(self) -> list[EngineOutput]:
         """Return the last output of each choice that has not ended: an error."""
@@ -138,7 +93,7 @@ class Outputs:
             for choice in ended
         ]
 
-    def _of(self, choice: SequenceOutput, result: Result) -> EngineOutput | None:
+    def _of(self, choice: Any, result: Any) -> EngineOutput | None:  # noqa: ANN401 - its `CompletionOutput`
         tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
         reason = finish_reason(choice.finish_reason)
         if reason is None and result.finished:
@@ -148,7 +103,7 @@ class Outputs:
         is_first = choice.index not in self._sent
         self._sent[choice.index] = max(sent, len(tokens))
         self._cached_tokens = min(result.cached_tokens or 0, len(self._prompt))
-        self._transferred = self._transferred or self._measured_transfer(choice)
+        self._measure_transfer(choice)
         if reason is not None:
             self._open.remove(choice.index)
         return EngineOutput(
@@ -162,24 +117,27 @@ class Outputs:
             prompt=self._reported_prompt if is_first else (),
         )
 
-    def _new_logprobs(self, choice: SequenceOutput, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
+    def _new_logprobs(self, choice: Any, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:  # noqa: ANN401
         if self._logprobs is None:
             return ()
         reported = (choice.logprobs or [])[sent:end]
         logprobs = _token_logprobs((choice.token_ids or [])[sent:end], reported, self._logprobs)
         return logprobs + (None,) * (max(0, end - sent) - len(logprobs))
 
-    def _handoff(self, choice: SequenceOutput) -> Handoff | None:
+    def _handoff(self, choice: Any) -> Handoff | None:  # noqa: ANN401 - as above
         params = choice.disaggregated_params
         return handoff_of(params) if self._hands_over and params is not None else None
 
-    def _measured_transfer(self, choice: SequenceOutput) -> TransferMeasure | None:
+    def _measure_transfer(self, choice: Any) -> None:  # noqa: ANN401 - as above
+        """Count the transfer once the engine has measured it."""
         timing = getattr(choice.request_perf_metrics, "timing_metrics", None)
         moved = getattr(timing, "kv_cache_size", 0)
-        if not self._handed_over or timing is None or not moved:
-            return None
-        took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
-        return TransferMeasure(int(moved), max(0.0, took.total_seconds()))
+        if self._transfers is not None and timing is not None and moved:
+            took = timing.kv_cache_transfer_end - timing.kv_cache_transfer_start
+            self._transfers.count += 1
+            self._transfers.transferred_bytes += int(moved)
+            self._transfers.seconds += max(0.0, took.total_seconds())
+            self._transfers = None
 
 
 def finish_reason(reason: str | None) -> FinishReason | None:

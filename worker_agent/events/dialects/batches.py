@@ -28,13 +28,13 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.splitmix import U64_MASK
-from worker_agent.events.dialects.block_keys import block_keys
 from worker_agent.events.dialects.wire_events import (
     EngineHash,
     WireCleared,
     WireIgnored,
     WireRemoved,
     WireStored,
+    block_keys,
     read_event,
 )
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored

@@ -12,14 +12,32 @@
 
 `ownership` (a secondary tier's copy is a copy) and `session_id` (a session owns no block) are skipped. The usual form
 (map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
+
+Keys of a block's content beside its tokens: multimodal items and the cache salt.
+
+    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               n is the number of an item
+    mm_keys and      {"hash": name}                                 the name of an item
+    extra_keys       [name, offset]                                 the name of an item
+                     64 hex digits                                  the name of an item
+                     "dynamo-cache-salt:" + salt                    the salt, if it is in `extra_keys` of the first
+                                                                      block, and `cache_salt` is empty; else ignored
+                     the event's `lora_name`                        ignored: the field has it
+                     anything else                                  unexplained: counted and ignored
+
+Each field is a list with an entry for each block, nil for a block of text. Missing entries mean text, surplus ones are
+ignored. If several fields have items, only those of the first in this order count. Some engines send the salt without
+the tag: it is not read, because it looks like any other key. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.hashing import to_u64
 from kv_protocol.ids import TokenId
+from kv_protocol.mm_keys import is_digest, mm_hash
 
 GROUP_IDX_MAX = 255
 """More attention groups than any engine's model has; it bounds the memory of their kinds."""
@@ -170,3 +188,72 @@ def _legacy_tail(slots: list[Any]) -> dict[str, Any]:
         first_of.setdefault(type(slot), slot)
     names = {list: "block_mm_infos", int: "group_idx", str: "kv_cache_spec_kind"}
     return {names[kind]: slot for kind, slot in first_of.items() if kind in names}
+
+
+SALT_TAG = "dynamo-cache-salt:"
+
+MmHashes = tuple[tuple[int, ...], ...]
+
+
+class BlockKeys(NamedTuple):
+    """The keys of a store's blocks: `mm_hashes` has a tuple for each block, or is () if all are text."""
+
+    mm_hashes: MmHashes
+    cache_salt: str | None
+    unexplained: int
+
+
+def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
+    """Return the keys of the first `blocks` blocks."""
+    salt = wire.cache_salt or None
+    mm_hashes = _of_infos((wire.block_mm_infos or ())[:blocks], blocks)
+    unexplained = 0
+    for keys_of_blocks in (wire.mm_keys, wire.extra_keys):
+        if keys_of_blocks and any(keys_of_blocks):
+            named, unknown = _of_keys(keys_of_blocks[:blocks], wire.lora_name)
+            mm_hashes = mm_hashes or _aligned(named, blocks)
+            unexplained += unknown
+    return BlockKeys(mm_hashes, salt or _tagged_salt(wire.extra_keys), unexplained)
+
+
+def _aligned(of_blocks: Sequence[tuple[int, ...]], blocks: int) -> MmHashes:
+    return (*of_blocks, *[()] * (blocks - len(of_blocks))) if any(of_blocks) else ()
+
+
+def _of_infos(infos: Sequence[WireMmInfo | None], blocks: int) -> MmHashes:
+    return _aligned([tuple(to_u64(item.mm_hash) for item in info.mm_objects) if info else () for info in infos], blocks)
+
+
+def _of_keys(keys_of_blocks: list[Any], lora_name: str | None) -> tuple[list[tuple[int, ...]], int]:
+    named, unexplained = [], 0
+    for keys in keys_of_blocks:
+        names = []
+        for key in (keys if isinstance(keys, list) else [keys]) if keys else ():
+            name = _item(key)
+            if name is not None:
+                names.append(mm_hash(name))
+            elif key != lora_name and not _is_tagged(key):
+                unexplained += 1
+        named.append(tuple(names))
+    return named, unexplained
+
+
+def _item(key: object) -> str | None:
+    """Return the name of the multimodal item if the key identifies one; None otherwise."""
+    match key:
+        case [str(name), int(), *_] if name:
+            return name
+        case {"hash": str(name)} if name:
+            return name
+        case str(name) if is_digest(name):
+            return name
+    return None
+
+
+def _is_tagged(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(SALT_TAG)
+
+
+def _tagged_salt(extra_keys: list[list[Any] | None] | None) -> str | None:
+    first = extra_keys[0] if extra_keys else None
+    return next((key.removeprefix(SALT_TAG) for key in first or () if _is_tagged(key)), None) or None

@@ -27,11 +27,6 @@ class Logger:
         self._logger = logging.getLogger("TRT-LLM")
         self._logger.setLevel(SEVERITIES[self._min_severity])
 
-    @property
-    def level(self) -> str:
-        """Return the name of the lowest level that is written."""
-        return self._min_severity
-
     def set_level(self, min_severity: str) -> None:
         """Write from this level on, unless the environment has set one."""
         if self._set_from_env:
@@ -40,10 +35,6 @@ class Logger:
         self._logger.setLevel(SEVERITIES[min_severity])
         self._min_severity = min_severity
 
-    def critical(self, *msg: object) -> None:
-        """Write at level internal_error."""
-        self._write(logging.CRITICAL, msg)
-
     def error(self, *msg: object) -> None:
         """Write at level error."""
         self._write(logging.ERROR, msg)
@@ -51,14 +42,6 @@ class Logger:
     def warning(self, *msg: object) -> None:
         """Write at level warning."""
         self._write(logging.WARNING, msg)
-
-    def info(self, *msg: object) -> None:
-        """Write at level info."""
-        self._write(logging.INFO, msg)
-
-    def debug(self, *msg: object) -> None:
-        """Write at level verbose."""
-        self._write(logging.DEBUG, msg)
 
     def _write(self, level: int, parts: tuple[object, ...]) -> None:
         self._logger.log(level, "[TRT-LLM] %s", " ".join(str(part) for part in parts))

@@ -48,13 +48,9 @@ class Rank:
         blocks = control.model.gpu_blocks
         if config.max_tokens is not None:
             blocks = min(blocks, -(-config.max_tokens // config.tokens_per_block))
-        host = (config.host_cache_size or 0) // control.model.bytes_per_block
-        self.caches = [WindowCache(each, config.tokens_per_block, blocks, host, self.events) for each in windows]
+        self.caches = [WindowCache(each, config.tokens_per_block, blocks, self.events) for each in windows]
         for cache in self.caches:
-            cache.reuse, cache.partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
-            cache.algorithm = algorithm
-            if config.secondary_offload_min_priority is not None:
-                cache.offload_priority = config.secondary_offload_min_priority
+            cache.reuse, cache.algorithm = config.enable_block_reuse, algorithm
         self.events.flush()
         self.active: list[Request] = []
 
@@ -170,7 +166,6 @@ class Engine:
                 sequence.held.append(held)
                 started.append(held)
         request.cached_tokens = min((held.cached_tokens for held in started), default=0)
-        request.reused_blocks = len(started[-1].blocks)
         return True
 
     # -------------------------------------------------------------------------------------- computation
@@ -285,7 +280,7 @@ class Engine:
         perf = None
         if is_final and request.params.return_perf_metrics:
             size = self.args.kv_cache_config.tokens_per_block
-            perf = measured(request, len(request.tokens(sequence)), size, self.iterations)
+            perf = measured(request, size, self.iterations)
         return Response(
             sequence=sequence.number,
             token_ids=new,

@@ -44,12 +44,6 @@ class RankEvents:
         """Tell of a block that is gone."""
         self._removed.setdefault(window, []).append(block_hash)
 
-    def updated(self, window: int, block_hash: Any, old_level: int, new_level: int) -> None:
-        """Tell of a block that moved between GPU (0) and host (1)."""
-        self._flush_removed(window)
-        diff = {"type": "event_diff", "new_value": new_level, "old_value": old_level}
-        self._enqueue(window, {"type": "updated", "block_hash": block_hash, "cache_level": diff, "priority": None})
-
     def flush(self) -> None:
         """Make the iteration's events visible."""
         for window in list(self._removed):

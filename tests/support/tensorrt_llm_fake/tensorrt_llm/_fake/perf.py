@@ -27,37 +27,23 @@ class TimingMetrics:
 
 
 @dataclass(frozen=True)
-class KvCacheMetrics:
-    """The request's blocks: all, those that were new, those found in the cache, those of the prompt that were not."""
-
-    num_total_allocated_blocks: int
-    num_new_allocated_blocks: int
-    num_reused_blocks: int
-    num_missed_blocks: int
-    kv_cache_hit_rate: float
-
-
-@dataclass(frozen=True)
 class RequestPerfMetrics:
     """All of it, and the iterations from the first to the last."""
 
     timing_metrics: TimingMetrics
-    kv_cache_metrics: KvCacheMetrics
     first_iter: int
     last_iter: int
     iter: int
 
 
-def measured(request: Any, tokens: int, block_size: int, last: int) -> RequestPerfMetrics:
-    """Return the measurements of a request of so many tokens that ends in iteration `last`."""
-    first, reused = request.first_iteration, request.reused_blocks
-    total, prompt = -(-tokens // block_size), -(-len(request.prompt) // block_size)
-    moved = prompt * control.model.bytes_per_block if request.kind == "generation_only" else 0
+def measured(request: Any, block_size: int, last: int) -> RequestPerfMetrics:
+    """Return the measurements of a request that ends in iteration `last`."""
+    first, blocks = request.first_iteration, -(-len(request.prompt) // block_size)
+    moved = blocks * control.model.bytes_per_block if request.kind == "generation_only" else 0
     timing = TimingMetrics(
         _at(first - 1), _at(first - 0.5), _at(first), _at(last), _at(first - 0.4), _at(first - 0.2), moved
     )
-    cache = KvCacheMetrics(total, total - reused, reused, prompt - reused, reused / prompt)
-    return RequestPerfMetrics(timing, cache, first, last, last)
+    return RequestPerfMetrics(timing, first, last, last)
 
 
 def _at(iterations: float) -> timedelta:

@@ -67,7 +67,6 @@ class Request:
     failure: str | None = None
     rank: int = 0
     cached_tokens: int = 0
-    reused_blocks: int = 0
     first_iteration: int = 0
     is_cancelled: bool = False
     is_prefilled: bool = False

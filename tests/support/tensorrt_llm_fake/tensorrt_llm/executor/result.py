@@ -152,16 +152,6 @@ class GenerationResult:
     def __await__(self) -> Generator[Any, None, Self]:
         return self.aresult().__await__()
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Self:
-        self._check()
-        if self._done:
-            raise StopIteration
-        self._take(self.queue.get())
-        return self
-
     def __aiter__(self) -> Self:
         return self
 
@@ -232,7 +222,6 @@ class GenerationResult:
             output.prompt_logprobs = [{token: Logprob(-1.0, 1)} for token in self._prompt_token_ids]
         if self._done:
             self._finish(output, response)
-        self._detokenize(output)
 
     def _finish(self, output: CompletionOutput, response: Response) -> None:
         if response.finish == "not_finished":
@@ -265,20 +254,6 @@ class GenerationResult:
                 output.stop_reason = reason
                 if not self.sampling_params.include_stop_str_in_output:
                     output.token_ids = output.token_ids[: -len(word)]
-                return
-
-    def _detokenize(self, output: CompletionOutput) -> None:
-        params = self.sampling_params
-        if not params.detokenize or self.tokenizer is None:
-            return
-        output.text = self.tokenizer.decode(output.token_ids, skip_special_tokens=params.skip_special_tokens)
-        for reason, _ in params._get_stop_reasons_and_words():
-            if isinstance(reason, str) and reason in output.text:
-                at = output.text.find(reason) + len(reason) * params.include_stop_str_in_output
-                output.text = output.text[:at]
-                output.finish_reason, output.stop_reason = "stop", reason
-                self.abort()
-                self._done = True
                 return
 
 

@@ -26,8 +26,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .._fake.admission import build_request
 from .._fake.control import control
@@ -140,44 +139,6 @@ class BaseLLM:
         """Return the model's tokenizer; none with `skip_tokenizer_init`."""
         return self._tokenizer
 
-    def generate(
-        self,
-        inputs: Any,
-        sampling_params: Any = None,
-        use_tqdm: bool = True,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
-        kv_cache_retention_config: Any = None,
-        disaggregated_params: Any = None,
-        scheduling_params: Any = None,
-        conversation_params: Any = None,
-        cache_salt: Any = None,
-        priority: float | list[float] = DEFAULT_REQUEST_PRIORITY,
-    ) -> Any:
-        """Return the result of one prompt, or of each of a list, at their end; block this thread."""
-        del use_tqdm
-        is_one = isinstance(inputs, str | dict) or (
-            isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], int)
-        )
-        optional = {
-            "sampling_params": sampling_params,
-            "lora_request": lora_request,
-            "prompt_adapter_request": prompt_adapter_request,
-            "kv_cache_retention_config": kv_cache_retention_config,
-            "disaggregated_params": disaggregated_params,
-            "scheduling_params": scheduling_params,
-            "conversation_params": conversation_params,
-            "cache_salt": cache_salt,
-            "priority": priority,
-        }
-        results = []
-        for index, each in enumerate([inputs] if is_one else inputs):
-            own = {name: value[index] if isinstance(value, list) else value for name, value in optional.items()}
-            results.append(self.generate_async(each, streaming=False, **own))
-        for result in results:
-            result.result()
-        return results[0] if is_one else results
-
     def generate_async(
         self,
         inputs: PromptInputs | PreprocessedInputs,
@@ -265,18 +226,6 @@ class BaseLLM:
 
     def _check_health(self) -> bool:
         return self._executor is not None and self._executor.check_health()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False]:
-        self.shutdown()
-        return False
-
-    def __getstate__(self) -> object:
-        raise RuntimeError("LLM object can not be pickled.")
 
     def __del__(self) -> None:
         executor, self._executor = getattr(self, "_executor", None), None
