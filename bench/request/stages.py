@@ -73,7 +73,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.feeds.feeds",
         "router.feeds.watch",
         "router.http.timeout_sweeper",
-        "router.admin.control_plane",
+        "router.control_plane",
         "router.drain",
         "indexer.service",
         "kv_runtime.supervise",

@@ -26,7 +26,7 @@ from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
 from kv_protocol.subjects import rank_of
-from router.attribution.contents import AttributionLimits
+from router.attribution.report import AttributionLimits
 from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 

@@ -16,7 +16,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import json_response
 from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.contents import (
+from router.attribution.report import (
     DIMENSIONS,
     AttributionLimits,
     Figures,

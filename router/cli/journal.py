@@ -16,7 +16,7 @@ from kv_runtime.process import PrintedLines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
-from router.journal.reader import JournalEntry, JournalMessages, follow_journal
+from router.journal.log import JournalEntry, JournalMessages, follow_journal
 
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",

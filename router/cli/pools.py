@@ -27,7 +27,7 @@ from router.config import RouterSettings
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
 from router.pools.process import PoolsProcess, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
-from router.pools.service import Identity
+from router.pools.served import Identity
 
 _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
 _MILLISECONDS = click.FloatRange(0, 3.6e6)

@@ -23,10 +23,11 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
-from router.admin.control_plane import ControlPlane
-from router.attribution.contents import total
+from router.attached_workers import AttachedWorkers, attached_families
+from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
+from router.control_plane import ControlPlane
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
@@ -35,23 +36,21 @@ from router.decision.state import RouterState
 from router.decision.state_settings import LEASE_S, StateSettings
 from router.drain.handover import Handover
 from router.drain.warming import Warming
-from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.feeds.event_origins import EventOrigins
-from router.feeds.feeds import RouterFeeds
-from router.feeds.rates_store import RatesStore
-from router.feeds.watch import FleetWatch
+from router.feeds.feeds import RatesStore, RouterFeeds
+from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
-from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import event_log_routes, live_routes
+from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
+from router.live.routes import Gauges, Trends, event_log_routes, live_routes
 from router.live.service import Live, live_families
-from router.live.trends import Gauges, Trends
-from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
-from router.metrics.sockets import http_families
 from router.metrics.state import (
+    PickerStatistics,
     build_families,
+    http_families,
+    picker_families,
     policy_families,
+    prompt_families,
     queue_families,
     rate_families,
     state_families,
@@ -71,7 +70,6 @@ from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracer import Tracer
 from router.shadows.service import Shadows, shadow_families
-from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
     from router.endpoint_picker.service import EndpointPicker

@@ -8,7 +8,7 @@
 | `/health` | an agent | `reason` |
 | `/metrics` | both | what checks read, and nothing else |
 
-Source: `router/admin/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
+Source: `router/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
 ignored: another version may have more. Redirects are not followed, so that a token goes nowhere else.
 """
 

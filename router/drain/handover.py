@@ -2,7 +2,7 @@
 
     looking    the newest prompts (`chains.py`), each as a decision sees it now: how much of it the worker
                holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
-               budget (`heat.py`)
+               budget (`warming.py`)
     warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
     waiting    for requests that still run at the worker: their prompts are then looked at in a second pass
     over       all lists are processed, or the time is over: the remaining prefixes are skipped
@@ -32,8 +32,7 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
-from router.drain.warming import Warming, wish_of
+from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes, wish_of
 from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 

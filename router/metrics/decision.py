@@ -1,10 +1,15 @@
-"""Metrics of decisions: duration by stage, reason of the choice, margin, overlap given up.
+"""Metrics of decisions: duration by stage, reason of the choice, margin, overlap given up, cost terms of winners.
 
 margin     the runner-up's cost minus the winner's
 regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
 fallback   a decision that was not made as configured, and why
 turn       a request left its first plan, and why
 placement  whether a prefill or a decode worker computed a prompt, and why (`disaggregation.conditional`)
+given up   for the term by which the candidate with the longest overlap cost most more than the winner; `not_cost` if it
+           did not cost more: a session, a draw or a newcomer's share decided
+
+Reading a decision's columns takes microseconds, so it is done at the scrape, for the last `SAMPLES_MAX` decisions
+before it: a fair sample if there were more.
 """
 
 from collections import Counter
@@ -12,14 +17,20 @@ from collections.abc import Iterator
 from itertools import product
 from typing import get_args
 
-from kv_runtime.telemetry import Family, by_name, counter, histogram
+import numpy as np
+
+from kv_protocol.decision import ADDENDS
+from kv_runtime.telemetry import Family, Mean, by_name, counter, histogram, summary
 from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
 from router.decision.plan import REROUTES, Reroute
-from router.decision.routing import Routing
-from router.decision.verdict import Reason
-from router.metrics.weighing import Weighing
+from router.decision.routing import DecisionLog, Routing
+from router.decision.verdict import Reason, Verdict
 from router.native import built
 
+SAMPLES_MAX = 256
+TERMS = ("overlap_credit", *ADDENDS["blocks"])
+NOT_COST = "not_cost"
+_CAUSES = tuple(dict.fromkeys((*ADDENDS["blocks"], *ADDENDS["ms"], NOT_COST)))
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 """The core measures the last three, of decisions that are carried out."""
 REASONS: tuple[str, ...] = get_args(Reason)
@@ -29,6 +40,49 @@ FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
 prompt could not be encoded, so only load counted. `unmet_target`: the request was admitted, although no rank was
 predicted to meet its targets."""
 _STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
+
+
+class Weighing:
+    """Costs of winners, and causes of regret."""
+
+    def __init__(self, decisions: DecisionLog) -> None:
+        self._decisions, self._read_upto = decisions, decisions.added_total
+        self._terms = {term: Mean() for term in TERMS}
+        self._terms_in_ms = {term: Mean() for term in ADDENDS["ms"]}
+        self._given_up_for = dict.fromkeys(_CAUSES, 0)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the sums, including the decisions since the last call."""
+        added_total = self._decisions.added_total
+        for record in self._decisions.newest(min(SAMPLES_MAX, added_total - self._read_upto)):
+            if record.verdict.has_costs:
+                self._read(record.verdict)
+        self._read_upto = added_total
+        terms = [((term,), seen) for term, seen in self._terms.items()]
+        meaning = "Terms of the winner's cost, of sampled decisions with costs in blocks"
+        yield summary("cost_term_blocks", meaning, ("term",), terms)
+        terms = [((term,), seen) for term, seen in self._terms_in_ms.items()]
+        meaning = "Terms of the winner's cost, of sampled decisions with costs in ms"
+        yield summary("cost_term_seconds", meaning, ("term",), terms)
+        meaning = "Regret by the term that it was for, of sampled decisions"
+        yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
+
+    def _read(self, verdict: Verdict) -> None:
+        unit = verdict.cost_unit
+        won = verdict.terms(verdict.winner_at)
+        if unit == "ms":
+            for term, seen in self._terms_in_ms.items():
+                seen.observe(getattr(won, f"{term}_ms") * 1e-3)
+        else:
+            for term, seen in self._terms.items():
+                seen.observe(getattr(won, f"{term}_blocks"))
+        if verdict.regret_blocks > 0:
+            depths = verdict.overlap[0][verdict.rank_indices]
+            longest = verdict.terms(int(np.argmax(depths)))
+            names = {term: f"{term}_{unit}" for term in ADDENDS[unit]}
+            excess = {term: getattr(longest, name) - getattr(won, name) for term, name in names.items()}
+            most = max(excess, key=lambda term: excess[term])
+            self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks
 
 
 class DecisionMetrics:

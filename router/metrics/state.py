@@ -1,17 +1,31 @@
-"""Metrics of the router's state at scrape time: promised work, trust, parity, approximate ranks."""
+"""Metrics at scrape time: the router's state, encoders, the data plane's connections, the endpoint picker."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from itertools import chain
+from typing import Literal, get_args
 
+import msgspec
+
+from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, Sample, by_name, counter, gauge
+from kv_runtime.text.marks import KeptSegments
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.feeds.feeds import RouterFeeds
 from router.fleet.breakers import BREAKER_STATES
 from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
+from router.http.plane import HttpPlane
+from router.prompt.prompts import ModelPrompts
 from router.queue.admission import RequestQueue
 
+Outcome = Literal["placed", "answered", "refused", "left"]
+"""A worker was named; the picker answered itself; it answered with an error; the gateway gave up before that."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+ENCODERS = ("byte", "hf", "fast", "none")
+REFUSED_STATUSES = (400, 401, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
+"""Statuses with which the data plane refuses a request before routing: malformed, too large, too slow, no key."""
 _OF_RANKS = {
     "active_requests": "Requests that have a lease on the rank",
     "active_blocks": "Distinct blocks of the requests that have a lease on the rank",
@@ -23,6 +37,94 @@ _OF_RANKS = {
 }
 """Gauges of the ledger, by field of `RankLoad`."""
 _RANK = ("worker", "dp_rank")
+
+
+class PickerStatistics(msgspec.Struct):
+    """The present streams, and totals since the start."""
+
+    streams: int = 0
+    body_bytes: int = 0
+    outcomes: Counter[Outcome] = msgspec.field(default_factory=Counter)
+    moved: int = 0
+    failed: int = 0
+
+
+def picker_families(statistics: PickerStatistics) -> Iterator[Family]:
+    """Yield the picker's families; without a picker they are 0."""
+    yield gauge("picker_streams", "Requests of gateways that are read or served now", rows=[((), statistics.streams)])
+    yield gauge("picker_body_bytes", "Bytes of their bodies in memory", rows=[((), statistics.body_bytes)])
+    by_outcome = [((each,), float(statistics.outcomes[each])) for each in OUTCOMES]
+    yield counter(
+        "picker_requests",
+        "Requests of gateways, by what the picker said: placed, answered, refused, or left before it said anything",
+        ("outcome",),
+        by_outcome,
+    )
+    moved = [((), float(statistics.moved))]
+    yield counter("picker_served_elsewhere", "Requests that another worker than the picked one answered", (), moved)
+    failed = [((), float(statistics.failed))]
+    yield counter(
+        "picker_failed_streams", "Streams that ended by a defect, of the gateway or of the router", (), failed
+    )
+
+
+def prompt_families(prompts: ModelPrompts) -> Iterator[Family]:
+    """Yield the figures of encoders, of the cache, and of the threads."""
+    encoder, pool = prompts.encoder, prompts.pool
+    kept = encoder.kept() if encoder else KeptSegments()
+    told = "1 for the encoder in use: byte, hf (tokenizers), fast (fastokens), or none"
+    encoders = {name: name == prompts.encoder_name for name in ENCODERS}
+    yield gauge("encoder_info", told, ("encoder",), by_name((), encoders))
+    meaning = "Bytes of text: encoded for an earlier prompt, or new"
+    yield counter("encoder_bytes", meaning, ("part",), by_name((), {"known": kept.hit_bytes, "new": kept.miss_bytes}))
+    images = {"yes": prompts.images_seen, "no": prompts.images_unseen}
+    meaning = "Images in prompts: hashed for routing (yes) or not (no)"
+    yield counter("prompt_images", meaning, ("seen",), by_name((), images))
+    meaning = "Prompts that only the worker knows, by the key of the request that is why"
+    yield counter("prompts_unrendered", meaning, ("key",), by_name((), prompts.unrendered))
+    for kind, name, meaning, value in (
+        (counter, "encoder_failures", "Texts that the fast encoder failed at; hf encoded them",
+         encoder.failures if encoder else 0),
+        (counter, "prompts_off_loop", "Prompts encoded by threads", pool.submitted),
+        (counter, "prompts_cancelled", "Prompts dropped because their client left before they were encoded",
+         pool.cancelled),
+        (counter, "prompts_refused", "Prompts refused because too much text waited to be encoded", pool.refused),
+        (gauge, "prompts_waiting_bytes",
+         "Bytes of request bodies, without images, that wait for an encoding thread or are in one", pool.waiting_bytes),
+        (gauge, "encoder_cache_bytes", "Memory of segments of chats that are kept with their ids", kept.bytes),
+        (gauge, "encoder_cache_segments", "Segments that are kept", kept.entries),
+    ):  # fmt: skip
+        yield kind(name, meaning, rows=[((), value)])
+
+
+def http_families(plane: HttpPlane) -> Iterator[Family]:
+    """Yield the present sockets, and totals of former ones."""
+    upstreams, capacity = plane.upstreams, plane.capacity
+    open_now = {
+        "clients": len(plane.connections), "workers": len(upstreams.connections), "workers_idle": upstreams.idle
+    }  # fmt: skip
+    most = {"clients": capacity.clients, "workers": capacity.workers}
+    for kind, name, meaning, label, counts in (
+        (gauge, "http_connections", "Open connections: clients, workers, workers_idle", "side", open_now),
+        (gauge, "http_connections_max",
+         "Connections that may be open at once: 16,384, or fewer where the limit of open files is lower", "side", most),
+        (counter, "http_accept_failures", "Connections that could not be accepted, by error", "error",
+         dict.fromkeys(ACCEPT_ERRORS, 0) | plane.acceptor.failures),
+        (counter, "http_refused",
+         "Requests refused before routing: malformed, too large, too slow or without a key, by status", "status",
+         dict.fromkeys(REFUSED_STATUSES, 0) | plane.refusals),
+        (counter, "http_credentials_read",
+         "Changed files of accounts and certificates that were read, by outcome; failed: the former stay in force",
+         "outcome", plane.credentials.loads),
+    ):  # fmt: skip
+        yield kind(name, meaning, (label,), by_name((), counts))
+    for name, meaning, count in (
+        ("http_clients_gone", "Clients that left before the end of their answer", plane.gone),
+        ("http_handshakes_failed", "TLS handshakes with clients that failed", plane.handshakes_failed),
+        ("http_client_connections", "Connections that clients opened", plane.accepted),
+        ("http_worker_connections", "Connections that the router opened to workers", upstreams.opened),
+    ):
+        yield counter(name, meaning, rows=[((), count)])
 
 
 def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:

@@ -38,16 +38,13 @@ from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics.prompts import prompt_families
-from router.metrics.sockets import http_families
+from router.metrics.state import http_families, prompt_families
 from router.names import Names
 from router.pools.config import PoolsConfig, RouterAddress
-from router.pools.metrics import PoolMetrics
 from router.pools.selection import PoolGroup
-from router.pools.served import PoolAttempt, Pools
-from router.pools.service import Identity, PoolService
+from router.pools.served import Identity, PoolAttempt, Pools, PoolService
 from router.pools.state import PoolsLive
-from router.pools.watch import PoolWatch
+from router.pools.watch import PoolMetrics, PoolWatch
 from router.prompt.prompts import ModelPrompts
 from router.request.replies import Replies, answer, refusal_of, refuse
 from router.request.request import Request

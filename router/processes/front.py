@@ -37,14 +37,13 @@ from yarl import URL
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
-from router.admin.control_plane import control_app
-from router.attribution.contents import SavingsReport
-from router.attribution.contents import merged as merged_reports
+from router.attribution.report import SavingsReport
+from router.attribution.report import merged as merged_reports
+from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
-from router.live.routes import list_limit
-from router.live.trends import TrendsPage, merged_trends
-from router.processes.links import Answer, Links
+from router.live.routes import TrendsPage, list_limit, merged_trends
 from router.processes.metrics import ProcessState, merged, parsed, process_families
+from router.processes.supervisor import Answer, Links
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]

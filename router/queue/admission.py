@@ -3,7 +3,7 @@
     asked          no request of its kind waits and there is headroom: admitted at once. Else it waits, or is refused
     headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
                    worker (`headroom.py`)
-    order          by fair share of uncached tokens between tenants (`fair_share.py`); within a tenant: strict
+    order          by fair share of uncached tokens between tenants (`waiting.py`); within a tenant: strict
                    priority, the higher first; the policy's key, the smaller first; the order of arrival
 
                        fcfs   arrival_s - max(0, priority)                 a priority is worth as many seconds
@@ -33,9 +33,9 @@ from collections.abc import Callable, Sequence
 
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
-from router.queue.model_queue import ModelQueue
 from router.queue.waiting import (
     OTHERS,
+    ModelQueue,
     Place,
     Placing,
     QueuedRequest,

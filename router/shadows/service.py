@@ -36,8 +36,7 @@ from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.shadows.comparison import Comparison, NoChoice, compared
-from router.shadows.tally import SHADOW_NAME, Pairs, ShadowReport, Tally, merged
+from router.shadows.comparison import SHADOW_NAME, Comparison, NoChoice, Pairs, ShadowReport, Tally, compared, merged
 
 SHADOWS_MAX = 8
 BUDGET_US = 50.0

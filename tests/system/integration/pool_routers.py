@@ -17,7 +17,7 @@ from router.config import RouterSettings
 from router.pools.config import read_config
 from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
-from router.pools.service import Identity
+from router.pools.served import Identity
 from tests.system.integration.broker import eventually
 from tests.unit.router.upstream import Exchange, Received, Script, Upstream, answers
 

@@ -18,9 +18,8 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
-from router.doctor.log_watch import LogWatch, fills
 from router.doctor.pages import HttpAsker, in_lanes
-from router.doctor.survey import RouterProbe, WorkerProbe
+from router.doctor.survey import LogWatch, RouterProbe, WorkerProbe, fills
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected

@@ -36,8 +36,7 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
-from router.journal.checkpoint import TABLES
-from router.journal.encoder import JournalEncoder
+from router.journal.encoder import TABLES, JournalEncoder
 from router.journal.replay import Redecided, Replay
 from tests.support.amount import examples
 from tests.support.replayed import continuous, replay

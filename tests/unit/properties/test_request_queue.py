@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.queue.admission import RequestQueue
-from router.queue.fair_share import FairShare, FairShareLimits
-from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueuePolicy
+from router.queue.waiting import FairShare, FairShareLimits, Place, QueuedRequest, QueueLimits, QueuePolicy
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 

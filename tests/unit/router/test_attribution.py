@@ -16,10 +16,20 @@ from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
-from router.attribution.contents import DIMENSIONS, AttributionLimits, Figures, merged, not_counted, report_of, total
 from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
+from router.attribution.report import (
+    DIMENSIONS,
+    AttributionLimits,
+    Figures,
+    merged,
+    not_counted,
+    report_of,
+    report_page,
+    report_text,
+    table,
+    total,
+)
 from router.attribution.service import SHOWN_MAX, ReportSection, Savings, savings_families
-from router.attribution.text import report_page, report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built

@@ -10,8 +10,7 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
 from router.decision.state_settings import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
-from router.queue.fair_share import FairShareLimits
-from router.queue.waiting import QueueLimits
+from router.queue.waiting import FairShareLimits, QueueLimits
 
 
 def test_the_defaults_are_the_cores() -> None:

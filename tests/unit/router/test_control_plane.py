@@ -27,7 +27,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
 from kv_runtime.http.server import HttpServer
-from router.admin.control_plane import ControlPlane
+from router.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.native import built

@@ -18,7 +18,7 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http.server import HttpServer
-from router.admin.control_plane import ControlPlane
+from router.control_plane import ControlPlane
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease
 from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of

@@ -4,7 +4,7 @@ from collections import Counter, deque
 
 import pytest
 
-from router.queue.fair_share import FairShare, FairShareLimits
+from router.queue.waiting import FairShare, FairShareLimits
 
 
 class Backlog:

@@ -18,8 +18,8 @@ from kv_protocol.journal import (
 )
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
 from router.feeds.watch import LOOK_S, FleetWatch
-from router.fleet.calibration import ENOUGH
 from router.fleet.registry import SILENT_S
+from router.fleet.trust import ENOUGH
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 

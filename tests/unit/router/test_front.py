@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from kv_runtime.clock import SystemClock
 from router.processes.front import Front, doubted_workers
-from router.processes.links import Links
 from router.processes.metrics import LEAST, SUMMED, merged, parsed
+from router.processes.supervisor import Links
 from tests.support.metric_families import COMMANDS
 from tests.support.served import served
 

@@ -24,12 +24,15 @@ from router.planner.plan import (
     Objectives,
     OfferedLoad,
     Rates,
+    ServiceTimes,
     Size,
+    begun_and_served_within,
     covered,
+    delayed_share,
     offered,
     plan,
+    poisson_at_most,
 )
-from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
 from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families, shown
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench

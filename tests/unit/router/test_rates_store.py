@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
+from router.feeds.feeds import MODELS_MAX, WRITE_S, RatesStore
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import until

@@ -24,10 +24,9 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics.decision import FALLBACKS, REASONS, STAGES
+from router.metrics.decision import FALLBACKS, REASONS, SAMPLES_MAX, STAGES, TERMS
 from router.metrics.request import OUTCOMES, PHASES, REJECTIONS, RequestMetrics
 from router.metrics.state import policy_families, queue_families, state_families
-from router.metrics.weighing import SAMPLES_MAX, TERMS
 from router.native import built
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue

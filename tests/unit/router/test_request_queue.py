@@ -6,9 +6,7 @@ import pytest
 
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.fair_share import FairShareLimits
-from router.queue.model_queue import KINDS_MAX
-from router.queue.waiting import OTHERS, Place, QueuedRequest, QueueLimits
+from router.queue.waiting import KINDS_MAX, OTHERS, FairShareLimits, Place, QueuedRequest, QueueLimits
 from tests.unit.router.samples import route
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.cli.screen import (
+from router.cli.top import (
     Decision,
     Decisions,
     Labels,

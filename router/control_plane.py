@@ -17,7 +17,7 @@ GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node 
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
 GET    /metrics, /health, /live, /ready, /version
-GET    /ui/                       the web page (`router/web/page.py`), and its files
+GET    /ui/                       the web page (`router/web/__init__.py`), and its files
 """
 
 import asyncio
@@ -45,6 +45,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
+from router.attached_workers import AttachedWorkers
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
@@ -59,11 +60,9 @@ from router.fleet.trust import Disparity, Trust
 from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
 from router.live.routes import list_limit, prediction_routes, seconds_of, unix_time
 from router.shadows.service import Shadows
-from router.web.page import WebPage
-from router.workers.service import AttachedWorkers
+from router.web import WebPage
 
 _log = structlog.get_logger("router")
-
 _BODY_BYTES_MAX = 1 << 20
 """Largest size of a registration."""
 _POLICY_BYTES_MAX = 1 << 16
