@@ -16,6 +16,8 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_lines
 from router.cli.options import ControlPages, NothingRead, asked, with_source
 from router.config import RouterSettings
+from router.decision.report import Outcome
+from router.doctor.pages import WorkerRow, Workers
 from router.processes.metrics import parsed
 
 DECISIONS = 100
@@ -27,42 +29,6 @@ _LAST = 4
 """Decisions on the screen."""
 _SHADOWED, _SHADOWS_MAX = "kvrouter_shadow_decisions_total", 3
 """Shadow policies in the head: the first of them."""
-
-
-class Registration(msgspec.Struct, frozen=True):
-    """Of a worker, what is shown."""
-
-    worker_id: str
-    role: str = "aggregated"
-    block_size: int = 0
-
-
-class Rank(msgspec.Struct, frozen=True):
-    """A rank's trust."""
-
-    trust: str
-
-
-class Worker(msgspec.Struct, frozen=True):
-    """One of `/v1/workers`."""
-
-    registration: Registration
-    ranks: list[Rank]
-    unfit: str = ""
-    draining: bool = False
-
-    @property
-    def worker_id(self) -> str:
-        """Its id."""
-        return self.registration.worker_id
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a decision ended; None: unknown."""
-
-    outcome: str
-    cached_tokens: int | None = None
-    ttft_s: float | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -83,12 +49,6 @@ class Decision(msgspec.Struct, frozen=True):
         if self.outcome is not None and self.outcome.cached_tokens is not None:
             return self.outcome.cached_tokens
         return min(self.overlap_blocks * block_size, self.isl_tokens)
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """`/v1/workers`."""
-
-    workers: list[Worker]
 
 
 class Decisions(msgspec.Struct, frozen=True):
@@ -123,7 +83,7 @@ class Snapshot(NamedTuple):
     """What is known of the fleet; `before` are the metrics `passed_s` seconds before, None: none are known."""
 
     url: str
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerRow, ...] = ()
     decisions: tuple[Decision, ...] = ()
     metrics: Metrics = Metrics()
     before: Metrics | None = None
@@ -204,7 +164,7 @@ def _shadow_text(metrics: Metrics, name: str) -> str:
     return f"shadow {_tail(name, 14)}: {differ / max(1.0, count):.0%} of {count:.0f} decisions differ{ttft}"
 
 
-def _worker_text(snapshot: Snapshot, worker: Worker) -> str:
+def _worker_text(snapshot: Snapshot, worker: WorkerRow) -> str:
     metrics, name = snapshot.metrics, worker.worker_id
     trusts = {rank.trust for rank in worker.ranks}
     trust = next((each for each in _WORST_FIRST if each in trusts), "?")

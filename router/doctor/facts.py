@@ -58,7 +58,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: str = ""
 
 
-class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSeen(msgspec.Struct, kw_only=True):
     """One registered worker, and its HTTP answers: None if it was not asked."""
 
     registration: WorkerRegistered
@@ -98,7 +98,7 @@ class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Counts = {}
 
 
-class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
+class RouterSeen(msgspec.Struct, kw_only=True):
     """One router by its control plane, at the beginning and at the end; `mode` empty: not stated."""
 
     control: AddressAnswer

@@ -49,7 +49,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.fleet.breakers import BreakerRow, BreakerStatistics
+from router.fleet.breakers import Breaker, BreakerStatistics
 from router.fleet.registry import FleetTotals, Worker
 from router.fleet.trust import Trust
 from router.native import built
@@ -107,7 +107,7 @@ def tables_of(state: RouterState) -> dict[str, StateTable]:
         "fleet": StateTable(FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
         "workers": StateTable(Worker, lambda: list(fleet.workers()), partial(_restore_worker, state)),
         "breaker_totals": StateTable(BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
-        "breakers": StateTable(BreakerRow, breakers.rows, breakers.restore),
+        "breakers": StateTable(Breaker, breakers.rows, breakers.restore),
     }
 
 
