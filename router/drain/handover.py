@@ -29,7 +29,7 @@ from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes, wish_of
@@ -313,21 +313,14 @@ class Handover:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of hand-overs, and of the prompts kept for them."""
-        outcomes = [((outcome,), float(self._outcomes[outcome])) for outcome in OUTCOMES]
-        yield counter(
-            "handover_prefixes", "Prefixes that only a draining worker held, by outcome", ("outcome",), outcomes
-        )
-        yield counter(
-            "handover_tokens",
-            "Tokens that other workers computed for hand-overs",
-            (),
-            [((), float(self._spent_tokens))],
-        )
+        meaning = "Prefixes that only a draining worker held, by outcome"
+        outcomes = {outcome: self._outcomes[outcome] for outcome in OUTCOMES}
+        yield counter("handover_prefixes", meaning, ("outcome",), by_name((), outcomes))
+        meaning = "Tokens that other workers computed for hand-overs"
+        yield counter("handover_tokens", meaning, rows=[((), self._spent_tokens)])
         yield counter("handover_seconds", "Duration of hand-overs, summed", rows=[((), self._seconds)])
-        size_bytes = float(self._recent.size_bytes)
-        yield gauge(
-            "recent_prompts_bytes", "Memory of recent prompts that hand-overs choose from", rows=[((), size_bytes)]
-        )
+        meaning = "Memory of recent prompts that hand-overs choose from"
+        yield gauge("recent_prompts_bytes", meaning, rows=[((), self._recent.size_bytes)])
 
 
 def promised_requests(state: RouterState, registration: WorkerRegistered) -> int:

@@ -53,19 +53,16 @@ def picker_families(statistics: PickerStatistics) -> Iterator[Family]:
     """Yield the picker's families; without a picker they are 0."""
     yield gauge("picker_streams", "Requests of gateways that are read or served now", rows=[((), statistics.streams)])
     yield gauge("picker_body_bytes", "Bytes of their bodies in memory", rows=[((), statistics.body_bytes)])
-    by_outcome = [((each,), float(statistics.outcomes[each])) for each in OUTCOMES]
-    yield counter(
-        "picker_requests",
-        "Requests of gateways, by what the picker said: placed, answered, refused, or left before it said anything",
-        ("outcome",),
-        by_outcome,
+    meaning = (
+        "Requests of gateways, by what the picker said: placed, answered, refused, or left before it said anything"
     )
-    moved = [((), float(statistics.moved))]
-    yield counter("picker_served_elsewhere", "Requests that another worker than the picked one answered", (), moved)
-    failed = [((), float(statistics.failed))]
-    yield counter(
-        "picker_failed_streams", "Streams that ended by a defect, of the gateway or of the router", (), failed
-    )
+    outcomes = {each: statistics.outcomes[each] for each in OUTCOMES}
+    yield counter("picker_requests", meaning, ("outcome",), by_name((), outcomes))
+    for name, meaning, count in (
+        ("picker_served_elsewhere", "Requests that another worker than the picked one answered", statistics.moved),
+        ("picker_failed_streams", "Streams that ended by a defect, of the gateway or of the router", statistics.failed),
+    ):
+        yield counter(name, meaning, rows=[((), count)])
 
 
 def prompt_families(prompts: ModelPrompts) -> Iterator[Family]:

@@ -64,7 +64,7 @@ def pool_endpoints(service: PoolService) -> Replies:
             message = f"queue.inflight_requests_max: {most} requests are being served; try again"
             refuse(exchange, refusals.unavailable(message, "overloaded"))
         else:
-            metrics.began()
+            metrics.inflight += 1
             pools = Pools(service)
             request = Request(exchange, pools, pools)
             request.run(request.live())

@@ -365,7 +365,7 @@ class Pools(Destination[PoolAttempt], RequestRecords[PoolAttempt]):
     def settle(self, request: Request[PoolAttempt], attempt: PoolAttempt, outcome: OutcomeName) -> None:  # noqa: ARG002
         """A router's part is over."""
         service, is_local = self._service, attempt.stage == "local"
-        service.metrics.attempted(attempt.pool_phase, attempt.namespace, "cancelled" if is_local else outcome)
+        service.metrics.attempts[attempt.pool_phase, attempt.namespace, "cancelled" if is_local else outcome] += 1
         if is_local or not attempt.reason:
             return
         if attempt.stage == "connect":

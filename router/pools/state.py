@@ -1,4 +1,4 @@
-"""The state of pools, as a fold: `apply` of observations, `tick` for the passing of time.
+"""The state of pools, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
 
 A pool is
 
@@ -84,30 +84,17 @@ class Queue(NamedTuple):
     engines: int = 0
 
 
-class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of probing a router. Unstated values are None; `reason` says why it is not ready.
+class Looked(NamedTuple):
+    """The result of probing a router."""
 
-    `answered`: also if it is not ready, as one that drains; else it could not be reached in time.
-    """
-
-    now_s: float
-    namespace: str
-    url: str
-    ready: bool
-    answered: bool = True
     reason: str = ""
+    """Why it is not ready; empty: it is."""
+    answered: bool = True
+    """Also if it is not ready, as one that drains; else it could not be reached in time."""
     queue: Queue | None = None
-    ttft: Attained | None = None
-    itl: Attained | None = None
-
-
-class AttemptFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request could not connect to a router."""
-
-    now_s: float
-    namespace: str
-    url: str
-    reason: str
+    """None: not stated."""
+    attained: Mapping[Target, Attained] = {}
+    """By the targets that are checked and stated."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,22 +157,22 @@ class _Pool:
         self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
         self._queue_long = False
 
-    def looked(self, look: Looked) -> None:
-        router = self._routers[look.url]
+    def looked(self, url: str, look: Looked, now_s: float) -> None:
+        router = self._routers[url]
         router.answered = look.answered
-        if look.ready:
-            self._ready(router)
-        else:
+        if look.reason:
             self._failed(router, look.reason, at_once=router.up is None)
+        else:
+            self._ready(router)
         if look.queue is not None:
-            router.queue, router.queue_s = look.queue, look.now_s
+            router.queue, router.queue_s = look.queue, now_s
         self._judge_queue()
         for target, window in self._windows.items():
-            self._add(router, target, look.ttft if target == "ttft" else look.itl)
-            self._judge(window, look.now_s)
+            self._add(router, target, look.attained.get(target))
+            self._judge(window, now_s)
 
-    def attempt_failed(self, failure: AttemptFailed) -> None:
-        self._failed(self._routers[failure.url], failure.reason, at_once=False)
+    def attempt_failed(self, url: str, reason: str) -> None:
+        self._failed(self._routers[url], reason, at_once=False)
         self._judge_queue()
 
     def tick(self, now_s: float) -> None:
@@ -295,14 +282,15 @@ class PoolsLive:
         self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
         self._statuses = {name: pool.status() for name, pool in self._pools.items()}
 
-    def apply(self, event: Looked | AttemptFailed) -> tuple[Change, ...]:
-        """Fold an observation in; return the changes of fitness."""
-        pool = self._pools[event.namespace]
-        if isinstance(event, Looked):
-            pool.looked(event)
-        else:
-            pool.attempt_failed(event)
-        return self._changes((event.namespace,))
+    def looked(self, namespace: str, url: str, look: Looked, now_s: float) -> tuple[Change, ...]:
+        """Fold the result of a probe in; return the changes of fitness."""
+        self._pools[namespace].looked(url, look, now_s)
+        return self._changes((namespace,))
+
+    def attempt_failed(self, namespace: str, url: str, reason: str) -> tuple[Change, ...]:
+        """A request could not connect to a router; return the changes of fitness."""
+        self._pools[namespace].attempt_failed(url, reason)
+        return self._changes((namespace,))
 
     def tick(self, now_s: float) -> tuple[Change, ...]:
         """Apply the passing of time; return the changes of fitness."""
