@@ -21,7 +21,7 @@ Varghese, "Efficient fair queuing using deficit round robin", SIGCOMM 1995.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from sortedcontainers import SortedDict
@@ -137,28 +137,19 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     fair_share: FairShareLimits = FairShareLimits()
 
 
-class QueuedRequest(NamedTuple):
-    """A request that asks for admission. `uncached_tokens`: its prompt without the longest prefix that a rank holds."""
-
-    request: RouteRequest
-    uncached_tokens: int
-
-    @property
-    def cost_tokens(self) -> int:
-        """The request's cost for its tenant; at least 1."""
-        return max(1, self.uncached_tokens)
-
-    def order(self, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int) -> Order:
-        """Return its key in the order of its tenant's requests; `arrival` is its number among all that ever waited."""
-        request, priority = self.request, max(0, self.request.priority)
-        match policy:
-            case "fcfs":
-                key = now_s - priority
-            case "wspt":
-                key = self.cost_tokens / (1 + priority)
-            case "edf":
-                key = now_s + (ttft_default_s if request.ttft_target_s is None else request.ttft_target_s)
-        return (-request.strict_priority, key, arrival)
+def order_of(
+    request: RouteRequest, cost_tokens: int, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int
+) -> Order:
+    """Return the key of a request in the order of its tenant's; `arrival` is its number among all that ever waited."""
+    priority = max(0, request.priority)
+    match policy:
+        case "fcfs":
+            key = now_s - priority
+        case "wspt":
+            key = cost_tokens / (1 + priority)
+        case "edf":
+            key = now_s + (ttft_default_s if request.ttft_target_s is None else request.ttft_target_s)
+    return (-request.strict_priority, key, arrival)
 
 
 def placing_of(request: RouteRequest) -> Placing:
@@ -178,7 +169,9 @@ def placing_of(request: RouteRequest) -> Placing:
 class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's place in the queue."""
 
-    waiting: QueuedRequest
+    request: RouteRequest
+    cost_tokens: int
+    """What it costs its tenant: the prompt without the longest prefix that a rank holds, at least 1."""
     tenant: str
     """The tenant under which it waits."""
     order: Order
