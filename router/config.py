@@ -148,10 +148,7 @@ class DataSection(BodyBoundsSection):
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
     processes: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="processes that serve; above 1, one more has the control plane of all",
+        1, ge=1, le=64, description="processes that serve; above 1, one more has the control plane of all"
     )
     body_bytes_max: int = Field(
         _HTTP.body_bytes_max, ge=1024, le=1 << 30, description="larger bodies are refused with 413"
@@ -216,8 +213,7 @@ class RouterControlSection(ControlSection):
     """The control plane of a router."""
 
     keep_text: bool = Field(
-        default=False,
-        description="keep beginning and end of each prompt in memory, and show them with its decision",
+        default=False, description="keep beginning and end of each prompt in memory, and show them with its decision"
     )
 
     def server(self, app: web.Application) -> HttpServer:

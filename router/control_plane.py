@@ -280,12 +280,7 @@ class ControlPlane:
                 }
                 for rank, stream in statistics.streams.items()
             ]
-            return {
-                "index": statistics.index,
-                "ranks": ranks,
-                "refused": refused,
-                "approximate_blocks": routed,
-            }
+            return {"index": statistics.index, "ranks": ranks, "refused": refused, "approximate_blocks": routed}
 
         return await large_json_response(made)
 

@@ -58,11 +58,7 @@ class Savings:
     """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
     def __init__(
-        self,
-        settings: ReportSection,
-        core: built.Core,
-        clock: Clock,
-        limits: AttributionLimits | None = None,
+        self, settings: ReportSection, core: built.Core, clock: Clock, limits: AttributionLimits | None = None
     ) -> None:
         """`limits`: others than those of the settings."""
         self._settings, self._clock = settings, clock

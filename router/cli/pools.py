@@ -62,10 +62,7 @@ def _target_options(target: str) -> Callable[[Callable[..., None]], Callable[...
 )
 @click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools")
 @click.option(
-    "--component-name",
-    default="global_router",
-    envvar=f"{_ENVIRONMENT}COMPONENT_NAME",
-    help="shown in /v1/pools",
+    "--component-name", default="global_router", envvar=f"{_ENVIRONMENT}COMPONENT_NAME", help="shown in /v1/pools"
 )
 @_target_options("ttft")
 @_target_options("itl")

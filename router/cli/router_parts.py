@@ -124,12 +124,7 @@ class RouterParts:
         if place is not None:
             policies.begin_with(place.policy)
         self._index = EmbeddedIndex(
-            settings.index,
-            log,
-            self._clock,
-            settings.nats,
-            logs_announced=False,
-            tracing=events_of(self._tracing),
+            settings.index, log, self._clock, settings.nats, logs_announced=False, tracing=events_of(self._tracing)
         )
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
@@ -227,10 +222,7 @@ class RouterParts:
 
     def _watching(self) -> Live:
         return Live(
-            self._routing,
-            self._index,
-            self._clock,
-            queued=None if self._place else lambda: len(self._admission.queue),
+            self._routing, self._index, self._clock, queued=None if self._place else lambda: len(self._admission.queue)
         )
 
     def _watched_routes(self) -> list[web.RouteDef]:

@@ -215,12 +215,7 @@ class Live:
     """What is watched of one router; a part of its process."""
 
     def __init__(
-        self,
-        routing: Routing,
-        index: EmbeddedIndex,
-        clock: Clock,
-        *,
-        queued: Callable[[], int] | None = None,
+        self, routing: Routing, index: EmbeddedIndex, clock: Clock, *, queued: Callable[[], int] | None = None
     ) -> None:
         """`queued` counts waiting requests, if this process has them."""
         self._routing, self._index, self._clock, self._queued = routing, index, clock, queued

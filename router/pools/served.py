@@ -235,10 +235,7 @@ def _prompt(inbound: Inbound) -> msgspec.Raw:
 
 def _targets(route: RouteRequest) -> Targets:
     ttft_s, itl_s = route.ttft_target_s, route.itl_target_s
-    return Targets(
-        None if ttft_s is None else ttft_s * _MS_PER_S,
-        None if itl_s is None else itl_s * _MS_PER_S,
-    )
+    return Targets(None if ttft_s is None else ttft_s * _MS_PER_S, None if itl_s is None else itl_s * _MS_PER_S)
 
 
 class PoolAttempt(Attempt):

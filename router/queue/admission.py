@@ -33,16 +33,7 @@ from collections.abc import Callable, Sequence
 
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
-from router.queue.waiting import (
-    OTHERS,
-    ModelQueue,
-    Place,
-    Placing,
-    QueueLimits,
-    RefusalReason,
-    order_of,
-    placing_of,
-)
+from router.queue.waiting import OTHERS, ModelQueue, Place, Placing, QueueLimits, RefusalReason, order_of, placing_of
 
 _RATE_RETRY_S_MAX = 60.0
 RATE_HALF_LIFE_S = 10.0

@@ -20,14 +20,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
-from kv_protocol.replicas import (
-    BEAT_S,
-    LedgerAsked,
-    LedgerBeat,
-    LedgerOpen,
-    LedgerTold,
-    ReplicaMessage,
-)
+from kv_protocol.replicas import BEAT_S, LedgerAsked, LedgerBeat, LedgerOpen, LedgerTold, ReplicaMessage
 from router.replicas.peer import OpenLeases, Peer, Skew, announced_event, parts_of, split
 
 SILENT_S = 5.0

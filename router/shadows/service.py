@@ -64,9 +64,7 @@ class ShadowSection(Section):
     """Policies that decide beside the one in force, without effect ([WHAT_IF](../WHAT_IF.md))."""
 
     policies: tuple[ShadowPolicySection, ...] = Field(
-        (),
-        max_length=SHADOWS_MAX,
-        description="shadows, in this order; more take more of budget_us",
+        (), max_length=SHADOWS_MAX, description="shadows, in this order; more take more of budget_us"
     )
     budget_us: float = Field(
         BUDGET_US,

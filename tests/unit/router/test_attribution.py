@@ -73,13 +73,7 @@ class Requests:
         limits = settings.limits()._replace(rows_max=rows_max)
         self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
         self.routing = Routing(
-            self.state,
-            Holds(holds),
-            self.clock,
-            policy or Policy(),
-            seed=1,
-            lease_s=8.0,
-            decisions_max=9,
+            self.state, Holds(holds), self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9
         )
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
@@ -356,8 +350,7 @@ def test_a_request_is_charged_at_most_its_new_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "charged"),
-    [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)],
+    ("second", "charged"), [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)]
 )
 def test_only_removals_soon_after_a_request_came_are_charged_to_it(second: int, charged: int) -> None:
     seen = Charges((100, 5))

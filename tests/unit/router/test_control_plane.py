@@ -283,10 +283,7 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (
-            b'{"mode": "os:system"}',
-            'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft',
-        ),
+        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft'),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed "),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
         (b'{"temprature": 1, "luck": 1}', "policy.temprature: unknown; allowed: mode, temperature, "),

@@ -203,7 +203,4 @@ async def test_a_breaker_is_logged_as_it_opens_tries_again_and_closes() -> None:
     watched.hear("w0")
     lease = watched.bench.take(route())
     watched.attempt("ok", reason="", decision_id=lease.verdict.decision_id)
-    assert await watched.after() == [
-        ("worker_heard_again", "info", "w0", None),
-        ("breaker_closed", "info", "w0", None),
-    ]
+    assert await watched.after() == [("worker_heard_again", "info", "w0", None), ("breaker_closed", "info", "w0", None)]

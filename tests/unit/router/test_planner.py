@@ -237,15 +237,7 @@ class Planning:
     def __init__(self) -> None:
         bench = Bench()
         self.clock = bench.clock
-        self.routing = Routing(
-            bench.state,
-            bench.index,
-            bench.clock,
-            Policy(),
-            seed=1,
-            lease_s=8.0,
-            decisions_max=9,
-        )
+        self.routing = Routing(bench.state, bench.index, bench.clock, Policy(), seed=1, lease_s=8.0, decisions_max=9)
         self.planner = Planner(self.routing, PlannerSection())
 
     async def request(self, name: str, output_tokens: int | None = 101) -> None:

@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, plan, preference, select
-from router.pools.state import (
-    Attained,
-    Change,
-    LiveLimits,
-    Looked,
-    PoolsLive,
-    PoolStatus,
-    Queue,
-    attained,
-)
+from router.pools.state import Attained, Change, LiveLimits, Looked, PoolsLive, PoolStatus, Queue, attained
 from router.pools.watch import busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet

@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.cli.top import (
-    Decision,
-    Decisions,
-    Labels,
-    Metrics,
-    Snapshot,
-    screen,
-)
+from router.cli.top import Decision, Decisions, Labels, Metrics, Snapshot, screen
 from router.decision.report import Outcome
 from router.doctor.facts import RankStatus
 from router.doctor.pages import PageUnreadable, WorkerRow, Workers, decoded

@@ -98,10 +98,7 @@ async def test_a_copy_that_is_current_is_not_sent_again() -> None:
 
 
 async def test_a_page_of_another_name_is_not_shown() -> None:
-    async with (
-        shown() as (session, url),
-        session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response,
-    ):
+    async with shown() as (session, url), session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response:
         assert response.status == 421
 
 
