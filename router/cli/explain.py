@@ -147,7 +147,7 @@ class JournalReports:
         known = self._of_decision[record.decision_id]
         if isinstance(record, OutcomeKnown):
             if known.outcome is None:
-                known.outcome = _outcome(record)
+                known.outcome = msgspec.convert(record, Outcome, from_attributes=True)
                 self._findings.settled(known)
         elif record.outcome != "ok":
             known.error = " ".join(filter(None, (record.outcome, record.phase, record.reason)))
@@ -169,16 +169,6 @@ class JournalReports:
     def _forget(self, known: _Known) -> None:
         if self._of_decision.get(known.verdict.decision_id) is known:
             del self._of_decision[known.verdict.decision_id]
-
-
-def _outcome(record: OutcomeKnown) -> Outcome:
-    return Outcome(
-        outcome=record.outcome,
-        cached_tokens=record.cached_tokens,
-        ttft_s=record.ttft_s,
-        duration_s=record.duration_s,
-        output_tokens=record.output_tokens,
-    )
 
 
 class _Listed(msgspec.Struct):

@@ -113,8 +113,7 @@ class RouterParts:
         `directory` is where the text was loaded from.
         """
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
-        self._clock, self._registry = SystemClock(), new_registry()
-        self._is_shown = False
+        self._clock, self._registry, self._is_shown = SystemClock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
         of_requests = settings.tracing
@@ -128,7 +127,11 @@ class RouterParts:
         )
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
-        self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
+        self._journal = None
+        if settings.journal.enabled:
+            self._journal = JournalWriter(
+                log, self._clock, settings.journal, router=name, made_of=folds, state=state, kv_seq=self._index.log_seq
+            )
         self._savings = Savings(settings.report, state.core, self._clock)
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
@@ -147,26 +150,27 @@ class RouterParts:
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
-        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), self._gauges, bounds_s)
+
+        def gauges() -> Gauges:
+            in_flight = sum(load.active_requests for load in state.loads().values())
+            return Gauges(in_flight, self._index.event_lag_s())
+
+        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
-        self.data = self._data_plane(replies)
+        data, credentials = settings.data, settings.data.credentials(self._clock)
+        self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
         )
         self._policies = policies
-        self._live = self._watching()
+        queued = None if place else lambda: len(self._admission.queue)
+        self._live = Live(self._routing, self._index, self._clock, queued=queued)
         self._workers = None
         if place is None:
             self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
-
-    def _data_plane(self, replies: Replies) -> HttpPlane:
-        data = self._settings.data
-        return HttpPlane(
-            replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=data.credentials(self._clock)
-        )
 
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
@@ -209,31 +213,11 @@ class RouterParts:
         )
         return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
 
-    def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
-        return JournalWriter(
-            self._log,
-            self._clock,
-            self._settings.journal,
-            router=name,
-            made_of=folds,
-            state=state,
-            kv_seq=self._index.log_seq,
-        )
-
-    def _watching(self) -> Live:
-        return Live(
-            self._routing, self._index, self._clock, queued=None if self._place else lambda: len(self._admission.queue)
-        )
-
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
         live = live_routes(self._live, self._clock)
         shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
         return [*live, *shown, *event_log_routes(self._index, journal)]
-
-    def _gauges(self) -> Gauges:
-        in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
-        return Gauges(in_flight, self._index.event_lag_s())
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings

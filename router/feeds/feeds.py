@@ -118,10 +118,10 @@ class RatesStore:
 class RouterFeeds:
     """Applies messages of the log to one router's state; a part of a process: `run` applies the passing of time."""
 
-    def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: a gate without keys."""
+    def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate) -> None:
+        """`gate` checks fleet events."""
         self._routing, self._event_log, self._clock = routing, log, clock
-        self.gate = FleetGate() if gate is None else gate
+        self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
         self._fleet = routing.state.fleet
         self._was_connected = True

@@ -162,7 +162,7 @@ class Fleet:
         self.worker: Callable[[str], Worker | None] = self._workers.get
         """Returns the worker of this id; None if it is unknown."""
         self._ranks = 0
-        self._is_log_connected = True
+        self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
         self.pairs = Pairs()
@@ -248,21 +248,21 @@ class Fleet:
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
         """The log was connected or lost; after a reconnection every worker gets the full time for a heartbeat."""
-        if connected and not self._is_log_connected:
+        if connected and not self.is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
                     self._heard_last_s = now_s
-        self._is_log_connected = connected
+        self.is_log_connected = connected
         self.changes += 1
 
     def totals_row(self) -> FleetTotals:
         """Return the row for a checkpoint."""
-        return FleetTotals(self._is_log_connected, self.refused_total)
+        return FleetTotals(self.is_log_connected, self.refused_total)
 
     def restore_totals(self, row: FleetTotals) -> None:
         """Restore the totals from the row."""
-        self._is_log_connected, self.refused_total = row
+        self.is_log_connected, self.refused_total = row
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
@@ -275,11 +275,6 @@ class Fleet:
 
     def _judge_pairs(self, registration: WorkerRegistered) -> None:
         self.pairs.registered(registration, (each.registration for each in self._workers.values()))
-
-    @property
-    def is_log_connected(self) -> bool:
-        """Whether the event log is connected."""
-        return self._is_log_connected
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""
@@ -331,7 +326,7 @@ class Fleet:
             return "draining"
         if worker.heard_at_s is None:
             return "no heartbeat yet"
-        if self._is_log_connected and worker.heard_at_s + SILENT_S <= now_s < self._heard_last_s + SILENT_S:
+        if self.is_log_connected and worker.heard_at_s + SILENT_S <= now_s < self._heard_last_s + SILENT_S:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
 
@@ -344,7 +339,7 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None or worker.registration.instance != instance:
             return "the worker left"
-        if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self._is_log_connected:
+        if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self.is_log_connected:
             return ""
         return f"silent for {SILENT_S:.0f} s or longer"
 

@@ -298,15 +298,8 @@ def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _shown(found: Comparison | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"skipped": found}
-    return {
-        "worker_id": found.rank.worker_id,
-        "dp_rank": found.rank.dp_rank,
-        "agrees": found.agrees,
-        "ttft_s": found.ttft_s,
-        "cached_blocks": found.cached_blocks,
-        "live_cost": found.live_cost,
-        "own_cost": found.own_cost,
-    }
+    fields = found._asdict()
+    return {**fields.pop("rank")._asdict(), **fields}
 
 
 def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:

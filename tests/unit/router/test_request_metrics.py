@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexer.embedded import OverlapColumns
 from kv_protocol.decision import ADDENDS
 from kv_protocol.fleet import WorkerLeft
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
@@ -317,7 +318,7 @@ def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
 
 def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told = counted(registered(), registered("w1"))
-    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock)
+    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock, FleetGate())
     Projection(told.registry, lambda: state_families(told.bench.state, feeds))
     reconciled = Reconciled(worker_id="w0", dp_rank=0, running_requests=2, waiting_requests=1, used_blocks=9)
     told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
