@@ -43,7 +43,7 @@ from router.journal.log import JournalSection
 from router.planner.service import PlannerSection
 from router.prompt.prompts import PromptLimits
 from router.queue.tenants import SECRET_HEADERS
-from router.queue.waiting import FairShareLimits, QueueLimits, QueuePolicy
+from router.queue.waiting import QueueLimits, QueuePolicy
 from router.shadows.service import ShadowSection
 
 OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
@@ -283,8 +283,7 @@ class QueueSection(Section):
 
     def limits(self) -> QueueLimits:
         """Return the limits of the queue."""
-        shares = FairShareLimits(weights=dict(self.fair_share_weights))
-        return picked(self, QueueLimits, fair_share=shares)
+        return picked(self, QueueLimits)
 
 
 class FailuresSection(Section):

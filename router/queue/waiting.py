@@ -41,13 +41,6 @@ KINDS_MAX = 32
 _OTHER_KINDS: Placing = ("others",)
 
 
-class FairShareLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a round of a key with weight 1, and the weights of keys that have another (> 0)."""
-
-    quantum_tokens: int = 2048
-    weights: Mapping[str, float] = {}
-
-
 class _Share:
     __slots__ = ("deficit_tokens", "is_at_its_turn", "quantum_tokens")
 
@@ -64,12 +57,10 @@ class _Share:
 class FairShare:
     """The ring of keys with waiting requests; the caller keeps the requests."""
 
-    def __init__(self, limits: FairShareLimits | None = None) -> None:
-        self._limits = limits or FairShareLimits()
+    def __init__(self, quantum_tokens: int, weights: Mapping[str, float]) -> None:
+        """`weights` of keys that have another than 1, each above 0."""
+        self._quantum_tokens, self._weights = quantum_tokens, weights
         self._ring: OrderedDict[str, _Share] = OrderedDict()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._ring
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -77,7 +68,7 @@ class FairShare:
     def waits(self, key: str) -> None:
         """A request of the key waits; a new key comes last in the ring."""
         if key not in self._ring:
-            self._ring[key] = _Share(self._limits.quantum_tokens * self._limits.weights.get(key, 1.0))
+            self._ring[key] = _Share(self._quantum_tokens * self._weights.get(key, 1.0))
 
     def waits_no_more(self, key: str) -> None:
         """No request of the key waits any more; an unknown key is ignored."""
@@ -134,7 +125,10 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     tenant_requests_max: int = 0
     tenants_max: int = 256
     """Tenants with a share of their own; all others share one, `OTHERS`."""
-    fair_share: FairShareLimits = FairShareLimits()
+    quantum_tokens: int = 2048
+    """What a tenant of weight 1 may have served in a round."""
+    fair_share_weights: Mapping[str, float] = {}
+    """Of tenants that have another weight than 1."""
 
 
 def order_of(
@@ -187,63 +181,39 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.order[2]
 
 
-class _TenantQueue:
-    """One tenant's waiting requests for one model, by kind, each kind in its order."""
-
-    def __init__(self) -> None:
-        self.kinds: dict[Placing, SortedDict[Order, Place]] = {}
-
-    def kind_of(self, placing: Placing) -> Placing:
-        """Return the kind under which a request waits; beyond `KINDS_MAX` all share one."""
-        return placing if placing in self.kinds or len(self.kinds) < KINDS_MAX - 1 else _OTHER_KINDS
-
-    def add(self, place: Place) -> None:
-        self.kinds.setdefault(place.kind, SortedDict())[place.order] = place
-
-    def remove(self, place: Place) -> None:
-        del self.kinds[place.kind][place.order]
-        if not self.kinds[place.kind]:
-            del self.kinds[place.kind]
-
-    def first(self, has_headroom: Callable[[Place], bool]) -> Place | None:
-        """Return the first request that fits, among the first of each kind."""
-        if len(self.kinds) == 1:
-            (only,) = self.kinds.values()
-            place: Place = only.peekitem(0)[1]
-            return place if has_headroom(place) else None
-        firsts = sorted((each.peekitem(0) for each in self.kinds.values()), key=_order_of)
-        return next((place for _, place in firsts if has_headroom(place)), None)
-
-
 def _order_of(item: tuple[Order, Place]) -> Order:
     return item[0]
 
 
 class ModelQueue:
-    """The waiting requests of one model."""
+    """The waiting requests of one model: by tenant, by kind, each kind in its order."""
 
     def __init__(self, limits: QueueLimits) -> None:
-        self.shares = FairShare(limits.fair_share)
-        self._of_tenant: dict[str, _TenantQueue] = {}
+        self.shares = FairShare(limits.quantum_tokens, limits.fair_share_weights)
+        self._tenants: dict[str, dict[Placing, SortedDict[Order, Place]]] = {}
 
     def kind_of(self, tenant: str, placing: Placing) -> Placing:
-        """Return the kind under which a request of the tenant waits."""
-        queue = self._of_tenant.get(tenant)
-        return placing if queue is None else queue.kind_of(placing)
+        """Return the kind under which a request of the tenant waits; beyond `KINDS_MAX` all share one."""
+        kinds = self._tenants.get(tenant, {})
+        return placing if placing in kinds or len(kinds) < KINDS_MAX - 1 else _OTHER_KINDS
 
     def add(self, place: Place) -> None:
         """Add a waiting request."""
-        self._of_tenant.setdefault(place.tenant, _TenantQueue()).add(place)
+        kinds = self._tenants.setdefault(place.tenant, {})
+        kinds.setdefault(place.kind, SortedDict())[place.order] = place
         self.shares.waits(place.tenant)
 
     def remove(self, place: Place) -> None:
         """Remove a request."""
-        queue = self._of_tenant[place.tenant]
-        queue.remove(place)
-        if not queue.kinds:
-            del self._of_tenant[place.tenant]
+        kinds = self._tenants[place.tenant]
+        del kinds[place.kind][place.order]
+        if not kinds[place.kind]:
+            del kinds[place.kind]
+        if not kinds:
+            del self._tenants[place.tenant]
             self.shares.waits_no_more(place.tenant)
 
     def first(self, tenant: str, has_headroom: Callable[[Place], bool]) -> Place | None:
-        """Return the tenant's first waiting request that has headroom; None if there is none."""
-        return self._of_tenant[tenant].first(has_headroom)
+        """Return the tenant's first waiting request that has headroom, among the first of each kind."""
+        firsts = sorted((each.peekitem(0) for each in self._tenants[tenant].values()), key=_order_of)
+        return next((place for _, place in firsts if has_headroom(place)), None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.queue.admission import RequestQueue
-from router.queue.waiting import FairShare, FairShareLimits, Place, QueueLimits, QueuePolicy
+from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 
@@ -22,7 +22,8 @@ LIMITS = QueueLimits(
     tokens_max=120,
     tenant_requests_max=8,
     tenants_max=3,
-    fair_share=FairShareLimits(quantum_tokens=QUANTUM, weights={"b": 2.0, "c": 0.5}),
+    quantum_tokens=QUANTUM,
+    fair_share_weights={"b": 2.0, "c": 0.5},
 )
 
 
@@ -232,7 +233,7 @@ def starvation(shares: FairShare, waiting: list[list[int]]) -> None:
 
 
 def shares_of(kind: type[FairShare]) -> FairShare:
-    return kind(FairShareLimits(quantum_tokens=QUANTUM, weights={str(at): each for at, each in enumerate(WEIGHTS)}))
+    return kind(QUANTUM, {str(at): each for at, each in enumerate(WEIGHTS)})
 
 
 @given(backlogs)
@@ -242,7 +243,7 @@ def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[li
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
 def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, other_cost: int) -> None:
-    shares = FairShare(FairShareLimits(quantum_tokens=QUANTUM, weights={"heavy": float(ratio)}))
+    shares = FairShare(QUANTUM, {"heavy": float(ratio)})
     cost_of, served = {"heavy": cost, "light": other_cost}, {"heavy": 0, "light": 0}
     for name in cost_of:
         shares.waits(name)

@@ -10,7 +10,7 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
 from router.decision.state_settings import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
-from router.queue.waiting import FairShareLimits, QueueLimits
+from router.queue.waiting import QueueLimits
 
 
 def test_the_defaults_are_the_cores() -> None:
@@ -63,7 +63,7 @@ def test_every_setting_of_the_queue_comes_to_it() -> None:
         "policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5,
     }  # fmt: skip
     settings = QueueSection(**given, fair_share_weights={"a": 9.0})
-    assert settings.limits() == QueueLimits(**given, fair_share=FairShareLimits(weights={"a": 9.0}))
+    assert settings.limits() == QueueLimits(**given, fair_share_weights={"a": 9.0})
 
 
 def test_every_setting_of_breakers_and_sessions_comes_to_them() -> None:

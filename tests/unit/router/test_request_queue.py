@@ -7,7 +7,7 @@ import pytest
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.waiting import KINDS_MAX, OTHERS, FairShareLimits, Place, QueueLimits
+from router.queue.waiting import KINDS_MAX, OTHERS, Place, QueueLimits
 from tests.unit.router.samples import route
 
 
@@ -52,7 +52,7 @@ def test_edf_takes_the_most_urgent_first() -> None:
 
 
 def test_no_tenant_starves_another_by_strict_priority() -> None:
-    queue = RequestQueue(QueueLimits(fair_share=FairShareLimits(quantum_tokens=10)))
+    queue = RequestQueue(QueueLimits(quantum_tokens=10))
     for number in range(4):
         placed(queue, f"loud{number}", tenant="loud", strict_priority=9)
     placed(queue, "meek", tenant="meek")
