@@ -55,7 +55,7 @@ DNS = "dns://"
 FALLBACKS_MAX = 8
 _HTTP, _QUEUE = HttpLimits(), QueueLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
-_WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
+Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
 
 
@@ -84,13 +84,8 @@ def worker_address(text: str) -> WorkerAddress:
     worker_id = options.get("id") or re.sub(r"[^a-z0-9]+", "-", f"{host}-{port}".lower()).strip("-")
     if not re.fullmatch(WORKER_ID_PATTERN, worker_id):
         raise ValueError(f"id: found {worker_id[:_ID_CHARACTERS_MAX]!r}, allowed ^{WORKER_ID_PATTERN}$")
-    return WorkerAddress(
-        url.rstrip("/"),
-        worker_id,
-        options.get("engine", "auto"),
-        options.get("kv-events", ""),
-        options.get("replay-endpoint", ""),
-    )
+    settings = {name.replace("-", "_"): value for name, value in options.items() if name != "id"}
+    return WorkerAddress(url.rstrip("/"), worker_id, **settings)
 
 
 def _place(url: str) -> tuple[str, int]:
@@ -106,12 +101,7 @@ def _place(url: str) -> tuple[str, int]:
     return host, port
 
 
-def _checked(text: str) -> str:
-    worker_address(text)
-    return text
-
-
-WorkerText = Annotated[str, AfterValidator(_checked)]
+WorkerText = Annotated[str, AfterValidator(lambda text: worker_address(text) and text)]
 """A setting with such an address."""
 
 
@@ -262,7 +252,7 @@ class QueueSection(Section):
         pattern=r"^[a-z0-9_-]{1,64}$",
         description="what tells tenants apart: none, api_key (a keyed hash of it), or the name of a header",
     )
-    fair_share_weights: dict[str, float] = Field(
+    fair_share_weights: dict[str, Weight] = Field(
         {}, description="by header value: tenants that have another share of a round than 1, 0.001..1000"
     )
 
@@ -272,14 +262,6 @@ class QueueSection(Section):
         if by in SECRET_HEADERS:
             raise ValueError(f"found {by}, its values are secrets; allowed any other, or api_key")
         return by
-
-    @field_validator("fair_share_weights")
-    @classmethod
-    def _are_weights(cls, weights: dict[str, float]) -> dict[str, float]:
-        for tenant, weight in weights.items():
-            if not _WEIGHT_MIN <= weight <= _WEIGHT_MAX:
-                raise ValueError(f"{tenant}: found {weight}, allowed {_WEIGHT_MIN}..{_WEIGHT_MAX}")
-        return weights
 
     def limits(self) -> QueueLimits:
         """Return the limits of the queue."""
