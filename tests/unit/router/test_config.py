@@ -84,5 +84,5 @@ def test_a_header_with_secrets_may_not_name_tenants(header: str) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0])
 def test_a_weight_that_is_none_is_refused_by_name(weight: float) -> None:
-    with pytest.raises(ValidationError, match=f"team-a: found {weight}, allowed 0.001..1000.0"):
+    with pytest.raises(ValidationError, match=r"fair_share_weights\.team-a"):
         QueueSection(fair_share_weights={"team-a": weight})
