@@ -23,7 +23,6 @@ from router.attribution.service import savings_families
 from router.drain.handover import Handover
 from router.journal.log import journal_families
 from router.live.service import LiveClients, Ring, live_families
-from router.metrics.decision import DecisionMetrics, Weighing
 from router.metrics.request import RequestMetrics
 from router.metrics.state import (
     PickerStatistics,
@@ -139,9 +138,7 @@ def _index() -> Iterator[MadeFamily]:
 def _router() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_index())
     routing = Bench().routing
-    requests = RequestMetrics(CollectorRegistry(), routing)
-    for metrics in (Weighing(routing.decisions), DecisionMetrics(routing, ()), requests):
-        yield from _of_object(metrics)
+    yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
     yield from _of_function(build_families, 0)
     for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
         yield from _of_function(make)

@@ -25,8 +25,17 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics.decision import FALLBACKS, REASONS, SAMPLES_MAX, STAGES, TERMS
-from router.metrics.request import OUTCOMES, PHASES, REJECTIONS, RequestMetrics
+from router.metrics.request import (
+    FALLBACKS,
+    OUTCOMES,
+    PHASES,
+    REASONS,
+    REJECTIONS,
+    SAMPLES_MAX,
+    STAGES,
+    TERMS,
+    RequestMetrics,
+)
 from router.metrics.state import policy_families, queue_families, state_families
 from router.native import built
 from router.prompt.chains import block_count
