@@ -40,11 +40,8 @@ _SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "basel
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
 )  # fmt: skip
-DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
 _RETRY_S = 5
-_DECIMAL = re.compile(r"[0-9]{1,2}")
-_LIMIT = re.compile(r"[0-9]{1,4}")
-_LIST_DEFAULT, _LIST_MAX = 50, 1000
+_DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
 class Gauges(NamedTuple):
@@ -191,11 +188,9 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
         )
 
     async def stream(request: web.Request) -> web.StreamResponse:
-        text = request.query.get("decisions", str(DECISIONS_DEFAULT))
-        if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
-            raise BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
+        decisions_max = number_of(request.query, "decisions", "20", 0, 50)
         try:
-            with live.clients.connected(int(text), request.transport) as client:
+            with live.clients.connected(decisions_max, request.transport) as client:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 response = web.StreamResponse(headers=headers)
                 await response.prepare(request)
@@ -214,12 +209,17 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
     return [web.get("/v1/fleet", fleet), web.get("/v1/history", history), web.get("/v1/live", stream)]
 
 
+def number_of(query: Mapping[str, str], field: str, default: str, least: int, most: int) -> int:
+    """Return a parameter that is a whole number in these bounds; raise `BadParameter` for anything else."""
+    text = query.get(field, default)
+    if not _DECIMAL.fullmatch(text) or not least <= int(text) <= most:
+        raise BadParameter(field, text, f"{least}..{most}")
+    return int(text)
+
+
 def list_limit(query: Mapping[str, str]) -> int:
     """Return how many decisions are asked for; raise `BadParameter`."""
-    text = query.get("limit", str(_LIST_DEFAULT))
-    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= _LIST_MAX:
-        raise BadParameter("limit", text, f"1..{_LIST_MAX}")
-    return int(text)
+    return number_of(query, "limit", "50", 1, 1000)
 
 
 def unix_time(query: Mapping[str, str]) -> float | None:
