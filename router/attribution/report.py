@@ -238,16 +238,12 @@ def _merged_rows(parts: list[Rows], rows_max: int) -> Rows:
     rows.sort(key=lambda row: (-row.requests, row.name))
     kept, cut = rows[:rows_max], rows[rows_max:]
     absent_max = max([absent_max, *(row.requests + row.missed_requests_max for row in cut)])
-    other = _sum([*(part.other for part in parts), *map(_unnamed, cut)])
+    other = _sum([*(part.other for part in parts), *cut])
     return Rows(rows=tuple(kept), other=other, absent_requests_max=absent_max)
 
 
 def _sum(figures: Iterable[Figures]) -> Figures:
     return reduce(Figures.plus, figures)
-
-
-def _unnamed(row: Row) -> Figures:
-    return Figures(**{name: getattr(row, name) for name in Figures.__struct_fields__})
 
 
 def report_text(report: SavingsReport, dimensions: Sequence[Dimension] = DIMENSIONS) -> list[str]:

@@ -46,15 +46,11 @@ from router.live.service import Live, live_families
 from router.metrics.request import RequestMetrics
 from router.metrics.state import (
     PickerStatistics,
-    build_families,
     http_families,
     picker_families,
-    policy_families,
     prompt_families,
-    queue_families,
-    rate_families,
+    rank_families,
     state_families,
-    trust_families,
 )
 from router.names import Names
 from router.planner.service import Planner, planner_families
@@ -247,12 +243,8 @@ class RouterParts:
     def _project(self) -> None:
         process = "" if self._place is None else f"serving-{self._place.number}"
         families = [
-            build_families,
-            lambda: state_families(self._routing.state, self._feeds),
-            lambda: trust_families(self._routing),
-            lambda: policy_families(self._routing),
-            lambda: rate_families(self._routing.state),
-            lambda: queue_families(self._admission.queue),
+            lambda: state_families(self._routing.state, self._feeds, self._admission.queue),
+            lambda: rank_families(self._routing),
             lambda: http_families(self.data),
             lambda: prompt_families(self._prompts),
             self._parity.families,

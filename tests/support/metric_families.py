@@ -26,15 +26,11 @@ from router.live.service import LiveClients, Ring, live_families
 from router.metrics.request import RequestMetrics
 from router.metrics.state import (
     PickerStatistics,
-    build_families,
     http_families,
     picker_families,
-    policy_families,
     prompt_families,
-    queue_families,
-    rate_families,
+    rank_families,
     state_families,
-    trust_families,
 )
 from router.native import built
 from router.planner.service import planner_families
@@ -139,10 +135,9 @@ def _router() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_index())
     routing = Bench().routing
     yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
-    yield from _of_function(build_families, 0)
-    for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
+    for make in (rank_families, http_families, prompt_families):
         yield from _of_function(make)
-    yield from _of_function(state_families, 2)
+    yield from _of_function(state_families, 3)
     yield from _families_of(planner_families, planner_families([]))
     yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
     yield from _families_of(savings_families, savings_families(built.Attribution(*AttributionLimits())))
