@@ -40,10 +40,6 @@ def watched(*workers: Any) -> tuple[Bench, FleetWatch]:
     return bench, FleetWatch(bench.routing, bench.clock)
 
 
-def test_a_rank_that_is_trusted_from_its_beginning_is_no_news() -> None:
-    assert looks(*watched(), ["", "", ""]) == []
-
-
 def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
     told = looks(*watched(), ["", "log_away", "log_away", "log_away", "", "", ""])
     assert told == [
