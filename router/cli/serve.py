@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from pydantic import SecretStr
@@ -40,7 +40,6 @@ from router.config import RouterSettings
 from router.decision.policy_loader import load_modes
 from router.decision.policy_store import PolicyStore
 from router.http.limits import TooFewFiles
-from router.pools.process import OpenedRouter
 from router.processes.front import Front
 from router.processes.supervisor import Links, ProcessesFailed, Supervisor, Work
 from router.queue.tenants import SECRET_BYTES
@@ -58,6 +57,19 @@ _LATE_S = 2.0
 _REST_S = 10.0
 """For the control plane and the nats-server to stop."""
 _TOKEN_BYTES = 32
+
+
+class OpenedRouter(NamedTuple):
+    """A router in this process: its addresses and its event log's; its mode; its parts, to be run."""
+
+    data_url: str
+    control_url: str
+    log_url: str
+    mode: str
+    parts: list[Part]
+    drain_s: float
+    picker_address: str = ""
+    """Of the endpoint picker; empty: it is off."""
 
 
 def run(flags: Mapping[str, Any], *, file: Path | None, assignments: tuple[str, ...], print_config: bool) -> None:
