@@ -95,7 +95,7 @@ def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]
         {
             "pool": index,
             "priority": group.priorities[index],
-            **msgspec.structs.asdict(service.live.status(name)),
+            **msgspec.structs.asdict(service.live.statuses[name]),
             **msgspec.structs.asdict(service.config.pools[name]),
         }
         for index, name in enumerate(group.namespaces)

@@ -137,14 +137,14 @@ class PoolService:
 
     def _plan(self, group: PoolGroup, selection_input: SelectionInput) -> PoolSequence:
         selection = select(group, selection_input, self.identity.defaults)
-        statuses = [self.live.status(name) for name in group.namespaces]
+        statuses = [self.live.statuses[name] for name in group.namespaces]
         return plan(group, selection, statuses, retry=self.config.retry)
 
     def readiness(self) -> Readiness:
         """Return whether requests can be served now; `reasons` names phases without a pool that is up, and why."""
         reasons = []
         for group in self.config.groups:
-            statuses = [self.live.status(name) for name in group.namespaces]
+            statuses = [self.live.statuses[name] for name in group.namespaces]
             if all(each.fitness == "down" for each in statuses):
                 unfit = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in statuses)
                 reasons.append(f"no {group.phase} pool is up: {' | '.join(unfit)}")
@@ -152,7 +152,7 @@ class PoolService:
 
     def routers(self, namespace: str) -> tuple[str, ...]:
         """Return a pool's routers that are up, all if none is; each comes first in its turn."""
-        urls = self.live.status(namespace).routers_up
+        urls = self.live.statuses[namespace].routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.pools[namespace].routers)
         self._requests[namespace] += 1

@@ -280,7 +280,8 @@ class PoolsLive:
     def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
         """`routers`: each pool's routers, by address; `limits` of each pool."""
         self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
-        self._statuses = {name: pool.status() for name, pool in self._pools.items()}
+        self.statuses = {name: pool.status() for name, pool in self._pools.items()}
+        """The present status of each pool."""
 
     def looked(self, namespace: str, url: str, look: Looked, now_s: float) -> tuple[Change, ...]:
         """Fold the result of a probe in; return the changes of fitness."""
@@ -298,23 +299,15 @@ class PoolsLive:
             pool.tick(now_s)
         return self._changes(self._pools)
 
-    def status(self, namespace: str) -> PoolStatus:
-        """Return the status of a pool."""
-        return self._statuses[namespace]
-
     def is_silent(self, namespace: str, url: str) -> bool:
         """Return whether a router is not up and answers no probe: requests there wait in vain."""
         return self._pools[namespace].is_silent(url)
 
-    def statuses(self) -> tuple[PoolStatus, ...]:
-        """Return the status of all pools."""
-        return tuple(self._statuses.values())
-
     def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
         changes = []
         for name in namespaces:
-            before, after = self._statuses[name], self._pools[name].status()
-            self._statuses[name] = after
+            before, after = self.statuses[name], self._pools[name].status()
+            self.statuses[name] = after
             if before.fitness != after.fitness:
                 changes.append(Change(name, before.fitness, after.fitness, after.reasons))
         return tuple(changes)

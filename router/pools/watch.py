@@ -100,10 +100,10 @@ class PoolMetrics:
             yield counter(name, meaning, labels, counts.items())
         yield counter("pools_requests", "Requests by outcome", ("outcome",), by_name((), self._requests))
         yield gauge("pools_inflight_requests", "Requests being served", rows=[((), self.inflight)])
-        yield from _status_families(self._live.statuses())
+        yield from _status_families(self._live.statuses.values())
 
 
-def _status_families(statuses: tuple[PoolStatus, ...]) -> Iterator[Family]:
+def _status_families(statuses: Collection[PoolStatus]) -> Iterator[Family]:
     states = [((each.namespace, state), each.fitness == state) for each in statuses for state in FITNESSES]
     yield gauge("pool_state", "1 for the pool's present state: fit, strained or down", ("pool", "state"), states)
     up = {each.namespace: len(each.routers_up) for each in statuses}

@@ -59,27 +59,17 @@ class Links:
         """`token`: that of their control planes."""
         self.names = tuple(names)
         self._token = token
-        self._urls: dict[str, str] = {}
+        self.urls: dict[str, str] = {}
+        """Addresses of the control planes of those that serve."""
         self._failures = RateLimitedLog(_log, clock)
         self.silent_total = dict.fromkeys(names, 0)
         """Calls that a process did not answer."""
         self.session: aiohttp.ClientSession
         """For calls to `url`."""
 
-    def add(self, name: str, url: str) -> None:
-        """The process serves, its control plane at `url`."""
-        self._urls[name] = url
-
-    def remove(self, name: str) -> None:
-        """The process has ended."""
-        self._urls.pop(name, None)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._urls
-
     def serving(self) -> list[tuple[str, str]]:
         """Return name and address of each process that serves, in the order of `names`."""
-        return [(name, self._urls[name]) for name in self.names if name in self._urls]
+        return [(name, self.urls[name]) for name in self.names if name in self.urls]
 
     async def __aenter__(self) -> Self:
         self.session = aiohttp.ClientSession(
@@ -98,9 +88,9 @@ class Links:
 
         The second is counted and logged.
         """
-        if name not in self._urls:
+        if name not in self.urls:
             return None
-        target = URL(self._urls[name] + path, encoded=True)
+        target = URL(self.urls[name] + path, encoded=True)
         try:
             async with asyncio.timeout(CALL_S + more_s):
                 async with self.session.request(method, target, data=body or None) as response:
@@ -148,7 +138,9 @@ class Supervisor:
 
     def states(self) -> list[ProcessState]:
         """Return the processes as they are."""
-        return [ProcessState(each.name, each.pid, each.name in self._links, each.restarts) for each in self._processes]
+        return [
+            ProcessState(each.name, each.pid, each.name in self._links.urls, each.restarts) for each in self._processes
+        ]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the processes and keep them running until `stop` is set; none runs afterwards, also after an error.
@@ -204,7 +196,7 @@ class Supervisor:
             await self._clock.sleep(LOOK_S)
             answers = await self._links.all("GET", "/live")
             for each in self._processes:
-                is_silent = each.name in self._links and each.name not in answers
+                is_silent = each.name in self._links.urls and each.name not in answers
                 each.silent_calls = each.silent_calls + 1 if is_silent else 0
                 if each.silent_calls >= SILENT_CALLS:
                     each.kill("it does not answer")
@@ -247,7 +239,7 @@ class _Process:
         def on_said() -> None:
             loop.remove_reader(said)
             with suppress(EOFError):
-                self._links.add(self.name, said.recv())
+                self._links.urls[self.name] = said.recv()
                 self.has_served.set()
             said.close()
 
@@ -255,7 +247,7 @@ class _Process:
             loop.remove_reader(process.sentinel)
             if not said.closed:
                 on_said()
-            self._links.remove(self.name)
+            self._links.urls.pop(self.name, None)
             process.join()
             self.pid = 0
             self.ended.set_result(process.exitcode or 0)

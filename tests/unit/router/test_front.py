@@ -76,7 +76,7 @@ class Process:
 async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Front]]:
     async with Links(NAMES, SystemClock()) as links:
         for name, url in urls.items():
-            links.add(name, url)
+            links.urls[name] = url
         front = Front(links, list, CollectorRegistry())
         async with served(front.app(token="")) as url, aiohttp.ClientSession(url) as session:
             yield session, front

@@ -67,7 +67,7 @@ class World:
         self.changes.extend(self.live.tick(self.now_s))
 
     def now(self) -> PoolStatus:
-        return self.live.status("p")
+        return self.live.statuses["p"]
 
 
 def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_says_that_it_is_not_ready() -> None:
@@ -270,7 +270,7 @@ def standing(name: str, fitness: str) -> PoolStatus:
     live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
     live.looked(name, "u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
-    found = live.status(name)
+    found = live.statuses[name]
     assert found.fitness == fitness
     return found
 
