@@ -56,12 +56,12 @@ class BreakerLimits(NamedTuple):
     retry_after_s_max: float = RETRY_AFTER_S_MAX
 
 
-class BreakerStatistics(NamedTuple):
-    """Openings, back-pressure answers and closings, since the start."""
+class BreakerStatistics(msgspec.Struct, array_like=True):
+    """Openings, closings and back-pressure answers since the start; a row of a checkpoint."""
 
-    opened_total: int
-    closed_total: int
-    back_pressure_total: int
+    opened_total: int = 0
+    closed_total: int = 0
+    back_pressure_total: int = 0
 
 
 class Breaker(msgspec.Struct, array_like=True):
@@ -118,7 +118,7 @@ class Breakers:
         self.is_any = False
         """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
         self._probes: dict[str, list[Breaker]] = {}
-        self._opened = self._closed = self._back_pressure = 0
+        self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""
 
@@ -199,17 +199,7 @@ class Breakers:
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 
-    def statistics(self) -> BreakerStatistics:
-        """Return the totals since the start."""
-        return BreakerStatistics(
-            opened_total=self._opened, closed_total=self._closed, back_pressure_total=self._back_pressure
-        )
-
     # ---------------------------------------------------------------- checkpoints
-
-    def restore_totals(self, row: BreakerStatistics) -> None:
-        """Restore the totals that `statistics` returned."""
-        self._opened, self._closed, self._back_pressure = row
 
     def rows(self) -> list[Breaker]:
         """Return the rows for a checkpoint."""
@@ -249,7 +239,7 @@ class Breakers:
         state = breaker.state(now_s)
         if state == "open" or (state == "half_open" and not breaker.is_probed_by(lease_id)):
             return
-        self._closed += breaker.openings > 0
+        self.statistics.closed_total += breaker.openings > 0
         self.changes += 1
         self._probe_over(breaker.probe)
         self._drop(key)
@@ -274,7 +264,7 @@ class Breakers:
             breaker.openings += 1
             breaker.is_probation = False
             failed_at_s.clear()
-            self._opened += 1
+            self.statistics.opened_total += 1
             self.changes += 1
 
     def _pressed(self, rank: WorkerRank, now_s: float, retry_after_s: float | None) -> None:
@@ -284,7 +274,7 @@ class Breakers:
         if now_s + wanted_s > breaker.busy_until_s:
             breaker.busy_until_s = now_s + wanted_s
             breaker.busy_reason = f"busy: it asked to be left alone for {wanted_s:g} s"
-        self._back_pressure += 1
+        self.statistics.back_pressure_total += 1
         self.changes += 1
 
     def _probe_over(self, lease_id: str) -> None:

@@ -106,7 +106,9 @@ def tables_of(state: RouterState) -> dict[str, StateTable]:
         "policy": StateTable(Policy, lambda: [state.policy], partial(setattr, state, "policy")),
         "fleet": StateTable(FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
         "workers": StateTable(Worker, lambda: list(fleet.workers()), partial(_restore_worker, state)),
-        "breaker_totals": StateTable(BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
+        "breaker_totals": StateTable(
+            BreakerStatistics, lambda: [breakers.statistics], partial(setattr, breakers, "statistics")
+        ),
         "breakers": StateTable(Breaker, breakers.rows, breakers.restore),
     }
 

@@ -177,7 +177,7 @@ def rank_families(routing: Routing) -> Iterator[Family]:
     yield gauge("rank_fit", "1 while the rank may take new work", _RANK, fit)
     states = chain(*(_one_of(_at(rank), breakers.state(rank, now_s), BREAKER_STATES) for rank, _ in ranks))
     yield gauge("breaker_state", "1 for the present state of the rank's breaker", (*_RANK, "state"), states)
-    statistics = breakers.statistics()
+    statistics = breakers.statistics
     for name, meaning, count in (
         ("breaker_openings", "Times that a breaker opened", statistics.opened_total),
         ("worker_back_pressure", "Answers 429 and 503 of workers", statistics.back_pressure_total),
