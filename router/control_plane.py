@@ -57,7 +57,7 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
+from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
 from router.live.routes import list_limit, number_of, prediction_routes, seconds_of, unix_time
 from router.shadows.service import Shadows
 from router.web import WebPage

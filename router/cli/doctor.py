@@ -20,9 +20,8 @@ from kv_runtime.process import Stopped, print_json, print_lines, run_to_end
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
-from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
 from router.doctor.checks import examine, exit_code
-from router.doctor.facts import FleetFacts
+from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, severity
 from router.doctor.survey import CannotLook, SurveyScope, look
 
 NOT_LOOKED = 3

@@ -1,4 +1,4 @@
-"""All checks of a fleet; the findings of all are `examine`. `catalogue.py` says what each finding means.
+"""All checks of a fleet; the findings of all are `examine`. `CATALOGUE` says what each finding means.
 
     heartbeats                     HTTP                   registered         finding
     of all ranks                   healthy                yes                none
@@ -39,8 +39,19 @@ from typing import TypeVar
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import canary
 from kv_protocol.images import rule_text
-from router.doctor.catalogue import SEVERITIES, Finding, Severity, names, severity
-from router.doctor.facts import LOSSES, Counts, FleetFacts, RankStatus, RouterSeen, StreamHead
+from router.doctor.facts import (
+    LOSSES,
+    SEVERITIES,
+    Counts,
+    Finding,
+    FleetFacts,
+    RankStatus,
+    RouterSeen,
+    Severity,
+    StreamHead,
+    names,
+    severity,
+)
 from router.fleet.registry import UNKNOWN, kv_dtype
 from router.fleet.trust import PARITY_FIELDS
 

@@ -37,12 +37,12 @@ from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.files import replace_file
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.routing import Routing
-from router.doctor.catalogue import CATALOGUE
 from router.doctor.checks import pairing_findings
+from router.doctor.facts import CATALOGUE
 from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
 
 if TYPE_CHECKING:
-    from router.doctor.catalogue import Finding
+    from router.doctor.facts import Finding
 
 WRITE_S = 60.0
 MODELS_MAX = 1024

@@ -34,8 +34,7 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
-from router.live.decision_rows import DecisionFilter, rows
-from router.live.fleet import OBSERVED_MAX, Looked, Mark, fleet_columns, marks_of, observed
+from router.live.fleet import OBSERVED_MAX, DecisionFilter, Looked, Mark, fleet_columns, marks_of, observed, rows
 
 CLIENTS_MAX = 16
 EVENTS_MAX = 64
