@@ -178,7 +178,11 @@ class _Replays:
         """Return the summary lines."""
         lines = [
             f"journals       {', '.join(sorted(self.routers))}",
-            *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
+            *(
+                f"nowhere exact  {name}: {one.skipped} records, and no start"
+                for name, one in sorted(self.routers.items())
+                if not one.has_started
+            ),
             f"equal          {self._equal} decisions, bit for bit",
             f"different      {self.different}",
             _explained("not exact", self._inexact, ": records are missing before them, so nothing is said of them"),
@@ -206,9 +210,6 @@ class _Replays:
             "policies": [] if found is None else found.figures(),
             "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
         }
-
-    def _without_start(self) -> list[tuple[str, "_OneReplay"]]:
-        return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]
 
 
 def _explained(what: str, count: int, words: str) -> str:

@@ -93,12 +93,9 @@ def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:
         other = registrations[place]
         if other.worker_id == like.worker_id or verdict.ranks[place].dp_rank != verdict.winner.dp_rank:
             continue
-        if _takes_same(other, like) and endpoint_of(other.base_url) is not None:
+        takes_same = other.accepts_token_ids == like.accepts_token_ids and other.role == like.role
+        if takes_same and endpoint_of(other.base_url) is not None:
             found[other.base_url] = None
         if len(found) == count:
             break
     return tuple(found)
-
-
-def _takes_same(other: WorkerRegistered, like: WorkerRegistered) -> bool:
-    return other.accepts_token_ids == like.accepts_token_ids and other.role == like.role

@@ -296,7 +296,8 @@ class Fleet:
 
     def serving(self, model: str) -> list[Worker]:
         """Return the workers that serve a model by this name, or have loaded an adapter of this name, eldest first."""
-        return [worker for worker in self.workers() if _serves(worker.registration, model)]
+        known = ((worker, worker.registration) for worker in self.workers())
+        return [worker for worker, each in known if model in each.served_names or model in each.loras]
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
         """Return how prompts for a model are hashed; None if it has no worker."""
@@ -382,10 +383,6 @@ class Fleet:
     def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
         found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
         return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
-
-
-def _serves(registration: WorkerRegistered, model: str) -> bool:
-    return model in registration.served_names or model in registration.loras
 
 
 def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:

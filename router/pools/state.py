@@ -247,7 +247,8 @@ class _Pool:
 
     def status(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
-        found = dict(self._strains()) if up else {"unhealthy": self._why_down()}
+        why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
+        found = dict(self._strains()) if up else {"unhealthy": why_down}
         ratios = {target: window.ratio for target, window in self._windows.items()}
         return PoolStatus(
             namespace=self._namespace,
@@ -269,9 +270,6 @@ class _Pool:
             if window.slow and window.ratio is not None:
                 bound = f"{limits.bound_ms(target):g} ms"
                 yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"
-
-    def _why_down(self) -> str:
-        return "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
 
 
 class PoolsLive:

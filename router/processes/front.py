@@ -194,7 +194,8 @@ class Front:
             response = _together(answers, pooled_page, passes_refusals=True)
             if not answers or _refusal(answers):
                 return response
-            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
+            budget_us = _decode(next(iter(answers.values())).body)["budget_us"]  # the body may lack it
+            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": budget_us}) if body else b""
         return self._confirmed(answers, response)
 
     def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
@@ -363,11 +364,6 @@ def _together(
         return _passed_on(refusal)
     bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
     return json_response(together(bodies)) if bodies else _no_process_answers()
-
-
-def _budget_us(answers: dict[str, Answer]) -> object:
-    """Return the budget in force: the body of `PUT /v1/shadows` may lack it."""
-    return _decode(next(iter(answers.values())).body)["budget_us"]
 
 
 def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:

@@ -175,13 +175,10 @@ class Admission:
             while self._is_poked and self.waiting:
                 self._is_poked = False
                 for model in self.queue.models():
-                    self._admit_of(model)
+                    while place := self.queue.take(model, self._headroom.has_headroom, self._clock.now()):
+                        self.waiting.pop(place.arrival)(None)
         finally:
             self._is_admitting = False
-
-    def _admit_of(self, model: str) -> None:
-        while (place := self.queue.take(model, self._headroom.has_headroom, self._clock.now())) is not None:
-            self.waiting.pop(place.arrival)(None)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""

@@ -21,6 +21,7 @@ Varghese, "Efficient fair queuing using deficit round robin", SIGCOMM 1995.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
@@ -181,10 +182,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.order[2]
 
 
-def _order_of(item: tuple[Order, Place]) -> Order:
-    return item[0]
-
-
 class ModelQueue:
     """The waiting requests of one model: by tenant, by kind, each kind in its order."""
 
@@ -215,5 +212,5 @@ class ModelQueue:
 
     def first(self, tenant: str, has_headroom: Callable[[Place], bool]) -> Place | None:
         """Return the tenant's first waiting request that has headroom, among the first of each kind."""
-        firsts = sorted((each.peekitem(0) for each in self._tenants[tenant].values()), key=_order_of)
+        firsts = sorted((each.peekitem(0) for each in self._tenants[tenant].values()), key=itemgetter(0))
         return next((place for _, place in firsts if has_headroom(place)), None)
