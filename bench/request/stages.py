@@ -84,7 +84,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 """The packages, modules, classes and functions (`module:Class.function`) that begin a stage."""
 
 OF_CALLERS = (
-    "router.names",
     "router.fleet",
     "router.live",
     "router.planner",

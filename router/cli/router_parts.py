@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import uuid
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -52,7 +53,6 @@ from router.metrics.state import (
     rank_families,
     state_families,
 )
-from router.names import Names
 from router.planner.service import Planner, planner_families
 from router.processes.metrics import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
@@ -173,6 +173,7 @@ class RouterParts:
         metrics = RequestMetrics(self._registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
         token = settings.data.worker_token.get_secret_value()
         self._parity = EngineParity(self._routing.state.fleet, self._prompts, text, self._clock, token)
         return Serving(
@@ -182,7 +183,7 @@ class RouterParts:
             metrics,
             TenantNames(settings.queue.fair_share_by, secret),
             settings,
-            Names(instance).new,
+            new_id,
             self._recent,
             kept=self._kept,
             chat_sent=self._parity.chat_sent,

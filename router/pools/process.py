@@ -10,8 +10,6 @@ guards the control plane. The order in which it stops: data plane, control plane
 this process.
 """
 
-import uuid
-
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -31,7 +29,6 @@ from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
 from router.metrics.state import http_families, prompt_families
-from router.names import Names
 from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup
 from router.pools.served import Identity, PoolAttempt, Pools, PoolService
@@ -122,8 +119,7 @@ class PoolsProcess:
             credentials=settings.data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
         )
-        new_id = Names(uuid.uuid4().hex).new
-        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
+        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts)
         self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = settings.control.server(app)

@@ -32,8 +32,8 @@ prefill answer goes on to the decode pool as TensorRT-LLM's servers pass it on (
 """
 
 import math
+import uuid
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -107,13 +107,12 @@ class PoolService:
         watch: PoolWatch,
         upstreams: Upstreams,
         prompts: ModelPrompts | None,
-        new_id: Callable[[], str],
     ) -> None:
         """`prompts`: None without a tokenizer: lengths are then estimated."""
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
         self.bodies = BodyParser(settings.data.body_limits())
-        self.route_request = partial(route_request, new_id)
+        self.route_request = partial(route_request, lambda: uuid.uuid4().hex)
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
