@@ -31,7 +31,7 @@ from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
 from router.decision.kept_prompts import KeptPrompts
-from router.decision.report import Misses, misses
+from router.decision.report import misses
 from router.decision.routing import Lease, Routing
 from router.decision.state import RankLoad
 from router.fleet.registry import Worker
@@ -75,6 +75,11 @@ SCANNED_MAX = 10_000
 """Decisions that are looked at for one question, the newest."""
 OPEN = "open"
 """In place of an outcome: the request has none yet."""
+_OF_DECISION = (
+    "decision_id", "request_id", "model", "phase", "policy", "reason", "isl_tokens", "margin", "cost_unit"
+)  # fmt: skip
+_OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "trust")
+"""The fields of a row that are those of the decision, and of its chosen rank."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,30 +279,6 @@ def _reused(record: Lease) -> int:
     return min(reused, request.isl_tokens)  # `isl_tokens` may be a lower bound
 
 
-class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. `at_s` is Unix time by the clock of now."""
-
-    age_s: float
-    at_s: float
-    decision_id: str
-    request_id: str
-    model: str
-    phase: str
-    worker_id: str
-    dp_rank: int
-    policy: str
-    reason: str
-    isl_tokens: int
-    overlap_blocks: int
-    overlap_source: str
-    predicted_blocks: int
-    trust: str
-    margin: float | None
-    cost_unit: str
-    outcome: dict[str, object] | None
-    misses: Misses
-
-
 class DecisionFilter(NamedTuple):
     """Which decisions are asked for; empty: any. None is later than `until_s`, in the router's time."""
 
@@ -318,40 +299,28 @@ class DecisionFilter(NamedTuple):
         )
 
 
-def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[DecisionRow]:
-    """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at."""
+def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[dict[str, Any]]:
+    """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at.
+
+    `at_s` is Unix time by the clock of now.
+    """
     now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
     newest = routing.decisions.newest(SCANNED_MAX)
     begun_s = {each.verdict.request.request_id: each.verdict.now_s for each in newest}
-    taken = islice(filter(wanted.takes, newest), limit)
-    return [decision_row(each, begun_s[each.verdict.request.request_id], now_s, wall_s) for each in taken]
-
-
-def decision_row(record: Lease, begun_s: float, now_s: float, wall_s: float) -> DecisionRow:
-    """Return one decision as a row."""
-    decision, outcome, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
-    chosen = decision.chosen
-    return DecisionRow(
-        age_s=round(age_s, 6),
-        at_s=round(wall_s - age_s, 3),
-        decision_id=decision.decision_id,
-        request_id=decision.request_id,
-        model=decision.model,
-        phase=decision.phase,
-        worker_id=chosen.worker_id,
-        dp_rank=chosen.dp_rank,
-        policy=decision.policy,
-        reason=decision.reason,
-        isl_tokens=decision.isl_tokens,
-        overlap_blocks=chosen.overlap_blocks[0],
-        overlap_source=chosen.overlap_source,
-        predicted_blocks=chosen.predicted_blocks,
-        trust=chosen.trust,
-        margin=decision.margin,
-        cost_unit=decision.cost_unit,
-        outcome=outcome_fields(outcome),
-        misses=misses(decision, outcome, begun_s),
-    )
+    found = []
+    for record in islice(filter(wanted.takes, newest), limit):
+        decision, outcome, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
+        row = {
+            "age_s": round(age_s, 6),
+            "at_s": round(wall_s - age_s, 3),
+            **{name: getattr(decision, name) for name in _OF_DECISION},
+            **{name: getattr(decision.chosen, name) for name in _OF_CHOSEN},
+            "overlap_blocks": decision.chosen.overlap_blocks[0],
+            "outcome": outcome_fields(outcome),
+            "misses": misses(decision, outcome, begun_s[decision.request_id]),
+        }
+        found.append(row)
+    return found
 
 
 def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
