@@ -337,12 +337,6 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
 
 
 def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
-    return PrefixStatus(
-        model=recent.model,
-        tokens=prefix.blocks * recent.prompt.hashing.block_size,
-        blocks=prefix.blocks,
-        new_blocks=prefix.new_blocks,
-        heat=prefix.heat,
-        held_blocks=prefix.held_blocks,
-        elsewhere_blocks=prefix.elsewhere_blocks,
-    )
+    facts = prefix._asdict()
+    del facts["prompt"]
+    return PrefixStatus(model=recent.model, tokens=prefix.blocks * recent.prompt.hashing.block_size, **facts)

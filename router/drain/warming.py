@@ -106,15 +106,8 @@ def hot_prefixes(
 
 
 def _prefix(prompts: Sequence[PromptHolding], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
-    prompt = prompts[at]
-    return HotPrefix(
-        prompt=at,
-        blocks=prompt.elsewhere_blocks + blocks,
-        new_blocks=len(heat),
-        heat=float(heat.sum()),
-        held_blocks=prompt.held_blocks,
-        elsewhere_blocks=prompt.elsewhere_blocks,
-    )
+    held, elsewhere = prompts[at].held_blocks, prompts[at].elsewhere_blocks
+    return HotPrefix(at, elsewhere + blocks, len(heat), float(heat.sum()), held, elsewhere)
 
 
 def _looked_at(prompts: Sequence[PromptHolding]) -> tuple[list[int], list[int]]:
@@ -229,8 +222,6 @@ class Warming:
 
 class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
-
-    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over")
 
     def __init__(
         self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]

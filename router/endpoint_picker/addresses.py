@@ -60,8 +60,6 @@ def addresses_of(registrations: Iterable[WorkerRegistered]) -> FleetAddresses:
 class Addresses:
     """The endpoints of the fleet's workers."""
 
-    __slots__ = ("_changes", "_fleet", "_known")
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._changes = -1

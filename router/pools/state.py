@@ -122,8 +122,6 @@ class Change(NamedTuple):
 class _PoolRouter:
     """One router of a pool."""
 
-    __slots__ = ("answered", "attained", "failures", "queue", "queue_s", "reason", "successes", "up")
-
     def __init__(self) -> None:
         self.up: bool | None = None
         """None: not probed yet."""
@@ -138,8 +136,6 @@ class _PoolRouter:
 
 class _Window:
     """Answers of a pool against one bound, until there are enough of them for a judgement."""
-
-    __slots__ = ("judged_s", "ratio", "slow", "total", "within")
 
     def __init__(self) -> None:
         self.within = self.total = 0.0
