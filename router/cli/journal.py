@@ -3,7 +3,6 @@
 import asyncio
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import click
 import msgspec
@@ -71,7 +70,6 @@ def tail(
 
 def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
     """Return the record as JSON, with its kind and its place."""
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return msgspec.json.encode(
         {
             "time": _time(entry.time_ns),
@@ -79,7 +77,7 @@ def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
             "life": entry.message.life,
             "seq": entry.stream_seq,
             "kind": record.__struct_config__.tag,
-            "record": fields,
+            "record": msgspec.structs.asdict(record),
         }
     )
 
@@ -112,8 +110,8 @@ def _text(record: JournalRecord) -> str:
 
 
 def _words(struct: msgspec.Struct, left_out: tuple[str, ...]) -> str:
-    fields: dict[str, Any] = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in left_out}
-    return " ".join(f"{name}={value}" for name, value in fields.items() if value not in ("", None, ()))
+    fields = msgspec.structs.asdict(struct).items()
+    return " ".join(f"{name}={value}" for name, value in fields if name not in left_out and value not in ("", None, ()))
 
 
 def _time(time_ns: int) -> str:

@@ -84,12 +84,9 @@ def replay(
 
 def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mode]) -> dict[str, Policy]:
     """Return the policies to compare, by name: the named one, if any, and one for each value of the sweep."""
-    policies = {name: base} if name and sweep is None else {}
     if sweep is None:
-        return policies
-    for swept_name, fields in swept(sweep).items():
-        policies[swept_name] = swapped(base, fields, modes, replace_all=False)
-    return policies
+        return {name: base} if name else {}
+    return {each: swapped(base, fields, modes, replace_all=False) for each, fields in swept(sweep).items()}
 
 
 def _silent(_: str) -> None:
