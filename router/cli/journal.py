@@ -15,7 +15,7 @@ from kv_runtime.process import PrintedLines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
-from router.journal.log import JournalEntry, JournalMessages, follow_journal
+from router.journal.log import JournalEntry, JournalMessages
 
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
@@ -61,7 +61,9 @@ def tail(
         state = await log.stream_state(subjects.JOURNAL_STREAM)
         after_seq = 0 if from_start else state.last_seq
         messages = JournalMessages(show)
-        await follow_journal(log, router_name, messages, after_seq=after_seq, created=state.created)
+        subject = subjects.journal(router_name) if router_name else subjects.JOURNAL_ALL
+        stream, created = subjects.JOURNAL_STREAM, state.created
+        await log.follow(stream, subject, messages.on_message, after_seq=after_seq, created=created)
         await until(stop, done.wait())
         messages.log_refused()
 

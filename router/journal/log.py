@@ -29,7 +29,7 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import CheckpointBegan, JournalBegan, JournalMessage, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection, Section
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading, StreamSpec
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
@@ -90,17 +90,6 @@ class JournalMessages:
         """Log how many messages were refused, if not all of them were logged."""
         if self._refused > 1:
             _log.warning("journal_messages_refused", messages=self._refused)
-
-
-async def follow_journal(
-    log: EventLog, router: str, messages: JournalMessages, *, after_seq: int = 0, created: str = ""
-) -> Reading:
-    """Pass all messages after `after_seq`, and new ones, to `messages`; of all routers if `router` is empty.
-
-    Raises `BrokerUnavailable`, also if there is no journal.
-    """
-    subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
-    return await log.follow(subjects.JOURNAL_STREAM, subject, messages.on_message, after_seq=after_seq, created=created)
 
 
 async def read_journal(
