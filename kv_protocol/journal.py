@@ -15,7 +15,7 @@ message is bounded, also with a prompt of megabytes.
 
 A checkpoint has all inputs of decisions, so that replay can start there: `CheckpointBegan`, a `RankStanding` of each
 rank of the fleet that the index reported, `CheckpointPart`s, `CheckpointEnded`, with no other record between them. The
-tables are those of `router/journal/checkpoint.py` and of the core (`router/native/core.cpp`), in the writer's version.
+tables are those of `router/journal/encoder.py` and of the core (`router/native/core.cpp`), in the writer's version.
 A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 
@@ -203,7 +203,7 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     """The trust in a rank changed, and what shows it. For readers: no decision depends on the record.
 
     `reason` is that of the new state, `was_reason` that of the former one. Where requests show it
-    (`router/fleet/calibration.py`), of the rank's last `requests` so many were `overpredicted` and `underpredicted`;
+    (`router/fleet/trust.py`), of the rank's last `requests` so many were `overpredicted` and `underpredicted`;
     `newest_decision` is the last of them.
     """
 

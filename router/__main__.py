@@ -1,6 +1,7 @@
 """`router`: the commands. Each is imported when it is called: `router --help` loads none of them."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,6 +32,12 @@ _TEXTS_OF_EXTRAS = {
 
 
 _OPTIONS = "options: kv-events, replay-endpoint, engine, id"
+_SETTINGS = {
+    "mode": "policy.mode", "processes": "data.processes", "port": "data.port", "reuse_port": "data.reuse_port",
+    "control_port": "control.port", "nats_url": "nats.url", "text": "tokens.text", "keep_text": "control.keep_text",
+    "state": "state.dir",
+}  # fmt: skip
+"""The settings of flags that have another name."""
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
@@ -69,20 +76,11 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
 @click.pass_context
 def main(
     context: click.Context,
+    /,
     file: Path | None,
     assignments: tuple[str, ...],
     print_config: bool,
-    workers: tuple[str, ...],
-    workers_from: str | None,
-    mode: str | None,
-    processes: int | None,
-    port: int | None,
-    reuse_port: bool | None,
-    control_port: int | None,
-    nats_url: str | None,
-    text: str | None,
-    keep_text: bool | None,
-    state: str | None,
+    **flags: Any,  # noqa: ANN401 - see the flags
 ) -> None:
     """Route each request to the worker that holds most of its prefix. Without a command: serve."""
     if (command := context.invoked_subcommand) is not None:
@@ -92,20 +90,8 @@ def main(
         return
     from router.cli.serve import run
 
-    flags = {
-        "workers": workers or None,
-        "workers_from": workers_from,
-        "policy.mode": mode,
-        "data.processes": processes,
-        "data.port": port,
-        "data.reuse_port": reuse_port,
-        "control.port": control_port,
-        "nats.url": nats_url,
-        "tokens.text": text,
-        "control.keep_text": keep_text,
-        "state.dir": state,
-    }
-    run(flags, file=file, assignments=assignments, print_config=print_config)
+    wanted = {_SETTINGS.get(name, name): None if value == () else value for name, value in flags.items()}
+    run(wanted, file=file, assignments=assignments, print_config=print_config)
 
 
 for _name, _text in _TEXTS.items():

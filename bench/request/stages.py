@@ -73,7 +73,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "router.feeds.feeds",
         "router.feeds.watch",
         "router.http.timeout_sweeper",
-        "router.admin.control_plane",
+        "router.control_plane",
         "router.drain",
         "indexer.service",
         "kv_runtime.supervise",
@@ -84,7 +84,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 """The packages, modules, classes and functions (`module:Class.function`) that begin a stage."""
 
 OF_CALLERS = (
-    "router.names",
     "router.fleet",
     "router.live",
     "router.planner",

@@ -8,8 +8,7 @@ from kv_protocol.journal import JournalRecord, LedgerApplied
 from kv_protocol.ledger import FirstToken, Renewed
 from router.decision.routing import Lease, Routing
 from router.decision.verdict import Verdict
-from router.journal.checkpoint import JournalCheckpoint
-from router.journal.encoder import JournalEncoder
+from router.journal.encoder import JournalCheckpoint, JournalEncoder
 
 Told = JournalRecord | Verdict
 """What was applied: a record, or a decision that was carried out."""

@@ -26,7 +26,7 @@ from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped
-from router.journal.reader import read_journal
+from router.journal.log import read_journal
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
 REQUESTS = 2000

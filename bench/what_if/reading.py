@@ -9,10 +9,9 @@ from kv_protocol.journal import JournalRecord
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.policy_swap import swapped
-from router.journal.reader import JournalEntry
+from router.journal.log import JournalEntry
 from router.journal.replay import Continuity, Redecided, Replay
-from router.shadows.comparison import of_verdicts
-from router.shadows.tally import Tally
+from router.shadows.comparison import Tally, of_verdicts
 
 
 class JournalOfOne:

@@ -28,7 +28,7 @@ from kv_runtime.process import print_json, print_lines, run_process
 from router.cli.options import NothingRead, check_token, checked_urls, with_settings
 from router.config import RouterSettings
 from router.doctor.pages import HttpAsker, Reply
-from router.shadows.tally import SeriesMean, ShadowReport, Tally
+from router.shadows.comparison import SeriesMean, ShadowReport, Tally
 
 PLAYED = 4
 CANDIDATES: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ _NUMBERS = {"behind": (0, U64_MASK), "offset": (0, OFFSET_MAX), "limit": (1, LIM
 class BadParameter(BadRequest):
     """A parameter of a request is not what it may be."""
 
-    def __init__(self, field: str, found: str, allowed: str) -> None:
+    def __init__(self, field: str, found: object, allowed: str) -> None:
         super().__init__(field, f"{field}: found {as_json(found)}, allowed {allowed}")
 
 

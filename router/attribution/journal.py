@@ -26,7 +26,7 @@ from kv_protocol.events import Removed, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalMessage, OutcomeKnown
 from kv_protocol.subjects import rank_of
-from router.attribution.contents import AttributionLimits
+from router.attribution.report import AttributionLimits
 from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 
@@ -101,17 +101,13 @@ class Evictions(Generic[Placement]):
         self._count += 1
         if self._count >= self._placed_max:
             seconds = sorted(each.second for placed in self._placed.values() for each in placed)
-            self._settle(seconds[len(seconds) // 2])
+            self.settle(seconds[len(seconds) // 2])
         if self._count >= self._placed_max:  # all came within some seconds
             self._placed.clear()
             self._count = 0
 
-    def settle(self) -> None:
-        """Charge all removals that are not charged yet."""
-        self._settle(None)
-
-    def _settle(self, until: int | None) -> None:
-        """Charge the removals up to a second, and forget the placements that no later one can be charged to."""
+    def settle(self, until: int | None = None) -> None:
+        """Charge the removals up to a second, None: all; forget the placements that no later one can be charged to."""
         for rank, placed in self._placed.items():
             placed.sort(key=_second)
             removals = self._unsettled.get(rank)

@@ -5,7 +5,7 @@ row and comes back begins at 0 again, as a counter does after a restart. Process
 they show, so each has series of its own by name: a sum over those that show a name would fall when one no longer does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -15,8 +15,8 @@ from pydantic import Field
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import Section
 from kv_runtime.http.answers import json_response
-from kv_runtime.telemetry import Family, Sample, counter
-from router.attribution.contents import (
+from kv_runtime.telemetry import Family, Sample, by_name, counter
+from router.attribution.report import (
     DIMENSIONS,
     AttributionLimits,
     Figures,
@@ -58,11 +58,7 @@ class Savings:
     """Has a core sum up what its decisions save, and serves that as report and metrics."""
 
     def __init__(
-        self,
-        settings: ReportSection,
-        core: built.Core,
-        clock: Clock,
-        limits: AttributionLimits | None = None,
+        self, settings: ReportSection, core: built.Core, clock: Clock, limits: AttributionLimits | None = None
     ) -> None:
         """`limits`: others than those of the settings."""
         self._settings, self._clock = settings, clock
@@ -93,59 +89,28 @@ def savings_families(found: built.Attribution, process: str = "") -> Iterator[Fa
     for dimension in DIMENSIONS:
         named += [((dimension, row.name, process), row) for row in top_rows(found, dimension).rows[:SHOWN_MAX]]
 
-    def samples(field: str) -> list[Sample]:
-        return [(at, float(getattr(sums, field))) for at, sums in named]
-
     labels = ("by", "name", "process")
-    yield counter(
-        "savings_requests", "Requests that were answered, of those with an encoded prompt", labels, samples("requests")
-    )
-    yield counter("savings_prompt_tokens", "Tokens of their prompts", labels, samples("prompt_tokens"))
-    yield counter(
-        "savings_reused_tokens",
-        "Prompt tokens that a cache provided: as the worker reported, or as predicted if it did not",
-        (*labels, "known"),
-        _in_two(named, "reused_tokens", "reported_tokens", ("reported", "predicted")),
-    )
-    yield counter(
-        "savings_baseline_tokens",
-        "Prompt tokens that a candidate drawn evenly would have reused",
-        labels,
-        samples("baseline_tokens"),
-    )
-    yield counter(
-        "savings_foregone_tokens",
-        "Prompt tokens that another candidate was expected to hold, and the chosen one was not",
-        labels,
-        samples("foregone_tokens"),
-    )
-    yield counter(
-        "savings_prefill_seconds",
-        "Prefill time that the reused tokens saved, by the rank's learnt rate or the reference engine's",
-        (*labels, "rate"),
-        _in_two(named, "saved_s", "learnt_s", ("learnt", "reference")),
-    )
-    yield counter(
-        "savings_baseline_prefill_seconds",
-        "Prefill time that a candidate drawn evenly would have saved",
-        labels,
-        samples("baseline_s"),
-    )
-    reasons = [((reason,), float(count)) for reason, count in not_counted(found).items() if reason != "pending"]
-    yield counter(
-        "savings_not_counted",
-        "Decisions that are in none of these sums, by reason; another may have answered the request",
-        ("reason",),
-        reasons,
-    )
-
-
-def _in_two(
-    named: Sequence[tuple[tuple[str, ...], Figures]], whole: str, part: str, values: tuple[str, str]
-) -> list[Sample]:
-    """Return two samples a name: the part of the whole, and the rest of it."""
-    found = list[Sample]()
-    for at, sums in named:
-        of_part = float(getattr(sums, part))
-        found += [((*at, values[0]), of_part), ((*at, values[1]), float(getattr(sums, whole)) - of_part)]
-    return found
+    for name, meaning, field in (
+        ("requests", "Requests that were answered, of those with an encoded prompt", "requests"),
+        ("prompt_tokens", "Tokens of their prompts", "prompt_tokens"),
+        ("baseline_tokens", "Prompt tokens that a candidate drawn evenly would have reused", "baseline_tokens"),
+        ("foregone_tokens", "Prompt tokens that another candidate was expected to hold, and the chosen one was not",
+         "foregone_tokens"),
+        ("baseline_prefill_seconds", "Prefill time that a candidate drawn evenly would have saved", "baseline_s"),
+    ):  # fmt: skip
+        yield counter(f"savings_{name}", meaning, labels, [(at, getattr(sums, field)) for at, sums in named])
+    for name, meaning, label, whole, part, (of_it, rest) in (
+        ("reused_tokens", "Prompt tokens that a cache provided: as the worker reported, or as predicted if it did not",
+         "known", "reused_tokens", "reported_tokens", ("reported", "predicted")),
+        ("prefill_seconds",
+         "Prefill time that the reused tokens saved, by the rank's learnt rate or the reference engine's",
+         "rate", "saved_s", "learnt_s", ("learnt", "reference")),
+    ):  # fmt: skip
+        rows = list[Sample]()
+        for at, sums in named:
+            of_part = getattr(sums, part)
+            rows += [((*at, of_it), of_part), ((*at, rest), getattr(sums, whole) - of_part)]
+        yield counter(f"savings_{name}", meaning, (*labels, label), rows)
+    meaning = "Decisions that are in none of these sums, by reason; another may have answered the request"
+    counts = {reason: count for reason, count in not_counted(found).items() if reason != "pending"}
+    yield counter("savings_not_counted", meaning, ("reason",), by_name((), counts))

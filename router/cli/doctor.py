@@ -20,9 +20,8 @@ from kv_runtime.process import Stopped, print_json, print_lines, run_to_end
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import check_token, checked_urls, plane_url
 from router.config import RouterSettings
-from router.doctor.catalogue import CATALOGUE, SEVERITIES, Finding, severity
 from router.doctor.checks import examine, exit_code
-from router.doctor.facts import FleetFacts
+from router.doctor.facts import CATALOGUE, SEVERITIES, Finding, FleetFacts, severity
 from router.doctor.survey import CannotLook, SurveyScope, look
 
 NOT_LOOKED = 3
@@ -38,16 +37,10 @@ class _FlagRefused(click.UsageError):
 class _Doctor(click.Command):
     """A command that ends with `NOT_LOOKED` for an invalid flag, because that is not a finding."""
 
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,  # noqa: ANN401
-    ) -> click.Context:
-        """Return the context that the flags make; raise `_FlagRefused`."""
+    def make_context(self, *given: Any, **more: Any) -> click.Context:  # noqa: ANN401 - as of click
+        """Return the context that the flags make."""
         try:
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(*given, **more)
         except click.UsageError as error:
             raise _FlagRefused(error.format_message(), error.ctx) from error
 

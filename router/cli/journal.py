@@ -3,7 +3,6 @@
 import asyncio
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import click
 import msgspec
@@ -16,7 +15,7 @@ from kv_runtime.process import PrintedLines
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
-from router.journal.reader import JournalEntry, JournalMessages, follow_journal
+from router.journal.log import JournalEntry, JournalMessages
 
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
@@ -62,7 +61,9 @@ def tail(
         state = await log.stream_state(subjects.JOURNAL_STREAM)
         after_seq = 0 if from_start else state.last_seq
         messages = JournalMessages(show)
-        await follow_journal(log, router_name, messages, after_seq=after_seq, created=state.created)
+        subject = subjects.journal(router_name) if router_name else subjects.JOURNAL_ALL
+        stream, created = subjects.JOURNAL_STREAM, state.created
+        await log.follow(stream, subject, messages.on_message, after_seq=after_seq, created=created)
         await until(stop, done.wait())
         messages.log_refused()
 
@@ -71,7 +72,6 @@ def tail(
 
 def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
     """Return the record as JSON, with its kind and its place."""
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return msgspec.json.encode(
         {
             "time": _time(entry.time_ns),
@@ -79,7 +79,7 @@ def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
             "life": entry.message.life,
             "seq": entry.stream_seq,
             "kind": record.__struct_config__.tag,
-            "record": fields,
+            "record": msgspec.structs.asdict(record),
         }
     )
 
@@ -112,8 +112,8 @@ def _text(record: JournalRecord) -> str:
 
 
 def _words(struct: msgspec.Struct, left_out: tuple[str, ...]) -> str:
-    fields: dict[str, Any] = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in left_out}
-    return " ".join(f"{name}={value}" for name, value in fields.items() if value not in ("", None, ()))
+    fields = msgspec.structs.asdict(struct).items()
+    return " ".join(f"{name}={value}" for name, value in fields if name not in left_out and value not in ("", None, ()))
 
 
 def _time(time_ns: int) -> str:

@@ -8,12 +8,14 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace as replace_part
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import without_user
@@ -22,14 +24,18 @@ from kv_runtime.process import print_lines, run_process
 from kv_runtime.supervise import run_parts
 from kv_runtime.telemetry import configure_logs
 from router.cli.options import NOT_DONE
-from router.cli.serve import EXPECTED, opened
+from router.cli.serve import EXPECTED, OpenedRouter, opened
 from router.config import RouterSettings
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress, is_url, read_config
-from router.pools.process import PoolsProcess, open_own_routers, parts_after_ours
+from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
-from router.pools.service import Identity
+from router.pools.served import Identity
 
 _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
+_ACCEPT_PARAMS = "disaggregation.accept_params"
+"""Setting without which a router refuses requests of one phase."""
+_OWN_STAGES = 2
+"""Stages of the process itself: routers in it stop after it."""
 _MILLISECONDS = click.FloatRange(0, 3.6e6)
 _log = structlog.get_logger("pools")
 
@@ -62,10 +68,7 @@ def _target_options(target: str) -> Callable[[Callable[..., None]], Callable[...
 )
 @click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools")
 @click.option(
-    "--component-name",
-    default="global_router",
-    envvar=f"{_ENVIRONMENT}COMPONENT_NAME",
-    help="shown in /v1/pools",
+    "--component-name", default="global_router", envvar=f"{_ENVIRONMENT}COMPONENT_NAME", help="shown in /v1/pools"
 )
 @_target_options("ttft")
 @_target_options("itl")
@@ -159,13 +162,41 @@ async def _serve(
     config: PoolsConfig, identity: Identity, settings: RouterSettings, text: str, stop: asyncio.Event
 ) -> None:
     async with AsyncExitStack() as cleanup:
-        config, own_routers = await open_own_routers(config, opened, stop, cleanup)
+        config, own_routers = await _open_own_routers(config, stop, cleanup)
         process = PoolsProcess(config, identity, settings, text)
         await process.start()
         for file, router in own_routers.items():
             click.echo(f"router of {file}  {router.data_url}  {router.control_url}  {router.log_url}")
         click.echo(f"pools on       {url_of(settings.data.host, process.data.port)}  ({config.mode})")
         click.echo(f"control plane  {url_of(settings.control.host, process.control.port)}")
-        own = [part for file, router in own_routers.items() for part in parts_after_ours(file, router)]
+        own = [
+            replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES)
+            for file, router in own_routers.items()
+            for part in router.parts
+        ]
         drain_s = process.drain_s + max((router.drain_s for router in own_routers.values()), default=0.0)
         await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)
+
+
+async def _open_own_routers(
+    config: PoolsConfig, stop: asyncio.Event, cleanup: AsyncExitStack
+) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
+    """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
+
+    Routers of a disagg configuration accept requests of one phase.
+
+    Raises:
+        ConfigurationError: a file is invalid. Also what `opened` raises.
+    """
+    found: dict[str, OpenedRouter] = {}
+    pools = dict(config.pools)
+    flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
+    for name, pool in config.pools.items():
+        if not pool.config:
+            continue
+        if pool.config not in found:
+            settings = load_settings(RouterSettings, file=Path(pool.config), flags=flags)
+            found[pool.config] = await opened(settings, stop, cleanup)
+        router = found[pool.config]
+        pools[name] = replace(pool, routers=(RouterAddress(router.data_url, router.control_url),))
+    return replace(config, pools=pools), found

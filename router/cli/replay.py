@@ -18,7 +18,7 @@ from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
 from router.decision.policy_swap import swapped
-from router.journal.reader import JournalEntry, read_journal
+from router.journal.log import JournalEntry, read_journal
 from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay
 from router.journal.what_if import BLOCKS, DRAWS, SEED, WhatIf, what_if_lines
 
@@ -84,12 +84,9 @@ def replay(
 
 def _policies(base: Policy, name: str, sweep: str | None, modes: Mapping[str, Mode]) -> dict[str, Policy]:
     """Return the policies to compare, by name: the named one, if any, and one for each value of the sweep."""
-    policies = {name: base} if name and sweep is None else {}
     if sweep is None:
-        return policies
-    for swept_name, fields in swept(sweep).items():
-        policies[swept_name] = swapped(base, fields, modes, replace_all=False)
-    return policies
+        return {name: base} if name else {}
+    return {each: swapped(base, fields, modes, replace_all=False) for each, fields in swept(sweep).items()}
 
 
 def _silent(_: str) -> None:
@@ -178,7 +175,11 @@ class _Replays:
         """Return the summary lines."""
         lines = [
             f"journals       {', '.join(sorted(self.routers))}",
-            *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
+            *(
+                f"nowhere exact  {name}: {one.skipped} records, and no start"
+                for name, one in sorted(self.routers.items())
+                if not one.has_started
+            ),
             f"equal          {self._equal} decisions, bit for bit",
             f"different      {self.different}",
             _explained("not exact", self._inexact, ": records are missing before them, so nothing is said of them"),
@@ -206,9 +207,6 @@ class _Replays:
             "policies": [] if found is None else found.figures(),
             "bootstrap": {"blocks_max": BLOCKS, "draws": DRAWS, "seed": SEED},
         }
-
-    def _without_start(self) -> list[tuple[str, "_OneReplay"]]:
-        return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]
 
 
 def _explained(what: str, count: int, words: str) -> str:

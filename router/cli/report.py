@@ -12,14 +12,12 @@ from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.process import print_json, print_lines
-from router.attribution.contents import DIMENSIONS, Dimension, SavingsReport, report_of
 from router.attribution.journal import JournalSavings, Removals, count_removals
+from router.attribution.report import DIMENSIONS, Dimension, SavingsReport, report_of, report_page, report_text
 from router.attribution.service import iso
-from router.attribution.text import report_page, report_text
 from router.cli.options import NothingRead, asked, journal_option, moment, require_log, run_on_log, with_source
 from router.config import RouterSettings
-from router.journal.reader import JournalEntry, read_journal, read_to_end
-from router.journal.writer import CHECKPOINT_S
+from router.journal.log import CHECKPOINT_S, JournalEntry, read_journal, read_to_end
 
 _NS_PER_S = 1_000_000_000
 _CHECKPOINTS_BEFORE = 2

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import uuid
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -23,10 +24,11 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import events_of, opened_tracing
-from router.admin.control_plane import ControlPlane
-from router.attribution.contents import total
+from router.attached_workers import AttachedWorkers, attached_families
+from router.attribution.report import total
 from router.attribution.service import Savings, savings_families
 from router.config import RouterSettings
+from router.control_plane import ControlPlane
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
@@ -35,29 +37,22 @@ from router.decision.state import RouterState
 from router.decision.state_settings import LEASE_S, StateSettings
 from router.drain.handover import Handover
 from router.drain.warming import Warming
-from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.feeds.event_origins import EventOrigins
-from router.feeds.feeds import RouterFeeds
-from router.feeds.rates_store import RatesStore
-from router.feeds.watch import FleetWatch
+from router.feeds.feeds import RatesStore, RouterFeeds
+from router.feeds.watch import EventOrigins, FleetWatch
 from router.fleet.registry import TextDigests
 from router.http.plane import HttpPlane
-from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
-from router.live.routes import event_log_routes, live_routes
+from router.journal.log import JournalWriter, ensure_journal, journal_families, router_name
+from router.live.routes import Gauges, Trends, event_log_routes, live_routes
 from router.live.service import Live, live_families
-from router.live.trends import Gauges, Trends
-from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
-from router.metrics.sockets import http_families
 from router.metrics.state import (
-    build_families,
-    policy_families,
-    queue_families,
-    rate_families,
+    PickerStatistics,
+    http_families,
+    picker_families,
+    prompt_families,
+    rank_families,
     state_families,
-    trust_families,
 )
-from router.names import Names
 from router.planner.service import Planner, planner_families
 from router.processes.metrics import ProcessState, process_families
 from router.prompt.chains import RecentPrompts
@@ -71,7 +66,6 @@ from router.request.replies import Replies
 from router.request.serving import Serving
 from router.request.tracer import Tracer
 from router.shadows.service import Shadows, shadow_families
-from router.workers.service import AttachedWorkers, attached_families
 
 if TYPE_CHECKING:
     from router.endpoint_picker.service import EndpointPicker
@@ -115,8 +109,7 @@ class RouterParts:
         `directory` is where the text was loaded from.
         """
         self._settings, self._log, self._place, self._nats_server = settings, log, place, nats_server
-        self._clock, self._registry = SystemClock(), new_registry()
-        self._is_shown = False
+        self._clock, self._registry, self._is_shown = SystemClock(), new_registry(), False
         instance = uuid.uuid4().hex
         name = router_name(settings.journal, instance)
         of_requests = settings.tracing
@@ -126,16 +119,15 @@ class RouterParts:
         if place is not None:
             policies.begin_with(place.policy)
         self._index = EmbeddedIndex(
-            settings.index,
-            log,
-            self._clock,
-            settings.nats,
-            logs_announced=False,
-            tracing=events_of(self._tracing),
+            settings.index, log, self._clock, settings.nats, logs_announced=False, tracing=events_of(self._tracing)
         )
         folds = state_settings(settings, text)
         state = RouterState(folds, policies.modes)
-        self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
+        self._journal = None
+        if settings.journal.enabled:
+            self._journal = JournalWriter(
+                log, self._clock, settings.journal, router=name, made_of=folds, state=state, kv_seq=self._index.log_seq
+            )
         self._savings = Savings(settings.report, state.core, self._clock)
         self._routing = self._router(state, policies.initial)
         self._replicas = Replicas(self._routing, log, name) if settings.ledger.replicas else None
@@ -154,32 +146,34 @@ class RouterParts:
         serving = self._serving_of(text, instance, tuple(policies.modes))
         self._bodies = serving.bodies
         arrived, bounds_s = serving.metrics.arrived, serving.metrics.ttft_bounds_s
-        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), self._gauges, bounds_s)
+
+        def gauges() -> Gauges:
+            in_flight = sum(load.active_requests for load in state.loads().values())
+            return Gauges(in_flight, self._index.event_lag_s())
+
+        self._trends = Trends(self._clock, arrived, lambda: total(self._savings.attribution), gauges, bounds_s)
         replies = endpoints(serving, passed_paths=settings.data.passed_paths)
-        self.data = self._data_plane(replies)
+        data, credentials = settings.data, settings.data.credentials(self._clock)
+        self.data = HttpPlane(replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=credentials)
         self.picker = self._picker_of(serving, replies) if settings.picker.enabled else None
         self._handover = Handover(
             serving, self._recent, Warming(serving, self.data.upstreams), settings.handover.tokens
         )
         self._policies = policies
-        self._live = self._watching()
+        queued = None if place else lambda: len(self._admission.queue)
+        self._live = Live(self._routing, self._index, self._clock, queued=queued)
         self._workers = None
         if place is None:
             self._workers = AttachedWorkers(settings, log, self._clock, {directory: text}, self._on_attached)
         self.control = self._control_of(gate)
         self._project()
 
-    def _data_plane(self, replies: Replies) -> HttpPlane:
-        data = self._settings.data
-        return HttpPlane(
-            replies, data.limits(), posts=replies.posts, sites=data.sites(), credentials=data.credentials(self._clock)
-        )
-
     def _serving_of(self, text: Text, instance: str, modes: tuple[str, ...]) -> Serving:
         settings, place, tracing = self._settings, self._place, self._tracing
         metrics = RequestMetrics(self._registry, self._routing, modes)
         self._prompts = ModelPrompts(text, settings.tokens.limits(), hashed=metrics.hashed)
         secret = os.urandom(SECRET_BYTES) if place is None else place.secret
+        new_id = map((instance[:16] + "%016x").__mod__, count(1)).__next__  # a unique name of 32 hex digits
         token = settings.data.worker_token.get_secret_value()
         self._parity = EngineParity(self._routing.state.fleet, self._prompts, text, self._clock, token)
         return Serving(
@@ -189,7 +183,7 @@ class RouterParts:
             metrics,
             TenantNames(settings.queue.fair_share_by, secret),
             settings,
-            Names(instance).new,
+            new_id,
             self._recent,
             kept=self._kept,
             chat_sent=self._parity.chat_sent,
@@ -216,34 +210,11 @@ class RouterParts:
         )
         return settings.control.server(control.app(self._registry, token=settings.control.token.get_secret_value()))
 
-    def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
-        return JournalWriter(
-            self._log,
-            self._clock,
-            self._settings.journal,
-            router=name,
-            made_of=folds,
-            state=state,
-            kv_seq=self._index.log_seq,
-        )
-
-    def _watching(self) -> Live:
-        return Live(
-            self._routing,
-            self._index,
-            self._clock,
-            queued=None if self._place else lambda: len(self._admission.queue),
-        )
-
     def _watched_routes(self) -> list[web.RouteDef]:
         journal = None if self._place else self._journal
         live = live_routes(self._live, self._clock)
         shown = [*self._planner.routes(), *self._savings.routes(), *self._trends.routes()]
         return [*live, *shown, *event_log_routes(self._index, journal)]
-
-    def _gauges(self) -> Gauges:
-        in_flight = sum(load.active_requests for load in self._routing.state.loads().values())
-        return Gauges(in_flight, self._index.event_lag_s())
 
     def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
@@ -273,12 +244,8 @@ class RouterParts:
     def _project(self) -> None:
         process = "" if self._place is None else f"serving-{self._place.number}"
         families = [
-            build_families,
-            lambda: state_families(self._routing.state, self._feeds),
-            lambda: trust_families(self._routing),
-            lambda: policy_families(self._routing),
-            lambda: rate_families(self._routing.state),
-            lambda: queue_families(self._admission.queue),
+            lambda: state_families(self._routing.state, self._feeds, self._admission.queue),
+            lambda: rank_families(self._routing),
             lambda: http_families(self.data),
             lambda: prompt_families(self._prompts),
             self._parity.families,

@@ -1,16 +1,213 @@
 """`router top`: a running fleet on one screen, over a router's control plane.
 
+Answers are validated: what has another form is refused. Fields that are not shown are ignored. The formats are those of
+`router/control_plane.py` and of `/metrics`.
+
 exit code   0 the screen was printed     2 not: a wrong flag, no answer, or stopped
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import click
+import msgspec
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_lines
 from router.cli.options import ControlPages, NothingRead, asked, with_source
-from router.cli.screen import DECISIONS, Decisions, Labels, Metrics, Snapshot, Workers, screen
 from router.config import RouterSettings
+from router.decision.report import Outcome
+from router.doctor.pages import WorkerRow, Workers
 from router.processes.metrics import parsed
+
+DECISIONS = 100
+"""How many of the newest decisions are asked for: of these are latencies and hit rates."""
+_WORKERS_HEAD = "WORKER         ROLE       STATE    TRUST     REQ QTOKENS BLOCKS HIT% PREFx  DECx"
+_DECISIONS_HEAD = "   AGE DECISION     WORKER           TOKENS  HELD   MARGIN     TTFT OUTCOME"
+_WORST_FIRST = ("FALLBACK", "DEGRADED", "EXACT")
+_LAST = 4
+"""Decisions on the screen."""
+_SHADOWED, _SHADOWS_MAX = "kvrouter_shadow_decisions_total", 3
+"""Shadow policies in the head: the first of them."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One of `/v1/decisions`."""
+
+    age_s: float
+    decision_id: str
+    worker_id: str
+    dp_rank: int
+    isl_tokens: int
+    overlap_blocks: int
+    margin: float | None = None
+    cost_unit: str = "blocks"
+    outcome: Outcome | None = None
+
+    def reused_tokens(self, block_size: int) -> int:
+        """Return how much of the prompt was reused, or held if the worker did not say."""
+        if self.outcome is not None and self.outcome.cached_tokens is not None:
+            return self.outcome.cached_tokens
+        return min(self.overlap_blocks * block_size, self.isl_tokens)
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """`/v1/decisions`."""
+
+    decisions: list[Decision]
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Metrics(NamedTuple):
+    """Samples of `/metrics` by name, each with its labels, in order of their names."""
+
+    samples: Mapping[str, Mapping[Labels, float]] = {}
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples with these labels, among others; 0 without any."""
+        wanted = labels.items()
+        return sum(
+            value for at, value in self.samples.get(f"kvrouter_{name}", {}).items() if wanted <= dict(at).items()
+        )
+
+    def of(self, name: str, **labels: str) -> float | None:
+        """Return the mean of the samples with these labels, among others; None without any."""
+        found = self.samples.get(f"kvrouter_{name}", {}).items()
+        values = [value for at, value in found if labels.items() <= dict(at).items()]
+        return sum(values) / len(values) if values else None
+
+
+class Snapshot(NamedTuple):
+    """What is known of the fleet; `before` are the metrics `passed_s` seconds before, None: none are known."""
+
+    url: str
+    workers: tuple[WorkerRow, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    metrics: Metrics = Metrics()
+    before: Metrics | None = None
+    passed_s: float = 0.0
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        """Return by how much a counter grew a second; None if unknown. A restarted router begins anew."""
+        if self.before is None or self.passed_s <= 0:
+            return None
+        return max(0.0, self.metrics.total(name, **labels) - self.before.total(name, **labels)) / self.passed_s
+
+    def hit_ratio(self, worker_id: str) -> float | None:
+        """Return the share of prompt tokens that the worker reused, of the newest decisions; None without any.
+
+        Where a worker did not say how many it reused, those count that it held when it was chosen.
+        """
+        block_size = next((each.registration.block_size for each in self.workers if each.worker_id == worker_id), 0)
+        found = [each for each in self.decisions if each.worker_id == worker_id]
+        tokens = sum(each.isl_tokens for each in found)
+        return sum(each.reused_tokens(block_size) for each in found) / tokens if tokens else None
+
+    def ttft_s(self, quantile: float) -> float | None:
+        """Return a quantile of the newest decisions' times to the first token; None if none is known."""
+        found = sorted(
+            each.outcome.ttft_s
+            for each in self.decisions
+            if each.outcome is not None and each.outcome.ttft_s is not None
+        )
+        return found[min(len(found) - 1, int(quantile * len(found)))] if found else None
+
+
+def screen(snapshot: Snapshot) -> list[str]:
+    """Return the fleet's figures, all workers and the last decisions."""
+    rows = [_worker_text(snapshot, each) for each in snapshot.workers]
+    last = [_decision_text(each) for each in snapshot.decisions[:_LAST]]
+    texts = [*_head(snapshot), _WORKERS_HEAD, *rows, "", _DECISIONS_HEAD, *last]
+    return [text.rstrip() for text in texts]
+
+
+def _tail(name: str, width: int) -> str:
+    """Return the name, or its end if it is longer: ids of one fleet begin alike."""
+    return name if len(name) <= width else f"~{name[1 - width :]}"
+
+
+def _head(snapshot: Snapshot) -> list[str]:
+    metrics = snapshot.metrics
+    lines = [
+        f"router top  {snapshot.url}",
+        (
+            f"requests {_rate(snapshot.rate('requests_total'))}  in flight {metrics.total('inflight_requests'):.0f}"
+            f"  queued {metrics.total('queued_requests'):.0f}"
+            f"  failed {_rate(snapshot.rate('requests_total', outcome='failed'))}"
+        ),
+        (
+            f"TTFT p50 {_seconds(snapshot.ttft_s(0.5))}  p90 {_seconds(snapshot.ttft_s(0.9))}"
+            f"  of the newest {len(snapshot.decisions)}"
+        ),
+    ]
+    advised = metrics.samples.get("kvrouter_planner_advised_workers", {})
+    for labels, count in list(advised.items())[:1]:
+        of = dict(labels)
+        more = f" (and {len(advised) - 1} more groups)" if len(advised) > 1 else ""
+        name = f"{of.get('model', '')[:30]} {of.get('role', '')}"
+        there = metrics.total("planner_workers", **of)
+        lines.append(f"advised workers {name}: {count:.0f}, there are {there:.0f}{more}")
+    shadows = dict.fromkeys(dict(labels).get("shadow", "") for labels in metrics.samples.get(_SHADOWED, {}))
+    return lines + [_shadow_text(metrics, name) for name in list(shadows)[:_SHADOWS_MAX]]
+
+
+def _shadow_text(metrics: Metrics, name: str) -> str:
+    differ = metrics.total("shadow_decisions_total", shadow=name, verdict="differ")
+    count = differ + metrics.total("shadow_decisions_total", shadow=name, verdict="agree")
+    live, own = (
+        metrics.total("shadow_predicted_ttft_seconds_sum", shadow=name, choice=choice) for choice in ("live", "shadow")
+    )
+    known = metrics.total("shadow_predicted_ttft_seconds_count", shadow=name, choice="live")
+    ttft = f", predicted TTFT {1e3 * (own - live) / known:+.1f}ms" if known else ""
+    return f"shadow {_tail(name, 14)}: {differ / max(1.0, count):.0%} of {count:.0f} decisions differ{ttft}"
+
+
+def _worker_text(snapshot: Snapshot, worker: WorkerRow) -> str:
+    metrics, name = snapshot.metrics, worker.worker_id
+    trusts = {rank.trust for rank in worker.ranks}
+    trust = next((each for each in _WORST_FIRST if each in trusts), "?")
+    state = "draining" if worker.draining else "unfit" if worker.unfit else "fit"
+    return (
+        f"{_tail(name, 14):14} {worker.registration.role[:10]:10} {state:8} {trust:8}"
+        f" {metrics.total('ledger_active_requests', worker=name):4.0f}"
+        f" {metrics.total('ledger_prefill_tokens_queued', worker=name):7.0f}"
+        f" {metrics.total('ledger_active_blocks', worker=name):6.0f}"
+        f" {_percent(snapshot.hit_ratio(name)):>4}"
+        f" {_factor(metrics, name, 'prefill'):>5}"
+        f" {_factor(metrics, name, 'decode'):>5}"
+    )
+
+
+def _decision_text(decision: Decision) -> str:
+    outcome = decision.outcome
+    margin = "-" if decision.margin is None else f"{decision.margin:.1f}{'ms' if decision.cost_unit == 'ms' else 'b'}"
+    return (
+        f"{decision.age_s:5.0f}s {_tail(decision.decision_id, 12):12}"
+        f" {_tail(f'{decision.worker_id}/{decision.dp_rank}', 14):14} {decision.isl_tokens:8}"
+        f" {decision.overlap_blocks:5} {margin:>8} {_seconds(outcome.ttft_s if outcome else None):>8}"
+        f" {outcome.outcome if outcome else 'running'}"
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{1e3 * seconds:.1f}ms" if seconds < 1 else f"{seconds:.2f}s"
+
+
+def _rate(per_s: float | None) -> str:
+    return "-" if per_s is None else f"{per_s:.1f}/s"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f}"
+
+
+def _factor(metrics: Metrics, worker: str, work: str) -> str:
+    factor = metrics.of("rate_factor", worker=worker, work=work)
+    return "-" if factor is None else f"{factor:.2f}"
 
 
 @click.command()

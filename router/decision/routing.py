@@ -30,8 +30,7 @@ from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
-from router.fleet.calibration import Calibration, Compared, Move
-from router.fleet.trust import EXACT, Trust, trust_of
+from router.fleet.trust import EXACT, Calibration, Compared, Move, Trust, trust_of
 from router.native import built
 
 _MOVES_MAX = 256

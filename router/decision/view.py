@@ -81,7 +81,7 @@ class View(NamedTuple):
     is_blank: bool = False
     """The index was not asked: the overlap columns are zeroes."""
     misfits: Mapping[str, Mapping[str, str]] = {}
-    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`pairs.py`)."""
+    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`Pairs`)."""
 
     @property
     def expected(self) -> Ints:

@@ -1,4 +1,11 @@
-"""What the survey observed of a fleet: its log for a while, and every HTTP address at the beginning and the end.
+"""What the doctor finds, with severity, consequence and remedy of every finding; and the facts that it is found in.
+
+error      requests fail, or are placed by what is not true
+warning    it serves, worse than it could, or something is about to go wrong
+
+`docs/reference/doctor.md` is the table `CATALOGUE`. An id never changes its meaning: alerts and scripts go by it.
+
+The facts are what a survey observed: the log for a while, and every HTTP address at the beginning and the end.
 
     the log        workers that are registered, draining or left; each head of each rank's stream with heartbeats;
                    what it keeps
@@ -9,12 +16,16 @@ Unobserved facts are absent or have a `problem`; no check takes them for healthy
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
 
 import msgspec
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 
+Severity = Literal["error", "warning"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
 WATCHED = (
     "kvrouter_index_overfull_ranks",
     "kvrouter_index_refused_ranks",
@@ -31,9 +42,145 @@ LOSSES: Mapping[str, str] = {
     "kvrouter_zmq_lost_total": "holes on hop A that no replay filled",
 }
 """Counters of an agent that grow when events are lost or late, and what they count."""
-
 Counts = Mapping[str, float]
 """Metrics by name; where one has labels, the sum, and each by `name{value,...}` of its labels in their order."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong: `id` is one of the catalogue's; `of` names the objects, the worst first."""
+
+    id: str
+    of: str
+    found: str
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """Severity, consequence and remedy of a finding."""
+
+    severity: Severity
+    why: str
+    fix: str
+
+
+_NAMES_MAX = 8
+CATALOGUE: Mapping[str, Meaning] = {
+    "fleet.empty": Meaning(
+        "error",
+        "every request is refused with 503 `no_worker`",
+        "start agents, decode workers too where others prefill, with this `--nats-url` and the same `nats.fleet_keys`",
+    ),
+    "worker.silent": Meaning(
+        "error",
+        "after five missed heartbeats routers treat it as gone, one of its ranks likewise: it gets no request",
+        "its agent's log and `/status`: does it reach this log? Start it anew, or forget it: `DELETE /v1/workers/{id}`",
+    ),
+    "worker.unhealthy": Meaning(
+        "error",
+        "its heartbeats come, so it is chosen; every request sent there fails and is tried again elsewhere",
+        "can routers reach its `base_url`? Does its engine live? The agent's log says why; start it anew, or drain it",
+    ),
+    "worker.withdrawn": Meaning(
+        "warning",
+        "its agent runs and has taken the worker out of the fleet: it gets no request until it registers again",
+        "fix what the reason names; if it was removed by hand, stop its agent or start it anew",
+    ),
+    "worker.doubled": Meaning(
+        "error",
+        "two processes have one id, one rank's stream or one address: a router credits one with the other's cache",
+        "give each its own `worker.id`, `worker.port` and `worker.advertise_host`; stop the surplus agent",
+    ),
+    "router.not_ready": Meaning(
+        "error",
+        "a balancer sends it nothing; requests that come all the same are refused, or routed by half an index",
+        "the reason: no answer, start it or correct `--router` and `--data`; an index that catches up is done soon",
+    ),
+    "router.other_fleet": Meaning(
+        "error",
+        "the router and these workers do not read the same log: it will never send them anything",
+        "the same `nats.url` for routers and agents",
+    ),
+    "index.full": Meaning(
+        "warning",
+        "prefixes that ranks hold are unknown: they are computed again",
+        "raise `index.memory_bytes_max`, or let fewer ranks share a router",
+    ),
+    "breaker.open": Meaning(
+        "warning",
+        "the rank failed, or answered 429 or 503: the other ranks do its work",
+        "the worker's log; if it goes on, drain it: `POST /v1/workers/{id}/drain`",
+    ),
+    "queue.full": Meaning(
+        "warning",
+        "beyond its bound, requests are refused with 429 or 503",
+        'add workers or routers; `docs/OPERATIONS.md`, "Requests that wait"',
+    ),
+    "parity.hashes": Meaning(
+        "error",
+        "blocks of some workers have other hashes: their events are of no use, and their ranks are FALLBACK",
+        "engines of a model with one block size, one processor, the same options (EAGLE); agents of one version",
+    ),
+    "parity.tokens": Meaning(
+        "error",
+        "router and workers make different tokens of one prompt: no prefix is found, or answers are to another prompt",
+        "the same model directory, chat template and its variables: `tokens.text` at routers, the engine's at agents",
+    ),
+    "parity.kv_events": Meaning(
+        "error",
+        "the blocks of its requests appear at another worker: predictions of both are wrong",
+        "each engine's own event address: two were swapped, or one was copied (`kv-events`, `--kv-events`)",
+    ),
+    "pair.dtype": Meaning(
+        "error",
+        "the data types of their KV caches differ, or one is unknown: these workers are in no pair, decode prefills",
+        "one `kv_cache_config.dtype` for all, or one checkpoint; `engine.kv_cache_dtype` of an attached engine",
+    ),
+    "pair.transfer": Meaning(
+        "error",
+        "prefill and decode workers cannot exchange KV, or no long prompt's: it is computed twice, or transfers stop",
+        "one transceiver backend for all; `max_tokens_in_buffer` at the longest input",
+    ),
+    "pair.alone": Meaning(
+        "warning",
+        "no partner: what it prefills is fetched by none, or it computes the prompts of the streams that it decodes",
+        "start workers of the other role, in its `worker.transfer_domain`, or give it the role aggregated",
+    ),
+    "events.none": Meaning(
+        "warning",
+        "what it holds is not known, or it keeps nothing: routing by prefix is a guess there",
+        "KV events (`--publish-kv-events`, `event_buffer_max_size`) and block reuse at the engine; or a mode by load",
+    ),
+    "events.lost": Meaning(
+        "warning",
+        "the rank has half credit until its blocks are learnt again, which cannot end while events are lost",
+        '`docs/RUNBOOKS.md`, "The agent": the row of the counter',
+    ),
+    "rank.untrusted": Meaning(
+        "warning",
+        "its overlap is the last known one at half credit (DEGRADED), or what was routed to it (FALLBACK)",
+        '`docs/RUNBOOKS.md`, "Is every rank trusted?", by the reason',
+    ),
+    "log.unreachable": Meaning(
+        "error",
+        "no worker can register and no KV event arrives; routers go on from memory, which becomes outdated",
+        "start nats-server with JetStream and a router, which makes streams; correct `--nats-url`, `nats.credentials`",
+    ),
+    "log.full": Meaning(
+        "warning",
+        "events or registrations are dropped next: a purge waits for a snapshot, or the server's disk is used up",
+        "`snapshot_failed` in routers' logs; `nats.events_max_bytes`, `nats.snapshots_bytes_max`, `max_file_store`",
+    ),
+}
+
+
+def names(every: list[str]) -> str:
+    """Join the names with commas, the first eight of many."""
+    more = f" and {len(every) - _NAMES_MAX} more" if len(every) > _NAMES_MAX else ""
+    return ", ".join(every[:_NAMES_MAX]) + more
+
+
+def severity(finding: Finding) -> Severity:
+    """Return how bad it is."""
+    return CATALOGUE[finding.id].severity
 
 
 class AddressAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +205,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     stale: str = ""
 
 
-class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSeen(msgspec.Struct, kw_only=True):
     """One registered worker, and its HTTP answers: None if it was not asked."""
 
     registration: WorkerRegistered
@@ -98,7 +245,7 @@ class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Counts = {}
 
 
-class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
+class RouterSeen(msgspec.Struct, kw_only=True):
     """One router by its control plane, at the beginning and at the end; `mode` empty: not stated."""
 
     control: AddressAnswer

@@ -8,7 +8,7 @@
 | `/health` | an agent | `reason` |
 | `/metrics` | both | what checks read, and nothing else |
 
-Source: `router/admin/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
+Source: `router/control_plane.py`, `worker_agent/api/app.py`, `docs/reference/metrics.md`. Unknown keys are
 ignored: another version may have more. Redirects are not followed, so that a token goes nowhere else.
 """
 
@@ -127,16 +127,25 @@ class _Differs(msgspec.Struct, frozen=True):
     found: str | int | float = ""
 
 
-class _WorkerRow(msgspec.Struct, frozen=True):
+class WorkerRow(msgspec.Struct, frozen=True):
+    """One of `/v1/workers`."""
+
     registration: WorkerRegistered
     ranks: list[RankStatus] = []
     differs: list[_Differs] = []
+    unfit: str = ""
+    draining: bool = False
+
+    @property
+    def worker_id(self) -> str:
+        """Its id."""
+        return self.registration.worker_id
 
 
 class Workers(msgspec.Struct, frozen=True):
     """`/v1/workers`."""
 
-    workers: list[_WorkerRow]
+    workers: list[WorkerRow]
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Return the status of every rank."""
@@ -145,7 +154,7 @@ class Workers(msgspec.Struct, frozen=True):
     def broken(self) -> tuple[ParityBroken, ...]:
         """Return every field in which a worker differs from how the router hashes prompts."""
         return tuple(
-            ParityBroken(worker.registration.worker_id, each.field, str(each.allowed), str(each.found))
+            ParityBroken(worker.worker_id, each.field, str(each.allowed), str(each.found))
             for worker in self.workers
             for each in worker.differs
         )

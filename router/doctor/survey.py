@@ -10,18 +10,20 @@ answers, or a router requires another token. An engine that is attached without 
 else it lacks is not held against it.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
-from msgspec.structs import replace
 
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
-from kv_protocol.fleet_gate import FleetGate
+from kv_protocol import fleet, load, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.doctor.facts import (
@@ -34,9 +36,9 @@ from router.doctor.facts import (
     LogSeen,
     RouterLook,
     RouterSeen,
+    StreamHead,
     WorkerSeen,
 )
-from router.doctor.log_watch import LogWatch
 from router.doctor.pages import (
     OK,
     HttpAsker,
@@ -50,8 +52,107 @@ from router.doctor.pages import (
     unhealthy,
 )
 
+HEADS_MAX = 65_536
+"""Epochs of ranks, and ranks with load reports, that are kept; further ones are ignored."""
+_POLL_S = 0.05
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
+
+
+class LogWatch:
+    """What the log's messages since `start` say; it lasts for one survey."""
+
+    def __init__(self, clock: Clock, gate: FleetGate) -> None:
+        """`gate` checks fleet events."""
+        self._clock, self._gate = clock, gate
+        self._began_s = clock.now()
+        self._heads = dict[tuple[WorkerRank, str, int], StreamHead]()
+        self.used_blocks = dict[WorkerRank, int]()
+        """By rank, the most used KV blocks that its engine reported."""
+        self.events: dict[str, fleet.FleetEvent] = {}
+        """The newest event of every worker, by its subject."""
+        self.refused = ""
+        """The subject of the newest refused fleet event, and the reason; empty: none was refused."""
+        self.fills: dict[str, tuple[int, int]] = {}
+        """By stream: its size and its limit in bytes; empty until `read_fills`."""
+
+    async def start(self, log: EventLog) -> None:
+        """Subscribe to heartbeats and loads."""
+        self._event_log, self._began_s = log, self._clock.now()
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
+
+    async def read_fleet(self, timeout_s: float) -> None:
+        """Read `KV_FLEET` completely, and subscribe to it.
+
+        Raises:
+            BrokerUnavailable: there is no such stream, or it was not read in time.
+        """
+        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+        ends_s = self._clock.now() + timeout_s
+        while reading.unread:
+            if self._clock.now() > ends_s:
+                raise BrokerUnavailable(
+                    f"{subjects.FLEET_STREAM}: {reading.unread} messages not read in {timeout_s:g} s"
+                )
+            await self._clock.sleep(_POLL_S)
+
+    async def read_fills(self) -> None:
+        """Read how full the log is; raise `BrokerUnavailable`."""
+        self.fills = await fills(self._event_log)
+
+    def heads(self) -> tuple[StreamHead, ...]:
+        """Return every epoch of every rank with heartbeats."""
+        return tuple(self._heads.values())
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            self.events[message.subject] = self._gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            self.refused = f"{message.subject}: {error}"
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        try:
+            rank, beat = subjects.rank_of(message.subject), fleet.decode_heartbeat(message.data)
+        except MalformedMessage:
+            return
+        key, now_s = (rank, beat.instance, beat.epoch), self._clock.now() - self._began_s
+        known = self._heads.get(key)
+        if known is None and len(self._heads) >= HEADS_MAX:
+            return
+        self._heads[key] = StreamHead(
+            rank=rank,
+            instance=beat.instance,
+            epoch=beat.epoch,
+            first_s=now_s if known is None else known.first_s,
+            last_s=now_s,
+            last_seq=beat.last_seq,
+            stale=beat.stale,
+        )
+
+    async def _on_load(self, message: LogMessage) -> None:
+        try:
+            rank, report = subjects.rank_of(message.subject), load.decode_load(message.data)
+        except MalformedMessage:
+            return
+        if rank in self.used_blocks or len(self.used_blocks) < HEADS_MAX:
+            self.used_blocks[rank] = max(report.used_blocks, self.used_blocks.get(rank, 0))
+
+
+async def fills(log: EventLog) -> dict[str, tuple[int, int]]:
+    """Return size and limit, in bytes, of `KV_EVENTS` and of all streams of the account. A limit of 0 or less: none.
+
+    Source: docs.nats.io, reference/jetstream/api: `$JS.API.INFO`, `$JS.API.STREAM.INFO.<stream>`.
+
+    Raises:
+        BrokerUnavailable: the server did not answer.
+    """
+    account = await log.answer_of("INFO", dict[str, Any])
+    events = await log.answer_of(f"STREAM.INFO.{subjects.EVENTS_STREAM}", dict[str, Any])
+    found = {} if account is None else {"the store": (account["storage"], account["limits"]["max_storage"])}
+    if events is not None:
+        found[subjects.EVENTS_STREAM] = events["state"]["bytes"], events["config"]["max_bytes"]
+    return found
 
 
 async def ready_answer(asker: HttpAsker, url: str) -> AddressAnswer:
@@ -77,38 +178,28 @@ class RouterProbe:
 
     async def first(self) -> None:
         """`seen.control` is the router's status; without a problem, all of it was read."""
-        control = await ready_answer(self._asker, self.seen.control.url)
-        self.seen = replace(self.seen, control=control)
-        await self._try(self._read_first)
+        self.seen.control = await ready_answer(self._asker, self.seen.control.url)
+        await self._look("before")
 
     async def last(self) -> None:
         """Query it again."""
-        await self._try(self._read_last)
+        await self._look("after")
 
-    async def _try(self, read: Callable[[], Awaitable[None]]) -> None:
-        control = self.seen.control
-        if not control.problem:
-            try:
-                await read()
-            except PageUnreadable as error:
-                self.seen = replace(self.seen, control=AddressAnswer(url=control.url, problem=str(error)))
-
-    async def _read_first(self) -> None:
-        policy = decoded(await self._page("/v1/policy"), PolicyPage, "/v1/policy")
-        self.seen = replace(self.seen, mode=policy.mode, reads_overlap=any(map(reads_overlap, policy.modes())))
-        look = await self._look()
-        self.seen = replace(self.seen, before=look)
-
-    async def _read_last(self) -> None:
-        look = await self._look()
-        self.seen = replace(self.seen, after=look)
-
-    async def _look(self) -> RouterLook:
-        workers = decoded(await self._page("/v1/workers"), Workers, "/v1/workers")
-        self.registrations = [each.registration for each in workers.workers]
-        ids = tuple(each.worker_id for each in self.registrations)
-        self.seen = replace(self.seen, workers=ids, broken=workers.broken())
-        return RouterLook(ranks=workers.statuses(), metrics=counts(await self._page("/metrics"), WATCHED))
+    async def _look(self, when: Literal["before", "after"]) -> None:
+        seen, control = self.seen, self.seen.control
+        if control.problem:
+            return
+        try:
+            if when == "before":
+                policy = decoded(await self._page("/v1/policy"), PolicyPage, "/v1/policy")
+                seen.mode, seen.reads_overlap = policy.mode, any(map(reads_overlap, policy.modes()))
+            workers = decoded(await self._page("/v1/workers"), Workers, "/v1/workers")
+            self.registrations = [each.registration for each in workers.workers]
+            seen.workers, seen.broken = tuple(each.worker_id for each in self.registrations), workers.broken()
+            metrics = counts(await self._page("/metrics"), WATCHED)
+            setattr(seen, when, RouterLook(ranks=workers.statuses(), metrics=metrics))
+        except PageUnreadable as error:
+            seen.control = AddressAnswer(url=control.url, problem=str(error))
 
     async def _page(self, path: str) -> bytes:
         reply = await self._asker.get(f"{self.seen.control.url}{path}", self._token)
@@ -129,13 +220,13 @@ class WorkerProbe:
         """Query its health; if it does not answer, query nothing else."""
         reply = await self._asker.get(f"{self._url}/health")
         reason = "" if reply.is_ok or reply.problem else unhealthy(reply.body) or f"status {reply.status} at /health"
-        http = AddressAnswer(url=self._url, problem=reply.problem, reason=reason)
-        self.seen = replace(self.seen, http=http, before={} if reply.problem else await self._losses())
+        self.seen.http = AddressAnswer(url=self._url, problem=reply.problem, reason=reason)
+        self.seen.before = {} if reply.problem else await self._losses()
 
     async def last(self) -> None:
         """Read its counters again."""
         if self.seen.http is not None and not self.seen.http.problem:
-            self.seen = replace(self.seen, after=await self._losses())
+            self.seen.after = await self._losses()
 
     async def _losses(self) -> Counts:
         return counts((await self._asker.get(f"{self._url}/metrics", self._token)).body, LOSSES)
@@ -170,7 +261,7 @@ async def look(wanted: SurveyScope, clock: Clock) -> FleetFacts:
 class _Look:
     def __init__(self, wanted: SurveyScope, clock: Clock, asker: HttpAsker) -> None:
         self._wanted, self._clock, self._asker = wanted, clock, asker
-        self._watch: LogWatch | None = None
+        self._watch = LogWatch(clock, FleetGate(wanted.settings.nats.fleet_secrets))
         self._log_problem = ""
         """Why the log could not be observed, or not to the end."""
         token = wanted.settings.control.token.get_secret_value()
@@ -192,19 +283,20 @@ class _Look:
         await clock.sleep(began_s + wanted.listen_s - clock.now())
         await in_lanes([*(each.last for each in routers), *(each.last for each in workers)])
         await self._of_log(LogWatch.read_fills)
-        events, watch, queue = self._events(), self._watch, wanted.settings.queue
+        watch, queue = self._watch, wanted.settings.queue
+        events = watch.events.values()
         return FleetFacts(
             window_s=clock.now() - began_s,
             bounds=Bounds(queue_requests_max=queue.requests_max, inflight_requests_max=queue.inflight_requests_max),
             workers=tuple(each.seen for each in workers),
             draining=sum(isinstance(event, WorkerDraining) for event in events),
             left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
-            heads=watch.heads() if watch else (),
-            used_blocks=watch.used_blocks if watch else {},
-            refused=watch.refused if watch else "",
+            heads=watch.heads(),
+            used_blocks=watch.used_blocks,
+            refused=watch.refused,
             routers=tuple(each.seen for each in routers),
             planes=tuple(self._planes[url] for url in wanted.data_urls),
-            log=LogSeen(problem=self._log_problem, fills=watch.fills if watch else {}),
+            log=LogSeen(problem=self._log_problem, fills=watch.fills),
             reads_overlap=reads_overlap(wanted.settings.policy.mode),
         )
 
@@ -217,21 +309,16 @@ class _Look:
                 url, name="doctor", user=nats.user, token=token, confirm_s=self._wanted.timeout_s
             )
             cleanup.push_async_callback(log.close)
-            self._watch = LogWatch(log, self._clock, FleetGate(nats.fleet_secrets))
-            await self._watch.start()
+            await self._watch.start(log)
         except BrokerUnavailable as error:
             self._log_problem = str(error)
 
     async def _of_log(self, read: Callable[[LogWatch], Awaitable[None]]) -> None:
-        if self._watch is not None and not self._log_problem:
+        if not self._log_problem:
             try:
                 await read(self._watch)
             except BrokerUnavailable as error:
                 self._log_problem = str(error)
-
-    def _events(self) -> Collection[FleetEvent]:
-        """Return the newest fleet event of every worker."""
-        return self._watch.events.values() if self._watch else ()
 
     async def _ask_plane(self, url: str) -> None:
         self._planes[url] = await ready_answer(self._asker, url)
@@ -248,5 +335,5 @@ class _Look:
     def _registered(self) -> list[WorkerRegistered]:
         """Return the registered workers, by the log; by the routers if the log cannot be read."""
         if not self._log_problem:
-            return [event for event in self._events() if isinstance(event, WorkerRegistered)]
+            return [event for event in self._watch.events.values() if isinstance(event, WorkerRegistered)]
         return [*{known.worker_id: known for each in self._routers for known in each.registrations}.values()]

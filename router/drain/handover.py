@@ -2,7 +2,7 @@
 
     looking    the newest prompts (`chains.py`), each as a decision sees it now: how much of it the worker
                holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
-               budget (`heat.py`)
+               budget (`warming.py`)
     warming    in that order, `WARMERS` at a time, each at the rank that the present policy chooses (`warming.py`)
     waiting    for requests that still run at the worker: their prompts are then looked at in a second pass
     over       all lists are processed, or the time is over: the remaining prefixes are skipped
@@ -29,11 +29,10 @@ from kv_protocol.decided import RequestPhase, RouteRequest
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
-from router.drain.warming import Warming, wish_of
+from router.drain.warming import HotPrefix, PromptHolding, Warming, hot_prefixes, wish_of
 from router.prompt.chains import RecentPrompt, RecentPrompts
 from router.request.serving import Serving
 
@@ -314,21 +313,14 @@ class Handover:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of hand-overs, and of the prompts kept for them."""
-        outcomes = [((outcome,), float(self._outcomes[outcome])) for outcome in OUTCOMES]
-        yield counter(
-            "handover_prefixes", "Prefixes that only a draining worker held, by outcome", ("outcome",), outcomes
-        )
-        yield counter(
-            "handover_tokens",
-            "Tokens that other workers computed for hand-overs",
-            (),
-            [((), float(self._spent_tokens))],
-        )
+        meaning = "Prefixes that only a draining worker held, by outcome"
+        outcomes = {outcome: self._outcomes[outcome] for outcome in OUTCOMES}
+        yield counter("handover_prefixes", meaning, ("outcome",), by_name((), outcomes))
+        meaning = "Tokens that other workers computed for hand-overs"
+        yield counter("handover_tokens", meaning, rows=[((), self._spent_tokens)])
         yield counter("handover_seconds", "Duration of hand-overs, summed", rows=[((), self._seconds)])
-        size_bytes = float(self._recent.size_bytes)
-        yield gauge(
-            "recent_prompts_bytes", "Memory of recent prompts that hand-overs choose from", rows=[((), size_bytes)]
-        )
+        meaning = "Memory of recent prompts that hand-overs choose from"
+        yield gauge("recent_prompts_bytes", meaning, rows=[((), self._recent.size_bytes)])
 
 
 def promised_requests(state: RouterState, registration: WorkerRegistered) -> int:
@@ -345,12 +337,6 @@ def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> Prompt
 
 
 def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
-    return PrefixStatus(
-        model=recent.model,
-        tokens=prefix.blocks * recent.prompt.hashing.block_size,
-        blocks=prefix.blocks,
-        new_blocks=prefix.new_blocks,
-        heat=prefix.heat,
-        held_blocks=prefix.held_blocks,
-        elsewhere_blocks=prefix.elsewhere_blocks,
-    )
+    facts = prefix._asdict()
+    del facts["prompt"]
+    return PrefixStatus(model=recent.model, tokens=prefix.blocks * recent.prompt.hashing.block_size, **facts)

@@ -22,11 +22,11 @@ import structlog
 from aiohttp import web
 from msgspec.structs import replace
 
+from indexer.embedded import BadParameter
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import FleetEvent, WorkerDraining
 from kv_protocol.journal import FleetApplied
 from kv_protocol.openai.errors import as_json
-from kv_protocol.openai.requests import RequestInvalid
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
@@ -71,10 +71,7 @@ class DrainRoutes:
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)
-        try:
-            tokens, within_s = wish_of(await request.read(), *self._handover.defaults)
-        except RequestInvalid as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        tokens, within_s = wish_of(await request.read(), *self._handover.defaults)
         registration = worker.registration
         event = WorkerDraining(worker_id=worker_id, instance=registration.instance, by_hand=True)
         refused = await self._publish(registration.model, event)
@@ -141,20 +138,20 @@ def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
     """Return the tokens and the seconds that a body allows a hand-over; missing fields have the given values.
 
     Raises:
-        RequestInvalid: a value is invalid.
+        BadParameter: a value is invalid.
     """
     try:
         named = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
     except UNDECODABLE as error:
-        raise RequestInvalid("body", body[:64].decode("utf-8", "replace"), f"a JSON object ({error})") from error
+        raise BadParameter("body", body[:64].decode("utf-8", "replace"), f"a JSON object ({error})") from error
     for name in named:
         if name not in _FIELDS:
-            raise RequestInvalid(name, named[name], " and ".join(_FIELDS))
+            raise BadParameter(name, named[name], " and ".join(_FIELDS))
     tokens, seconds = named.get("handover_tokens", tokens), named.get("handover_s", within_s)
     if type(tokens) is not int or not 0 <= tokens <= TOKENS_MAX:
-        raise RequestInvalid("handover_tokens", tokens, f"0..{TOKENS_MAX}")
+        raise BadParameter("handover_tokens", tokens, f"0..{TOKENS_MAX}")
     if type(seconds) not in (int, float) or not 0 < seconds <= SECONDS_MAX:
-        raise RequestInvalid("handover_s", seconds, f"more than 0, {SECONDS_MAX:g} at most")
+        raise BadParameter("handover_s", seconds, f"more than 0, {SECONDS_MAX:g} at most")
     return tokens, float(seconds)
 
 

@@ -1,4 +1,17 @@
-"""Computes a prompt only for the cache: a worker gets the request, and its answer is dropped.
+"""Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
+
+    weight of a prompt    2 ** -(its age / `half_life_s`)
+    heat of a block       the sum of the weights of the prompts that have it
+    exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
+    bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
+    selected              the newest prompts, as long as they have `BLOCKS_MAX` exclusive blocks, counted per prompt
+    listed                the longest prefixes of bought blocks, by heat per token to compute; blocks of a prefix listed
+                          before do not count again
+
+Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
+heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
+
+`Warming` computes a prompt only for the cache: a worker gets the request, and its answer is dropped.
 
 | the worker's role | request | then |
 |---|---|---|
@@ -11,11 +24,14 @@ plane's connections.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import unpack_tokens
@@ -28,13 +44,129 @@ from router.http.buffered_response import BufferedResponse
 from router.http.exchange import Exchange, OutboundCall
 from router.http.refusals import Refusal, RequestRejected, unavailable
 from router.http.upstreams import Upstreams
-from router.prompt.chains import EncodedPrompt, RecentPrompt
+from router.prompt.chains import BLOCK_BYTES, EncodedPrompt, RecentPrompt, block_count
 from router.request.attempt import RankAttempt
 from router.request.destination import Destination, RequestRecords
 from router.request.request import Request
 from router.request.serving import FleetRequest, Serving
 
+HALF_LIFE_S = 300.0
+"""A request five minutes ago counts half: users of a chat come back within minutes."""
+BLOCKS_MAX = 1 << 17
+"""Some 50 ms; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
+_BlockNumbers = NDArray[np.intp]
+_HASH = np.dtype("<u8")
 _GIVEN_UP = "local: given up: it took too long, or the router stops"
+
+
+class PromptHolding(NamedTuple):
+    """A requested prompt, and how many of its leading blocks lie on GPUs: at the worker, at the best other rank."""
+
+    sequence_hashes: bytes
+    received_s: float
+    held_blocks: int
+    elsewhere_blocks: int
+
+
+class HotPrefix(NamedTuple):
+    """The first `blocks` blocks of a prompt, which is given by its index in the input.
+
+    `new_blocks` of them are held only by the worker, and in no prefix listed before; `heat` is theirs.
+    """
+
+    prompt: int
+    blocks: int
+    new_blocks: int
+    heat: float
+    held_blocks: int
+    elsewhere_blocks: int
+
+
+def hot_prefixes(
+    prompts: Sequence[PromptHolding],
+    now_s: float,
+    *,
+    block_size: int,
+    budget_tokens: int,
+    half_life_s: float = HALF_LIFE_S,
+) -> list[HotPrefix]:
+    """Return the prefixes to hand over, in this order; their new blocks cost no more than the budget."""
+    selected, lengths = _looked_at(prompts)
+    if not selected:
+        return []
+    weights = [2.0 ** -(max(0.0, now_s - prompts[at].received_s) / half_life_s) for at in selected]
+    hashes = np.concatenate([_exclusive_hashes(prompts[at]) for at in selected])
+    _, first, block_numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    heat = np.bincount(block_numbers, weights=np.repeat(weights, lengths)).astype(np.float64)
+    is_bought = np.zeros(len(heat), dtype=np.bool_)
+    is_bought[np.lexsort((first, -heat))[: budget_tokens // block_size]] = True
+    runs = [_leading(of_one, is_bought) for of_one in np.split(block_numbers, np.cumsum(lengths)[:-1])]
+    longest = _longest(runs, len(heat))
+    return [_prefix(prompts, selected[at], len(runs[at]), heat[new]) for at, new in _by_value(longest, heat)]
+
+
+def _prefix(prompts: Sequence[PromptHolding], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
+    held, elsewhere = prompts[at].held_blocks, prompts[at].elsewhere_blocks
+    return HotPrefix(at, elsewhere + blocks, len(heat), float(heat.sum()), held, elsewhere)
+
+
+def _looked_at(prompts: Sequence[PromptHolding]) -> tuple[list[int], list[int]]:
+    """Return the prompts with blocks that only the worker holds, newest first, and how many blocks."""
+    selected, lengths, remaining = list[int](), list[int](), BLOCKS_MAX
+    for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].received_s):
+        blocks = _exclusive_blocks(prompts[at])
+        if blocks > 0 and blocks <= remaining:
+            selected.append(at)
+            lengths.append(blocks)
+            remaining -= blocks
+    return selected, lengths
+
+
+def _exclusive_blocks(prompt: PromptHolding) -> int:
+    return min(prompt.held_blocks, block_count(prompt.sequence_hashes)) - prompt.elsewhere_blocks
+
+
+def _exclusive_hashes(prompt: PromptHolding) -> NDArray[np.uint64]:
+    offset = prompt.elsewhere_blocks * BLOCK_BYTES
+    return np.frombuffer(prompt.sequence_hashes, dtype=_HASH, count=_exclusive_blocks(prompt), offset=offset)
+
+
+def _leading(block_numbers: _BlockNumbers, is_bought: NDArray[np.bool_]) -> _BlockNumbers:
+    """Return the block numbers before the first one that is not bought."""
+    bought = is_bought[block_numbers]
+    return block_numbers if bought.all() else block_numbers[: int(bought.argmin())]
+
+
+def _longest(runs: Sequence[_BlockNumbers], blocks: int) -> list[_BlockNumbers]:
+    """Return the runs, with empty ones for those that are part of another: one request computes both."""
+    goes_on = np.zeros(blocks, dtype=np.bool_)
+    for run in runs:
+        goes_on[run[:-1]] = True
+    return [run[:0] if len(run) and goes_on[run[-1]] else run for run in runs]
+
+
+def _by_value(runs: Sequence[_BlockNumbers], heat: NDArray[np.float64]) -> list[tuple[int, _BlockNumbers]]:
+    """Return runs with their new blocks, always next the one whose new blocks are hottest on average.
+
+    Listing a run removes the first blocks of others, which are their hottest: a stored value can only be too high, so
+    that only the run on top needs to be evaluated again.
+    """
+    listed: list[tuple[int, _BlockNumbers]] = []
+    is_listed = np.zeros(len(heat), dtype=np.bool_)
+    waiting = [(-float(heat[run].mean()), at) for at, run in enumerate(runs) if len(run)]
+    heapify(waiting)
+    while waiting:
+        believed, at = heappop(waiting)
+        new = runs[at][~is_listed[runs[at]]]
+        if not len(new):
+            continue
+        value = -float(heat[new].mean())
+        if value > believed:
+            heappush(waiting, (value, at))
+        else:
+            listed.append((at, new))
+            is_listed[new] = True
+    return listed
 
 
 class Wish(NamedTuple):
@@ -90,8 +222,6 @@ class Warming:
 
 class _Cache(Destination[RankAttempt], RequestRecords[RankAttempt]):
     """Where one prompt goes; `over` is set at its end."""
-
-    __slots__ = ("_decide", "_serving", "_verdict", "_wish", "fault", "over")
 
     def __init__(
         self, wish: Wish, verdict: Verdict, serving: Serving, decide: Callable[[RouteRequest], Verdict | None]

@@ -60,8 +60,6 @@ def addresses_of(registrations: Iterable[WorkerRegistered]) -> FleetAddresses:
 class Addresses:
     """The endpoints of the fleet's workers."""
 
-    __slots__ = ("_changes", "_fleet", "_known")
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._changes = -1
@@ -93,12 +91,9 @@ def alternatives(verdict: Verdict, count: int) -> tuple[str, ...]:
         other = registrations[place]
         if other.worker_id == like.worker_id or verdict.ranks[place].dp_rank != verdict.winner.dp_rank:
             continue
-        if _takes_same(other, like) and endpoint_of(other.base_url) is not None:
+        takes_same = other.accepts_token_ids == like.accepts_token_ids and other.role == like.role
+        if takes_same and endpoint_of(other.base_url) is not None:
             found[other.base_url] = None
         if len(found) == count:
             break
     return tuple(found)
-
-
-def _takes_same(other: WorkerRegistered, like: WorkerRegistered) -> bool:
-    return other.accepts_token_ids == like.accepts_token_ids and other.role == like.role

@@ -16,11 +16,11 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.config import PickerSection
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import Addresses
-from router.endpoint_picker.metrics import PickerStatistics
 from router.endpoint_picker.stream import GatewayStream
 from router.endpoint_picker.wire import HEALTH, MESSAGES, PROCESSOR
 from router.http.credentials import Credentials, ServerTls
 from router.http.limits import HttpLimits
+from router.metrics.state import PickerStatistics
 from router.request.replies import Replies
 from router.request.serving import Serving
 

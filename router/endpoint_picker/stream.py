@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from kv_protocol.openai.endpoints import PATHS
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import alternatives, endpoint_of
-from router.endpoint_picker.metrics import Outcome
 from router.endpoint_picker.wire import AnswerCame, BodyMode, Lines, MessageRefused, RequestCame
 from router.http import refusals
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler
 from router.http.refusals import Refusal
+from router.metrics.state import Outcome
 from router.request.destination import Gateway
 
 if TYPE_CHECKING:

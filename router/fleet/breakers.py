@@ -25,9 +25,10 @@ So a worker whose events flow while its HTTP is dead stays excluded: its probes 
 HTTP that answers while the stream is in doubt, lowers trust (`trust.py`) and excludes no rank.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded
@@ -55,53 +56,50 @@ class BreakerLimits(NamedTuple):
     retry_after_s_max: float = RETRY_AFTER_S_MAX
 
 
-class BreakerStatistics(NamedTuple):
-    """Openings, back-pressure answers and closings, since the start."""
+class BreakerStatistics(msgspec.Struct, array_like=True):
+    """Openings, closings and back-pressure answers since the start; a row of a checkpoint."""
 
-    opened_total: int
-    closed_total: int
-    back_pressure_total: int
+    opened_total: int = 0
+    closed_total: int = 0
+    back_pressure_total: int = 0
 
 
-class BreakerRow(NamedTuple):
-    """Row of a checkpoint: the breaker of a rank; if `dp_rank` is None, of a worker's HTTP, which its ranks share."""
+class Breaker(msgspec.Struct, array_like=True):
+    """The breaker of a rank, and its row in a checkpoint; if `dp_rank` is None, of a worker's HTTP."""
 
     worker_id: str
     dp_rank: int | None
-    failed_at_s: list[float]
-    open_until_s: float | None
-    busy_until_s: float
-    busy_reason: str
-    openings: int
-    probe: str
-    last_probe: str
-    is_probation: bool
-    reason: str
+    failed_at_s: list[float] = []
+    open_until_s: float | None = None
+    """None: closed."""
+    busy_until_s: float = -_NEVER_S
+    busy_reason: str = ""
+    openings: int = 0
+    """Since the last ok."""
+    probe: str = ""
+    """Lease of the present probe of a half-open breaker."""
+    last_probe: str = ""
+    """Lease of the last probe, whose outcome may come after its end."""
+    is_probation: bool = False
+    reason: str = ""
 
-
-class _Breaker:
-    """The breaker of one rank, or of one worker's HTTP."""
-
-    def __init__(self, failures: int) -> None:
-        self.failed_at_s: deque[float] = deque(maxlen=failures)
-        self.open_until_s: float | None = None  # None: closed
-        self.busy_until_s = -_NEVER_S
-        self.busy_reason = ""
-        self.openings = 0  # since the last ok
-        self.probe = ""  # lease of the present probe of a half-open breaker
-        self.last_probe = ""  # lease of the last probe, whose outcome may come after its end
-        self.is_probation = False
-        self.reason = ""
+    @property
+    def key(self) -> _Key:
+        """The worker's id, or the rank."""
+        return self.worker_id if self.dp_rank is None else WorkerRank(self.worker_id, self.dp_rank)
 
     def is_probed_by(self, lease_id: str) -> bool:
+        """Return whether the attempt of this lease is the last probe."""
         return bool(lease_id) and lease_id == self.last_probe
 
     def state(self, now_s: float) -> BreakerState:
+        """Return the present state."""
         if self.open_until_s is None:
             return "closed"
         return "open" if now_s < self.open_until_s else "half_open"
 
     def unfit(self, now_s: float) -> str:
+        """Return why no new work goes there; empty if it does."""
         if now_s < self.busy_until_s:
             return self.busy_reason
         if self.open_until_s is None:
@@ -116,11 +114,11 @@ class Breakers:
 
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
-        self._breakers: dict[_Key, _Breaker] = {}
+        self._breakers: dict[_Key, Breaker] = {}
         self.is_any = False
         """Whether there is one: else all are closed without a failure, and only failed attempts change anything."""
-        self._probes: dict[str, list[_Breaker]] = {}
-        self._opened = self._closed = self._back_pressure = 0
+        self._probes: dict[str, list[Breaker]] = {}
+        self.statistics = BreakerStatistics()
         self.changes = 0
         """Increases with every event that may have changed the answer of `unfit`."""
 
@@ -201,47 +199,35 @@ class Breakers:
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 
-    def statistics(self) -> BreakerStatistics:
-        """Return the totals since the start."""
-        return BreakerStatistics(
-            opened_total=self._opened, closed_total=self._closed, back_pressure_total=self._back_pressure
-        )
-
     # ---------------------------------------------------------------- checkpoints
 
-    def restore_totals(self, row: BreakerStatistics) -> None:
-        """Restore the totals that `statistics` returned."""
-        self._opened, self._closed, self._back_pressure = row
-
-    def rows(self) -> list[BreakerRow]:
+    def rows(self) -> list[Breaker]:
         """Return the rows for a checkpoint."""
-        return [_row(key, breaker) for key, breaker in self._breakers.items()]
+        return [*self._breakers.values()]
 
-    def restore(self, row: BreakerRow) -> None:
+    def restore(self, row: Breaker) -> None:
         """Restore a breaker, with its probe in flight."""
-        breaker = self._at(row.worker_id if row.dp_rank is None else WorkerRank(row.worker_id, row.dp_rank))
-        breaker.failed_at_s.extend(row.failed_at_s)
-        breaker.open_until_s, breaker.openings, breaker.reason = row.open_until_s, row.openings, row.reason
-        breaker.busy_until_s, breaker.busy_reason = row.busy_until_s, row.busy_reason
-        breaker.probe, breaker.last_probe, breaker.is_probation = row.probe, row.last_probe, row.is_probation
+        self._breakers[row.key] = row
+        self.is_any = True
         if row.probe:
-            self._probes.setdefault(row.probe, []).append(breaker)
+            self._probes.setdefault(row.probe, []).append(row)
         self.changes += 1
 
     # ---------------------------------------------------------------- transitions
 
-    def _of(self, rank: WorkerRank) -> list[_Breaker]:
+    def _of(self, rank: WorkerRank) -> list[Breaker]:
         found = (self._breakers.get(rank.worker_id), self._breakers.get(rank))
         return [breaker for breaker in found if breaker is not None]
 
-    def _at(self, key: _Key) -> _Breaker:
+    def _at(self, key: _Key) -> Breaker:
         breaker = self._breakers.get(key)
         if breaker is None:
-            breaker = self._breakers[key] = _Breaker(self._limits.failures)
+            worker_id, dp_rank = (key, None) if isinstance(key, str) else key
+            breaker = self._breakers[key] = Breaker(worker_id, dp_rank)
             self.is_any = True
         return breaker
 
-    def _drop(self, key: _Key) -> _Breaker:
+    def _drop(self, key: _Key) -> Breaker:
         breaker = self._breakers.pop(key)
         self.is_any = bool(self._breakers)
         return breaker
@@ -253,7 +239,7 @@ class Breakers:
         state = breaker.state(now_s)
         if state == "open" or (state == "half_open" and not breaker.is_probed_by(lease_id)):
             return
-        self._closed += breaker.openings > 0
+        self.statistics.closed_total += breaker.openings > 0
         self.changes += 1
         self._probe_over(breaker.probe)
         self._drop(key)
@@ -268,6 +254,7 @@ class Breakers:
             return
         failed_at_s = breaker.failed_at_s
         failed_at_s.append(now_s)
+        del failed_at_s[: -limits.failures]
         in_a_row = len(failed_at_s) == limits.failures and now_s - failed_at_s[0] <= limits.window_s
         if at_once or in_a_row or breaker.is_probation or state == "half_open":
             self._probe_over(breaker.probe)
@@ -277,7 +264,7 @@ class Breakers:
             breaker.openings += 1
             breaker.is_probation = False
             failed_at_s.clear()
-            self._opened += 1
+            self.statistics.opened_total += 1
             self.changes += 1
 
     def _pressed(self, rank: WorkerRank, now_s: float, retry_after_s: float | None) -> None:
@@ -287,7 +274,7 @@ class Breakers:
         if now_s + wanted_s > breaker.busy_until_s:
             breaker.busy_until_s = now_s + wanted_s
             breaker.busy_reason = f"busy: it asked to be left alone for {wanted_s:g} s"
-        self._back_pressure += 1
+        self.statistics.back_pressure_total += 1
         self.changes += 1
 
     def _probe_over(self, lease_id: str) -> None:
@@ -298,20 +285,3 @@ class Breakers:
 
 def _reason(ended: AttemptEnded) -> str:
     return ": ".join(each for each in (ended.phase, ended.reason) if each) or "it failed"
-
-
-def _row(key: _Key, breaker: _Breaker) -> BreakerRow:
-    worker_id, dp_rank = (key, None) if isinstance(key, str) else key
-    return BreakerRow(
-        worker_id,
-        dp_rank,
-        [*breaker.failed_at_s],
-        breaker.open_until_s,
-        breaker.busy_until_s,
-        breaker.busy_reason,
-        breaker.openings,
-        breaker.probe,
-        breaker.last_probe,
-        breaker.is_probation,
-        breaker.reason,
-    )

@@ -9,6 +9,18 @@
 A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, if none is
 fit), its tokenizer and template are this router's. The events of a worker that differs cannot be compared with prompts
 (parity); every field that differs is named.
+
+Whether a decode worker can take KV blocks from a prefill worker:
+
+    field              a pair does not work if
+    ----------------   -----------------------------------------------------------------
+    block_size         they differ
+    kv_cache_dtype     they differ in more than case, or one is not known
+    transfer_backend   both name one, and they differ in more than case
+
+A pair is checked once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
+common name are checked. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
+`inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +28,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
+from kv_protocol.errors import shortened
 from kv_protocol.fleet import (
     HEARTBEAT_PERIOD_S,
     MISSED_HEARTBEATS_MAX,
@@ -26,9 +39,11 @@ from kv_protocol.fleet import (
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
-from router.fleet.pairs import Pairs
 from router.fleet.trust import PARITY_FIELDS, Disparity
 
+PAIRS_MAX = 65_536
+"""Largest number of misfits that are stored: 256 prefill workers, none of which fits any of 256 decode workers."""
+UNKNOWN = "unknown"
 _Rules = tuple[Hashing, ImageRule | None]
 """How a model's prompts are hashed, and what replaces images in them."""
 _PUBLISHES = "one that tells of its blocks"
@@ -39,6 +54,70 @@ RANKS_MAX = 8192
 RefusalCause = Literal["instance", "unregistered", "no_room"]
 REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
 """The event is of another instance than the registered one, or of an unregistered worker; or there is no capacity."""
+
+
+def misfit(prefill: WorkerRegistered, decode: WorkerRegistered) -> str:
+    """Return why `decode` cannot take the KV blocks of `prefill`; empty if no field excludes it."""
+    if prefill.block_size != decode.block_size:
+        return _reason("block_size", decode.block_size, prefill.block_size, prefill)
+    theirs, ours = kv_dtype(prefill), kv_dtype(decode)
+    if UNKNOWN in (theirs, ours):
+        unknown = " and ".join(each.worker_id for each in (prefill, decode) if kv_dtype(each) == UNKNOWN)
+        return f"kv transfer: found kv_cache_dtype unknown of {unknown}, allowed fp8, bfloat16 or the like"
+    if theirs != ours:
+        return _reason("kv_cache_dtype", ours, theirs, prefill)
+    theirs, ours = prefill.transfer_backend.lower(), decode.transfer_backend.lower()
+    return _reason("transfer_backend", ours, theirs, prefill) if theirs and ours and theirs != ours else ""
+
+
+def kv_dtype(worker: WorkerRegistered) -> str:
+    """Return the data type of the worker's KV cache in lower case, or `UNKNOWN`."""
+    return worker.kv_cache_dtype.lower() if worker.kv_cache_dtype not in ("", "auto") else UNKNOWN
+
+
+def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistered) -> str:
+    one, other = shortened(str(found)), shortened(str(allowed))
+    return f"kv transfer: found {field} {one}, allowed {other} as prefill worker {prefill.worker_id} has"
+
+
+class Pairs:
+    """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason.
+
+    Beyond `pairs_max` a pair is not stored: it is used, and the engine refuses the transfer.
+    """
+
+    def __init__(self, pairs_max: int = PAIRS_MAX) -> None:
+        self._pairs_max = pairs_max
+        self.misfits: Mapping[str, Mapping[str, str]] = {}
+        """Never changed in place: a view may reference it."""
+
+    def registered(self, worker: WorkerRegistered, others: Iterable[WorkerRegistered]) -> None:
+        """Check the worker's pairs anew, with each of the `others` in the fleet."""
+        self.left(worker.worker_id)
+        if worker.role not in ("prefill", "decode"):
+            return
+        found = {prefill: dict(misfits) for prefill, misfits in self.misfits.items()}
+        remaining = self._pairs_max - sum(map(len, found.values()))
+        for other in others:
+            prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
+            if prefill.role != "prefill" or decode.role != "decode":
+                continue
+            serve_one_name = not set(prefill.served_names).isdisjoint(decode.served_names)
+            if remaining > 0 and serve_one_name and (reason := misfit(prefill, decode)):
+                found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
+                remaining -= 1
+        self.misfits = found
+
+    def left(self, worker_id: str) -> None:
+        """Forget the worker's pairs."""
+        if not self.misfits:
+            return
+        remaining = {
+            prefill: {decode: reason for decode, reason in misfits.items() if decode != worker_id}
+            for prefill, misfits in self.misfits.items()
+            if prefill != worker_id
+        }
+        self.misfits = {prefill: misfits for prefill, misfits in remaining.items() if misfits}
 
 
 class FleetTotals(NamedTuple):
@@ -83,7 +162,7 @@ class Fleet:
         self.worker: Callable[[str], Worker | None] = self._workers.get
         """Returns the worker of this id; None if it is unknown."""
         self._ranks = 0
-        self._is_log_connected = True
+        self.is_log_connected = True
         self._heard_last_s = float("-inf")
         """The latest `heard_at_s` of all workers."""
         self.pairs = Pairs()
@@ -169,21 +248,21 @@ class Fleet:
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
         """The log was connected or lost; after a reconnection every worker gets the full time for a heartbeat."""
-        if connected and not self._is_log_connected:
+        if connected and not self.is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
                     self._heard_last_s = now_s
-        self._is_log_connected = connected
+        self.is_log_connected = connected
         self.changes += 1
 
     def totals_row(self) -> FleetTotals:
         """Return the row for a checkpoint."""
-        return FleetTotals(self._is_log_connected, self.refused_total)
+        return FleetTotals(self.is_log_connected, self.refused_total)
 
     def restore_totals(self, row: FleetTotals) -> None:
         """Restore the totals from the row."""
-        self._is_log_connected, self.refused_total = row
+        self.is_log_connected, self.refused_total = row
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
@@ -196,11 +275,6 @@ class Fleet:
 
     def _judge_pairs(self, registration: WorkerRegistered) -> None:
         self.pairs.registered(registration, (each.registration for each in self._workers.values()))
-
-    @property
-    def is_log_connected(self) -> bool:
-        """Whether the event log is connected."""
-        return self._is_log_connected
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""
@@ -222,7 +296,8 @@ class Fleet:
 
     def serving(self, model: str) -> list[Worker]:
         """Return the workers that serve a model by this name, or have loaded an adapter of this name, eldest first."""
-        return [worker for worker in self.workers() if _serves(worker.registration, model)]
+        known = ((worker, worker.registration) for worker in self.workers())
+        return [worker for worker, each in known if model in each.served_names or model in each.loras]
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
         """Return how prompts for a model are hashed; None if it has no worker."""
@@ -252,7 +327,7 @@ class Fleet:
             return "draining"
         if worker.heard_at_s is None:
             return "no heartbeat yet"
-        if self._is_log_connected and worker.heard_at_s + SILENT_S <= now_s < self._heard_last_s + SILENT_S:
+        if self.is_log_connected and worker.heard_at_s + SILENT_S <= now_s < self._heard_last_s + SILENT_S:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
 
@@ -265,7 +340,7 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None or worker.registration.instance != instance:
             return "the worker left"
-        if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self._is_log_connected:
+        if worker.heard_at_s is None or self._heard_last_s < worker.heard_at_s + SILENT_S or not self.is_log_connected:
             return ""
         return f"silent for {SILENT_S:.0f} s or longer"
 
@@ -308,10 +383,6 @@ class Fleet:
     def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
         found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
         return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
-
-
-def _serves(registration: WorkerRegistered, model: str) -> bool:
-    return model in registration.served_names or model in registration.loras
 
 
 def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:

@@ -4,7 +4,7 @@
     -------------------------------------------------   --------   ------------------------   ----------
     stream followed, no hole, digest equal, parity      EXACT      the index's                1
     any other doubt in its stream                       DEGRADED   the index's, as last known 0.5
-    it reuses less than the index says (calibration.py) DEGRADED   the index's                0.5
+    it reuses less than the index says                  DEGRADED   the index's                0.5
     it reuses what was not predicted                    FALLBACK   what was routed to it      1
     no stream was received, or the index has no room    FALLBACK   what was routed to it      1
     its engine publishes no KV events                   FALLBACK   what was routed to it      1
@@ -12,16 +12,33 @@
 
 Parity: the worker registered the block size, hash scheme, canary, tokenizer, template and rule for images that prompts
 are hashed with, and a source of events.
+
+`Calibration` compares, rank by rank, the reuse that the index predicted with the reuse that workers report. A fold.
+
+    of a rank's last 64 requests that show something          doubt             what follows
+    -------------------------------------------------------   ---------------   -----------------------------------
+    half or more reused less than the index says it holds     overpredicted     DEGRADED: half credit
+    half or more reused what nothing had predicted            underpredicted    FALLBACK: what was routed to it
+
+A request shows something if the index predicted a block of its prompt, or the worker reused one. A difference of less
+than a block is none: engines compute the last token of a cached prompt again, and reuse parts of blocks.
+
+Only what the rank's GPU holds must be reused. What other tiers hold, and what requests in flight are about to bring,
+may be. Blocks that were evicted between decision and prefill count as overpredicted: they got too much credit as well.
+
+What ends a doubt: overpredicted, fewer than a quarter of the last requests; underpredicted, `RETRY_S`, for the rank's
+predictions are not the index's meanwhile; both, a new epoch of the rank's stream.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple
 
 from kv_protocol.decision import OverlapSource, TrustState
+from kv_protocol.ids import WorkerRank
 
 TRUST_STATES: tuple[TrustState, ...] = ("EXACT", "DEGRADED", "FALLBACK")
 PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "template_digest", "images", "event_source")
-
 _NOTHING_KNOWN = {
     "never_heard": "no KV events heard",
     "refused": "no room in the index",
@@ -30,6 +47,13 @@ _NOTHING_KNOWN = {
 }
 _DOUBTS = {"log_away": "event log away"}
 """Reasons of the index as explanations show them; the others are shown unchanged."""
+CompareDoubt = Literal["overpredicted", "underpredicted"]
+COMPARE_DOUBTS: tuple[CompareDoubt, ...] = ("overpredicted", "underpredicted")
+WINDOW = 64
+ENOUGH = 16
+"""With fewer requests a rank is not judged."""
+RETRY_S = 300.0
+_MERGED_MAX = 64
 
 
 class Disparity(NamedTuple):
@@ -66,3 +90,159 @@ def trust_of(disparities: Sequence[Disparity], stale: str) -> Trust:
     if unknown:
         return Trust("FALLBACK", f"{unknown}; approximate")
     return Trust("DEGRADED", _DOUBTS.get(stale, stale))
+
+
+class Compared(NamedTuple):
+    """A request at the rank that answered it: prompt tokens that it was predicted and reported to reuse."""
+
+    rank: WorkerRank
+    epoch: int
+    decision_id: str
+    block_size: int
+    held_tokens: int
+    """The index says that the rank's GPU holds them, and they are not expected to be evicted before they are used."""
+    possible_tokens: int
+    """The same with other tiers, and with what requests in flight bring."""
+    reported_tokens: int
+
+
+class Move(NamedTuple):
+    """A doubt began or ended, and the requests that show why."""
+
+    rank: WorkerRank
+    doubt: CompareDoubt
+    is_over: bool
+    requests: int
+    overpredicted: int
+    underpredicted: int
+    newest: str
+    """The last decision that was compared."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Return what the requests showed, for people."""
+        names = ("doubt", "requests", "overpredicted", "underpredicted")
+        return {**{name: getattr(self, name) for name in names}, "newest_decision": self.newest}
+
+
+class _Rank:
+    """The last requests of a rank: 1 overpredicted, -1 underpredicted, 0 neither."""
+
+    __slots__ = ("doubt", "epoch", "high", "low", "newest", "since_s", "window")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.window = deque[int]()
+        self.high = self.low = 0
+        self.doubt: CompareDoubt | None = None
+        self.since_s = 0.0
+        self.newest = ""
+
+    def add(self, error: int) -> None:
+        if len(self.window) == WINDOW:
+            oldest = self.window.popleft()
+            self.high -= oldest == 1
+            self.low -= oldest == -1
+        self.window.append(error)
+        self.high += error == 1
+        self.low += error == -1
+
+    def verdict(self) -> CompareDoubt | None:
+        requests = len(self.window)
+        if requests < ENOUGH:
+            return self.doubt
+        if 2 * self.low >= requests:
+            return "underpredicted"
+        if 2 * self.high >= requests or (self.doubt == "overpredicted" and 4 * self.high >= requests):
+            return "overpredicted"
+        return None
+
+
+class Calibration:
+    """The comparisons of all ranks. `now_s` never decreases."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[WorkerRank, _Rank] = {}
+        self._merged: dict[tuple[tuple[WorkerRank, ...], tuple[str, ...]], tuple[str, ...]] = {}
+        self.doubts: dict[WorkerRank, CompareDoubt] = {}
+        """Of the ranks that are in doubt."""
+        self.evidence: dict[WorkerRank, Move] = {}
+        """How each of these doubts began."""
+        self.begun_total: dict[CompareDoubt, int] = dict.fromkeys(COMPARE_DOUBTS, 0)
+
+    def apply(self, compared: Compared, now_s: float) -> list[Move]:
+        """Fold a request in; return the doubts that it ended and began."""
+        known = self._ranks.get(compared.rank)
+        moves = list[Move]()
+        if known is None or known.epoch != compared.epoch:
+            if known is not None:
+                moves += self._set(compared.rank, known, None, now_s)
+            known = self._ranks[compared.rank] = _Rank(compared.epoch)
+        if max(compared.possible_tokens, compared.reported_tokens) < compared.block_size:
+            return moves
+        known.newest = compared.decision_id
+        known.add(_error(compared))
+        return moves + self._set(compared.rank, known, known.verdict(), now_s)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was compared of each rank, for people; an empty `doubt`: there is none."""
+        return [
+            {
+                **rank._asdict(),
+                "requests": len(known.window),
+                "overpredicted": known.high,
+                "underpredicted": known.low,
+                "doubt": known.doubt or "",
+                "newest": known.newest,
+            }
+            for rank, known in self._ranks.items()
+        ]
+
+    def tick(self, now_s: float, ranks: Collection[WorkerRank]) -> list[Move]:
+        """Forget ranks that are not of `ranks`; end doubts that get another try, and return these."""
+        moves = list[Move]()
+        for rank in [each for each in self._ranks if each not in ranks]:
+            del self._ranks[rank]
+            if self.doubts.pop(rank, None) is not None:
+                del self.evidence[rank]
+                self._merged.clear()
+        for rank, known in self._ranks.items():
+            if known.doubt == "underpredicted" and now_s - known.since_s >= RETRY_S:
+                moves += self._set(rank, known, None, now_s)
+        return moves
+
+    def doubts_of(self, ranks: tuple[WorkerRank, ...], of_index: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the doubt about each rank: the index's own, else this one; the same object while nothing changes."""
+        found = self._merged.get((ranks, of_index))
+        if found is None:
+            if len(self._merged) >= _MERGED_MAX:
+                self._merged.clear()
+            rows = zip(ranks, of_index, strict=True)
+            found = self._merged[ranks, of_index] = tuple([own or self.doubts.get(rank, "") for rank, own in rows])
+        return found
+
+    def _set(self, rank: WorkerRank, known: _Rank, doubt: CompareDoubt | None, now_s: float) -> list[Move]:
+        before = known.doubt
+        if doubt == before:
+            return []
+        moves = [_move(rank, known, each, is_over=each == before) for each in (before, doubt) if each is not None]
+        known.doubt, known.since_s = doubt, now_s
+        self._merged.clear()
+        if doubt is None:
+            del self.doubts[rank], self.evidence[rank]
+        else:
+            self.doubts[rank], self.evidence[rank] = doubt, moves[-1]
+            self.begun_total[doubt] += 1
+        if before == "underpredicted" or doubt == "underpredicted":
+            known.window.clear()
+            known.high = known.low = 0
+        return moves
+
+
+def _error(compared: Compared) -> int:
+    if compared.held_tokens - compared.reported_tokens >= compared.block_size:
+        return 1
+    return -1 if compared.reported_tokens - compared.possible_tokens >= compared.block_size else 0
+
+
+def _move(rank: WorkerRank, known: _Rank, doubt: CompareDoubt, *, is_over: bool) -> Move:
+    return Move(rank, doubt, is_over, len(known.window), known.high, known.low, known.newest)

@@ -46,7 +46,7 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.decision.view import OverlapAnswer
-from router.journal.checkpoint import CheckpointUnusable, JournalCheckpoint, Restoring
+from router.journal.encoder import CheckpointUnusable, JournalCheckpoint, Restoring
 
 _REASON_CHARACTERS_MAX = 200
 _NO_STATUS = (0, "")

@@ -6,14 +6,20 @@ GET /v1/live?decisions=     server-sent events: fleet, decisions, marks
 GET /v1/predictions         predicted and reported reuse by rank, of this process's requests; with `router --processes`
                             the sums of all
 GET /v1/event-log           connection, every rank's stream and recoveries, snapshot, journal
+GET /v1/trends              the last 15 minutes in steps, oldest first; with `router --processes` the sums of all
+
+A row of trends has what was added to the sums of the metrics since the row before, and two gauges of its end. Steps end
+at multiples of `STEP_S` of Unix time, so rows of several processes have the same times. Memory is fixed.
 """
 
+import asyncio
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -21,20 +27,131 @@ from aiohttp import web
 from indexer.embedded import BadParameter, EmbeddedIndex
 from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_response, json_response
+from kv_runtime.supervise import until
+from router.attribution.report import Figures
 from router.decision.routing import Routing
-from router.fleet.calibration import ENOUGH, WINDOW
-from router.journal.writer import JournalWriter
-from router.live.clients import CLIENTS_MAX, NoMoreClients, TooManyClients
-from router.live.service import SEND_S, Live
+from router.fleet.trust import ENOUGH, WINDOW
+from router.journal.log import JournalWriter
+from router.live.service import CLIENTS_MAX, SEND_S, Live, NoMoreClients, TooManyClients
 
+STEP_S, STEPS = 5, 180
+_SAVED = ("prompt_tokens", "reused_tokens", "baseline_tokens", "saved_s", "baseline_s")
+"""The columns of a row that are differences of `Figures`."""
 _COUNTS = (
     "applied", "gaps", "replays", "repairs", "resyncs", "digest_mismatches", "heals", "last_healing_s",
 )  # fmt: skip
-DECISIONS_MAX, DECISIONS_DEFAULT = 50, 20
 _RETRY_S = 5
-_DECIMAL = re.compile(r"[0-9]{1,2}")
-_LIMIT = re.compile(r"[0-9]{1,4}")
-_LIST_DEFAULT, _LIST_MAX = 50, 1000
+_DECIMAL = re.compile(r"[0-9]{1,20}")
+
+
+class Gauges(NamedTuple):
+    """Requests in flight, and the largest age of a rank's newest events when they were applied."""
+
+    in_flight: int
+    event_lag_s: float | None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One step. `first_tokens`: how many came, by bucket of `ttft_bounds_s`; the last bucket has no bound.
+
+    baseline_*    what workers drawn evenly would have reused and saved
+    """
+
+    at_s: int
+    requests: int
+    first_tokens: list[int]
+    prompt_tokens: int
+    reused_tokens: int
+    baseline_tokens: float
+    saved_s: float
+    baseline_s: float
+    in_flight: int
+    event_lag_s: float | None
+
+
+class TrendsPage(msgspec.Struct, frozen=True):
+    """The answer of the endpoint."""
+
+    step_s: int
+    ttft_bounds_s: tuple[float, ...]
+    rows: list[Row]
+
+
+class Trends:
+    """The rows of one process; a part of it."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        arrived: Callable[[], tuple[int, list[int]]],
+        saved: Callable[[], Figures],
+        gauges: Callable[[], Gauges],
+        ttft_bounds_s: tuple[float, ...],
+    ) -> None:
+        """`ttft_bounds_s`: of the buckets of first tokens.
+
+        `arrived` returns how many requests were read, and how many first tokens came; `saved` what reuse saved.
+        """
+        self._clock, self._arrived, self._saved, self._gauges = clock, arrived, saved, gauges
+        self._bounds = ttft_bounds_s
+        self._rows = deque[Row](maxlen=STEPS)
+        self._before = (arrived(), saved())
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Add a row at the end of each step until `stop` is set."""
+        await until(stop, self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await self._clock.sleep(STEP_S - self._clock.wall_ns() / 1e9 % STEP_S)
+            self.step()
+
+    def step(self) -> None:
+        """Add a row."""
+        (requests, tokens), saved = now = (self._arrived(), self._saved())
+        (requests_before, tokens_before), saved_before = self._before
+        gauges, self._before = self._gauges(), now
+        row = Row(
+            at_s=round(self._clock.wall_ns() / 1e9 / STEP_S) * STEP_S,
+            requests=requests - requests_before,
+            first_tokens=[count - before for count, before in zip(tokens, tokens_before, strict=True)],
+            **{name: getattr(saved, name) - getattr(saved_before, name) for name in _SAVED},
+            in_flight=gauges.in_flight,
+            event_lag_s=gauges.event_lag_s,
+        )
+        self._rows.append(row)
+
+    def shown(self) -> TrendsPage:
+        """Return the rows."""
+        return TrendsPage(STEP_S, self._bounds, list(self._rows))
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route, for an application to add."""
+
+        async def show(_: web.Request) -> web.Response:
+            return json_response(self.shown())
+
+        return [web.get("/v1/trends", show)]
+
+
+def merged_trends(shown: Sequence[TrendsPage]) -> TrendsPage:
+    """Return the rows of all processes by their times: sums of what was added, the largest gauges: all know them."""
+    rows = dict[int, list[Row]]()
+    for row in (row for each in shown for row in each.rows):
+        rows.setdefault(row.at_s, []).append(row)
+    merged = [_merged(found) for _, found in sorted(rows.items())]
+    return msgspec.structs.replace(shown[0], rows=merged[-STEPS:])
+
+
+def _merged(rows: Sequence[Row]) -> Row:
+    return Row(
+        at_s=rows[0].at_s,
+        requests=sum(row.requests for row in rows),
+        first_tokens=[sum(counts) for counts in zip(*(row.first_tokens for row in rows), strict=True)],
+        **{name: sum(getattr(row, name) for row in rows) for name in _SAVED},
+        in_flight=max(row.in_flight for row in rows),
+        event_lag_s=max((row.event_lag_s for row in rows if row.event_lag_s is not None), default=None),
+    )
 
 
 def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
@@ -71,11 +188,9 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
         )
 
     async def stream(request: web.Request) -> web.StreamResponse:
-        text = request.query.get("decisions", str(DECISIONS_DEFAULT))
-        if not _DECIMAL.fullmatch(text) or int(text) > DECISIONS_MAX:
-            raise BadParameter("decisions", text, f"0..{DECISIONS_MAX}")
+        decisions_max = number_of(request.query, "decisions", "20", 0, 50)
         try:
-            with live.clients.connected(int(text), request.transport) as client:
+            with live.clients.connected(decisions_max, request.transport) as client:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 response = web.StreamResponse(headers=headers)
                 await response.prepare(request)
@@ -94,12 +209,17 @@ def live_routes(live: Live, clock: Clock) -> Sequence[web.RouteDef]:
     return [web.get("/v1/fleet", fleet), web.get("/v1/history", history), web.get("/v1/live", stream)]
 
 
+def number_of(query: Mapping[str, str], field: str, default: str, least: int, most: int) -> int:
+    """Return a parameter that is a whole number in these bounds; raise `BadParameter` for anything else."""
+    text = query.get(field, default)
+    if not _DECIMAL.fullmatch(text) or not least <= int(text) <= most:
+        raise BadParameter(field, text, f"{least}..{most}")
+    return int(text)
+
+
 def list_limit(query: Mapping[str, str]) -> int:
     """Return how many decisions are asked for; raise `BadParameter`."""
-    text = query.get("limit", str(_LIST_DEFAULT))
-    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= _LIST_MAX:
-        raise BadParameter("limit", text, f"1..{_LIST_MAX}")
-    return int(text)
+    return number_of(query, "limit", "50", 1, 1000)
 
 
 def unix_time(query: Mapping[str, str]) -> float | None:

@@ -230,7 +230,7 @@ void bind_core_events(nb::class_<PyCore>& of) {
              "table"_a, "rows"_a);
 }
 
-// In the order of `_OF_CORE` of router/attribution/contents.py.
+// In the order of `_OF_CORE` of router/attribution/report.py.
 auto tuple_of(const Sums& sums) {
     return std::make_tuple(sums.requests, sums.compared_requests, sums.prompt_tokens, sums.reused_tokens, sums.reported_tokens,
                            sums.baseline_tokens, sums.foregone_tokens, sums.saved_s, sums.learnt_s, sums.baseline_s, sums.evicted_blocks);

@@ -138,39 +138,21 @@ def answered_tokens(outcome: OutcomeKnown | None) -> float | None:
 def planner_families(plans: list[GroupPlan]) -> Iterator[Family]:
     """Yield offered load, what a worker can do, and workers, those there are and those advised."""
     for name, meaning, values in (
-        (
-            "offered_prefill_tokens_per_second",
-            "Prompt tokens to compute that are routed to the workers",
-            [each.load.prefill_tokens_per_s for each in plans],
-        ),
-        (
-            "offered_output_tokens_per_second",
-            "Routed requests a second times the mean length of the newest answers",
-            [each.output_tokens_per_s for each in plans],
-        ),
-        (
-            "worker_prefill_tokens_per_second",
-            "Prompt tokens that one worker can compute, by its learnt rate",
-            [each.worker_capacity.prefill_tokens_per_s for each in plans],
-        ),
-        (
-            "worker_output_tokens_per_second",
-            "Tokens that one worker can answer within planner.itl_s, by its learnt rate",
-            [each.worker_capacity.output_tokens_per_s for each in plans],
-        ),
+        ("offered_prefill_tokens_per_second", "Prompt tokens to compute that are routed to the workers",
+         [each.load.prefill_tokens_per_s for each in plans]),
+        ("offered_output_tokens_per_second", "Routed requests a second times the mean length of the newest answers",
+         [each.output_tokens_per_s for each in plans]),
+        ("worker_prefill_tokens_per_second", "Prompt tokens that one worker can compute, by its learnt rate",
+         [each.worker_capacity.prefill_tokens_per_s for each in plans]),
+        ("worker_output_tokens_per_second",
+         "Tokens that one worker can answer within planner.itl_s, by its learnt rate",
+         [each.worker_capacity.output_tokens_per_s for each in plans]),
         ("workers", "Workers that take new work", [each.size.workers for each in plans]),
-        (
-            "advised_workers",
-            "Fewest workers that keep the objectives of the section planner",
-            [each.advised_workers for each in plans],
-        ),
-    ):
-        samples = [
-            ((each.group.model, each.group.role), float(value))
-            for each, value in zip(plans, values, strict=True)
-            if value is not None
-        ]
-        yield gauge(f"planner_{name}", meaning, ("model", "role"), samples)
+        ("advised_workers", "Fewest workers that keep the objectives of the section planner",
+         [each.advised_workers for each in plans]),
+    ):  # fmt: skip
+        known = [(each.group, value) for each, value in zip(plans, values, strict=True) if value is not None]
+        yield gauge(f"planner_{name}", meaning, ("model", "role"), known)
 
 
 def _size(workers: list[Worker]) -> Size:

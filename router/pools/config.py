@@ -30,13 +30,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, ValidationError, create_model, model_validator
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, shortened
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.config.words import allowed
-from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
+from router.pools.selection import TOKEN_AXES, Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
 from router.pools.state import LiveLimits
 
@@ -44,11 +44,19 @@ _LIMITS = LiveLimits()
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 """Of JSON: neither text nor true is one."""
-_AXES: tuple[tuple[str, AxisName], ...] = (
-    ("isl", "isl"), ("context_length", "context_length"), ("ttft", "ttft_ms"), ("itl", "itl_ms"),
-)  # fmt: skip
-"""How the keys of an axis begin, and its name; in the order of mappings."""
-_ISL_KEYS = ("isl_min", "isl_max", "isl_resolution")
+_AXES: dict[PoolPhase, tuple[AxisName, ...]] = {
+    "prefill": ("isl", "ttft_ms"), "decode": ("context_length", "itl_ms"), "agg": ("isl", "ttft_ms", "itl_ms")
+}  # fmt: skip
+"""Of each phase, in the order of mappings."""
+
+
+def _keys(axis: AxisName) -> tuple[str, str, str]:
+    """Return the keys of an axis: least, most, resolution."""
+    base, unit, _ = axis.partition("_ms")
+    return f"{base}_min{unit}", f"{base}_max{unit}", f"{base}_resolution"
+
+
+_ISL_KEYS = _keys("isl")
 
 Count = Annotated[Whole, Field(ge=1, le=256)]
 Names = tuple[Annotated[str, Field(min_length=1)], ...]
@@ -190,63 +198,25 @@ class _Strategy(Section):
             is_old = f"{key}_ms" in type(self).model_fields
             yield f"{key} is deprecated: use {key}_ms" if is_old else f"{key} has no effect"
 
-    def axes(self) -> tuple[Axis, ...]:
-        return tuple(
-            Axis(
-                name,
-                getattr(self, name.replace(key, f"{key}_min")),
-                getattr(self, name.replace(key, f"{key}_max")),
-                cells,
-            )
-            for key, name in _AXES
-            if (cells := getattr(self, f"{key}_resolution", None))
-        )
-
-
-class _Ttft(_Strategy):
-    ttft_min_ms: Milliseconds
-    ttft_max_ms: Milliseconds
-    ttft_resolution: Cells
-
-
-class _Itl(_Strategy):
-    itl_min_ms: Milliseconds
-    itl_max_ms: Milliseconds
-    itl_resolution: Cells
-
-
-class PrefillStrategy(_Ttft):
-    """Of prompts that are computed here and decoded elsewhere."""
-
-    isl_min: Tokens
-    isl_max: Tokens
-    isl_resolution: Cells
-    prefill_pool_mapping: list[Any]
-
-
-class DecodeStrategy(_Itl):
-    """Sequences that a decode worker answers; a prefill worker computed their prompts."""
-
-    context_length_min: Tokens
-    context_length_max: Tokens
-    context_length_resolution: Cells
-    decode_pool_mapping: list[Any]
-
-
-class AggStrategy(_Ttft, _Itl):
-    """Of whole requests."""
-
-    isl_min: Tokens | None = None
-    isl_max: Tokens | None = None
-    isl_resolution: Cells | None = None
-    agg_pool_mapping: list[Any]
-
     @model_validator(mode="after")
-    def _length_is_whole(self) -> "AggStrategy":
-        missing = [key for key in _ISL_KEYS if getattr(self, key) is None]
+    def _length_is_whole(self) -> "_Strategy":
+        missing = [key for key in _ISL_KEYS if getattr(self, key, 0) is None]
         if 0 < len(missing) < len(_ISL_KEYS):
             raise ValueError(f"{missing[0]}: found none, allowed all three of {', '.join(_ISL_KEYS)}, or none")
         return self
+
+    def axes(self, phase: PoolPhase) -> tuple[Axis, ...]:
+        found = ((name, [getattr(self, key) for key in _keys(name)]) for name in _AXES[phase])
+        return tuple(Axis(name, least, most, cells) for name, (least, most, cells) in found if cells)
+
+
+def _strategy_of(phase: PoolPhase) -> type[_Strategy]:
+    fields: dict[str, Any] = {f"{phase}_pool_mapping": (list[Any], ...)}
+    for axis in _AXES[phase]:
+        kind = Tokens if axis in TOKEN_AXES else Milliseconds
+        for key, each in zip(_keys(axis), (kind, kind, Cells), strict=True):
+            fields[key] = (each | None, None) if (phase, axis) == ("agg", "isl") else (each, ...)
+    return create_model(f"{phase}_strategy", __base__=_Strategy, **fields)
 
 
 class _PoolsFile(Section):
@@ -259,22 +229,18 @@ class _PoolsFile(Section):
     pools: OwnSection = OwnSection()
 
 
-class _DisaggFile(_PoolsFile):
-    num_prefill_pools: Count
-    prefill_pool_dynamo_namespaces: Names = ()
-    prefill_pool_priorities: tuple[Whole, ...] | None = None
-    prefill_pool_selection_strategy: PrefillStrategy
-    num_decode_pools: Count
-    decode_pool_dynamo_namespaces: Names = ()
-    decode_pool_priorities: tuple[Whole, ...] | None = None
-    decode_pool_selection_strategy: DecodeStrategy
+def _file_of(*phases: PoolPhase) -> type[_PoolsFile]:
+    fields: dict[str, Any] = {}
+    for phase in phases:
+        fields[f"num_{phase}_pools"] = Count, ...
+        fields[f"{phase}_pool_dynamo_namespaces"] = Names, ()
+        fields[f"{phase}_pool_priorities"] = tuple[Whole, ...] | None, None
+        fields[f"{phase}_pool_selection_strategy"] = _strategy_of(phase), ...
+    return create_model("_".join(phases), __base__=_PoolsFile, **fields)
 
 
-class _AggFile(_PoolsFile):
-    num_agg_pools: Count
-    agg_pool_dynamo_namespaces: Names = ()
-    agg_pool_priorities: tuple[Whole, ...] | None = None
-    agg_pool_selection_strategy: AggStrategy
+_PHASES: dict[str, tuple[PoolPhase, ...]] = {"disagg": ("prefill", "decode"), "agg": ("agg",)}
+_FILES = {mode: _file_of(*phases) for mode, phases in _PHASES.items()}
 
 
 class PoolsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,14 +262,13 @@ def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> P
     Raises:
         ConfigurationError: with every problem found.
     """
-    kind: type[_PoolsFile] = _AggFile if isinstance(data, dict) and data.get("mode") == "agg" else _DisaggFile
+    is_agg = isinstance(data, dict) and data.get("mode") == "agg"
     try:
-        read = kind.model_validate(_without_nulls(data))
+        read = _FILES["agg" if is_agg else "disagg"].model_validate(_without_nulls(data))
     except ValidationError as error:
         raise ConfigurationError([_problem(found) for found in error.errors()]) from error
-    phases: tuple[PoolPhase, ...] = ("prefill", "decode") if read.mode == "disagg" else ("agg",)
     problems, warnings = list[str](), list[str]()
-    groups = [_group(read, phase, problems, warnings) for phase in phases]
+    groups = [_group(read, phase, problems, warnings) for phase in _PHASES[read.mode]]
     pools = read.pools.settings([name for group in groups for name in group.namespaces], given or {}, problems)
     if problems:
         raise ConfigurationError(problems)
@@ -346,13 +311,12 @@ def _group(read: _PoolsFile, phase: PoolPhase, problems: list[str], warnings: li
     for what, found in (("dynamo_namespaces", namespaces), ("priorities", priorities)):
         if len(found) != count:
             problems.append(f"{phase}_pool_{what}: found {len(found)}, allowed {count}, as num_{phase}_pools says")
-    mapping, axes = f"{phase}_pool_mapping", strategy.axes()
+    mapping, axes = f"{phase}_pool_mapping", strategy.axes(phase)
     found = list(_misfits(getattr(strategy, mapping), mapping, axes, count))
     for axis in axes:
         if axis.least >= axis.most:
-            base, unit, _ = axis.name.partition("_ms")
-            words = f"allowed less than {base}_max{unit}, which is {axis.most:g}"
-            found.append(f"{base}_min{unit}: found {axis.least:g}, {words}")
+            least, most, _ = _keys(axis.name)
+            found.append(f"{least}: found {axis.least:g}, allowed less than {most}, which is {axis.most:g}")
     for at, rule in enumerate(strategy.priority_overrides):
         if rule.min_priority > rule.max_priority or rule.target_pool >= count:
             found.append(f"priority_overrides.{at}: found {rule}, allowed min <= max, pool 0..{count - 1}")
@@ -376,8 +340,7 @@ def _misfits(found: object, path: str, axes: tuple[Axis, ...], count: int) -> It
             yield f"{path}: found {shortened(repr(found))}, allowed a pool's index, 0..{count - 1}"
     elif not isinstance(found, list) or len(found) != axes[0].resolution:
         shown = f"a list of {len(found)}" if isinstance(found, list) else shortened(repr(found))
-        resolution = f"{axes[0].name.removesuffix('_ms')}_resolution"
-        yield f"{path}: found {shown}, allowed a list of {axes[0].resolution}, as {resolution} says"
+        yield f"{path}: found {shown}, allowed a list of {axes[0].resolution}, as {_keys(axes[0].name)[2]} says"
     else:
         for at, inner in enumerate(found):
             yield from _misfits(inner, f"{path}.{at}", axes[1:], count)

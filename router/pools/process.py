@@ -10,22 +10,12 @@ guards the control plane. The order in which it stops: data plane, control plane
 this process.
 """
 
-import asyncio
-import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import replace as replace_part
-from pathlib import Path
-from typing import NamedTuple
-
 import msgspec
 from aiohttp import web
-from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.openai.endpoints import PATHS
 from kv_runtime.clock import SystemClock
-from kv_runtime.config.loading import load_settings
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
@@ -38,24 +28,15 @@ from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.http.sites import CORS_HEADERS
-from router.metrics.prompts import prompt_families
-from router.metrics.sockets import http_families
-from router.names import Names
-from router.pools.config import PoolsConfig, RouterAddress
-from router.pools.metrics import PoolMetrics
+from router.metrics.state import http_families, prompt_families
+from router.pools.config import PoolsConfig
 from router.pools.selection import PoolGroup
-from router.pools.served import PoolAttempt, Pools
-from router.pools.service import Identity, PoolService
+from router.pools.served import Identity, PoolAttempt, Pools, PoolService
 from router.pools.state import PoolsLive
-from router.pools.watch import PoolWatch
+from router.pools.watch import PoolMetrics, PoolWatch
 from router.prompt.prompts import ModelPrompts
 from router.request.replies import Replies, answer, refusal_of, refuse
 from router.request.request import Request
-
-_ACCEPT_PARAMS = "disaggregation.accept_params"
-"""Setting without which a router refuses requests of one phase."""
-_OWN_STAGES = 2
-"""Stages of the process itself."""
 
 
 def pool_endpoints(service: PoolService) -> Replies:
@@ -67,7 +48,7 @@ def pool_endpoints(service: PoolService) -> Replies:
             message = f"queue.inflight_requests_max: {most} requests are being served; try again"
             refuse(exchange, refusals.unavailable(message, "overloaded"))
         else:
-            metrics.began()
+            metrics.inflight += 1
             pools = Pools(service)
             request = Request(exchange, pools, pools)
             request.run(request.live())
@@ -111,57 +92,11 @@ def _pools_of(service: PoolService, group: PoolGroup) -> list[dict[str, object]]
         {
             "pool": index,
             "priority": group.priorities[index],
-            **msgspec.structs.asdict(service.live.status(name)),
+            **msgspec.structs.asdict(service.live.statuses[name]),
             **msgspec.structs.asdict(service.config.pools[name]),
         }
         for index, name in enumerate(group.namespaces)
     ]
-
-
-class OpenedRouter(NamedTuple):
-    """A router in this process: its addresses and its event log's; its mode; its parts, to be run."""
-
-    data_url: str
-    control_url: str
-    log_url: str
-    mode: str
-    parts: list[Part]
-    drain_s: float
-    picker_address: str = ""
-    """Of the endpoint picker; empty: it is off."""
-
-
-OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable[OpenedRouter]]
-"""Starts a router; its resources are released with the stack."""
-
-
-async def open_own_routers(
-    config: PoolsConfig, open_router: OpenRouter, stop: asyncio.Event, cleanup: AsyncExitStack
-) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
-    """Start the routers of the configured files, each once; return the configuration with their addresses, and them.
-
-    Routers of a disagg configuration accept requests of one phase.
-
-    Raises:
-        ConfigurationError: a file is invalid. Also what `open_router` raises.
-    """
-    opened: dict[str, OpenedRouter] = {}
-    pools = dict(config.pools)
-    flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
-    for name, pool in config.pools.items():
-        if not pool.config:
-            continue
-        if pool.config not in opened:
-            settings = load_settings(RouterSettings, file=Path(pool.config), flags=flags)
-            opened[pool.config] = await open_router(settings, stop, cleanup)
-        router = opened[pool.config]
-        pools[name] = replace(pool, routers=(RouterAddress(router.data_url, router.control_url),))
-    return replace(config, pools=pools), opened
-
-
-def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
-    """Return the parts of a router in this process; they stop after the process's own."""
-    return [replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES) for part in router.parts]
 
 
 class PoolsProcess:
@@ -184,8 +119,7 @@ class PoolsProcess:
             credentials=settings.data.credentials(self._clock),
             not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
         )
-        new_id = Names(uuid.uuid4().hex).new
-        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
+        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts)
         self._endpoints = pool_endpoints(service)
         app = pool_control(service, self._registry, token=settings.control.token.get_secret_value())
         self.control = settings.control.server(app)

@@ -1,4 +1,4 @@
-"""The state of pools, as a fold: `apply` of observations, `tick` for the passing of time.
+"""The state of pools, as a fold: `looked` and `attempt_failed` of observations, `tick` for the passing of time.
 
 A pool is
 
@@ -84,30 +84,17 @@ class Queue(NamedTuple):
     engines: int = 0
 
 
-class Looked(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of probing a router. Unstated values are None; `reason` says why it is not ready.
+class Looked(NamedTuple):
+    """The result of probing a router."""
 
-    `answered`: also if it is not ready, as one that drains; else it could not be reached in time.
-    """
-
-    now_s: float
-    namespace: str
-    url: str
-    ready: bool
-    answered: bool = True
     reason: str = ""
+    """Why it is not ready; empty: it is."""
+    answered: bool = True
+    """Also if it is not ready, as one that drains; else it could not be reached in time."""
     queue: Queue | None = None
-    ttft: Attained | None = None
-    itl: Attained | None = None
-
-
-class AttemptFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request could not connect to a router."""
-
-    now_s: float
-    namespace: str
-    url: str
-    reason: str
+    """None: not stated."""
+    attained: Mapping[Target, Attained] = {}
+    """By the targets that are checked and stated."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,8 +122,6 @@ class Change(NamedTuple):
 class _PoolRouter:
     """One router of a pool."""
 
-    __slots__ = ("answered", "attained", "failures", "queue", "queue_s", "reason", "successes", "up")
-
     def __init__(self) -> None:
         self.up: bool | None = None
         """None: not probed yet."""
@@ -151,8 +136,6 @@ class _PoolRouter:
 
 class _Window:
     """Answers of a pool against one bound, until there are enough of them for a judgement."""
-
-    __slots__ = ("judged_s", "ratio", "slow", "total", "within")
 
     def __init__(self) -> None:
         self.within = self.total = 0.0
@@ -170,22 +153,22 @@ class _Pool:
         self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
         self._queue_long = False
 
-    def looked(self, look: Looked) -> None:
-        router = self._routers[look.url]
+    def looked(self, url: str, look: Looked, now_s: float) -> None:
+        router = self._routers[url]
         router.answered = look.answered
-        if look.ready:
-            self._ready(router)
-        else:
+        if look.reason:
             self._failed(router, look.reason, at_once=router.up is None)
+        else:
+            self._ready(router)
         if look.queue is not None:
-            router.queue, router.queue_s = look.queue, look.now_s
+            router.queue, router.queue_s = look.queue, now_s
         self._judge_queue()
         for target, window in self._windows.items():
-            self._add(router, target, look.ttft if target == "ttft" else look.itl)
-            self._judge(window, look.now_s)
+            self._add(router, target, look.attained.get(target))
+            self._judge(window, now_s)
 
-    def attempt_failed(self, failure: AttemptFailed) -> None:
-        self._failed(self._routers[failure.url], failure.reason, at_once=False)
+    def attempt_failed(self, url: str, reason: str) -> None:
+        self._failed(self._routers[url], reason, at_once=False)
         self._judge_queue()
 
     def tick(self, now_s: float) -> None:
@@ -260,7 +243,8 @@ class _Pool:
 
     def status(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
-        found = dict(self._strains()) if up else {"unhealthy": self._why_down()}
+        why_down = "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
+        found = dict(self._strains()) if up else {"unhealthy": why_down}
         ratios = {target: window.ratio for target, window in self._windows.items()}
         return PoolStatus(
             namespace=self._namespace,
@@ -283,9 +267,6 @@ class _Pool:
                 bound = f"{limits.bound_ms(target):g} ms"
                 yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"
 
-    def _why_down(self) -> str:
-        return "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
-
 
 class PoolsLive:
     """All pools. Unknown routers are a defect of the caller."""
@@ -293,16 +274,18 @@ class PoolsLive:
     def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
         """`routers`: each pool's routers, by address; `limits` of each pool."""
         self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
-        self._statuses = {name: pool.status() for name, pool in self._pools.items()}
+        self.statuses = {name: pool.status() for name, pool in self._pools.items()}
+        """The present status of each pool."""
 
-    def apply(self, event: Looked | AttemptFailed) -> tuple[Change, ...]:
-        """Fold an observation in; return the changes of fitness."""
-        pool = self._pools[event.namespace]
-        if isinstance(event, Looked):
-            pool.looked(event)
-        else:
-            pool.attempt_failed(event)
-        return self._changes((event.namespace,))
+    def looked(self, namespace: str, url: str, look: Looked, now_s: float) -> tuple[Change, ...]:
+        """Fold the result of a probe in; return the changes of fitness."""
+        self._pools[namespace].looked(url, look, now_s)
+        return self._changes((namespace,))
+
+    def attempt_failed(self, namespace: str, url: str, reason: str) -> tuple[Change, ...]:
+        """A request could not connect to a router; return the changes of fitness."""
+        self._pools[namespace].attempt_failed(url, reason)
+        return self._changes((namespace,))
 
     def tick(self, now_s: float) -> tuple[Change, ...]:
         """Apply the passing of time; return the changes of fitness."""
@@ -310,23 +293,15 @@ class PoolsLive:
             pool.tick(now_s)
         return self._changes(self._pools)
 
-    def status(self, namespace: str) -> PoolStatus:
-        """Return the status of a pool."""
-        return self._statuses[namespace]
-
     def is_silent(self, namespace: str, url: str) -> bool:
         """Return whether a router is not up and answers no probe: requests there wait in vain."""
         return self._pools[namespace].is_silent(url)
 
-    def statuses(self) -> tuple[PoolStatus, ...]:
-        """Return the status of all pools."""
-        return tuple(self._statuses.values())
-
     def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
         changes = []
         for name in namespaces:
-            before, after = self._statuses[name], self._pools[name].status()
-            self._statuses[name] = after
+            before, after = self.statuses[name], self._pools[name].status()
+            self.statuses[name] = after
             if before.fitness != after.fitness:
                 changes.append(Change(name, before.fitness, after.fitness, after.reasons))
         return tuple(changes)

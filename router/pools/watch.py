@@ -1,4 +1,4 @@
-"""Probes every router of every pool periodically; `state.py` folds the results.
+"""Probes every router of every pool periodically, and counts for metrics; `state.py` folds the results.
 
 | asked | plane | read |
 |---|---|---|
@@ -12,21 +12,37 @@ plane does not count against a router: its queue and latencies are unknown then.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Collection
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 
 import aiohttp
 import msgspec
 import structlog
 
+from kv_protocol.journal import OutcomeName
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.doctor.pages import OK, HttpAsker, PageUnreadable, decoded, not_ready, samples
 from router.pools.config import PoolsConfig, PoolSettings, RouterAddress
-from router.pools.metrics import LookOutcome, PoolMetrics
-from router.pools.state import Attained, AttemptFailed, LiveLimits, Looked, PoolsLive, Queue, Target, attained
+from router.pools.selection import PoolGroup, PoolSequence
+from router.pools.state import (
+    CAUSES,
+    FITNESSES,
+    TARGETS,
+    Change,
+    LiveLimits,
+    Looked,
+    PoolsLive,
+    PoolStatus,
+    Queue,
+    Target,
+    attained,
+)
 
+ATTEMPT_OUTCOMES: tuple[OutcomeName, ...] = ("ok", "refused", "failed", "cancelled")
+LOOK_OUTCOMES = ("ready", "not_ready", "unreachable")
+_WHYS = ("grid", "override")
 _QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
 _LATENCIES: dict[str, Target] = {
     "kvrouter_time_to_first_token_seconds_bucket": "ttft",
@@ -36,8 +52,69 @@ _MS_PER_S = 1000
 _CONNECTIONS_MAX = 64
 _PAGE_BYTES_MAX = 16 << 20
 _UNREADY = 503
-
 _log = structlog.get_logger("pools")
+
+
+class PoolMetrics:
+    """Counters, and projections of `live`."""
+
+    def __init__(self, groups: tuple[PoolGroup, ...], live: PoolsLive) -> None:
+        pools = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
+        names = dict.fromkeys(name for _, name in pools)
+        self._live = live
+        self._selections = Counter({(*at, why): 0 for at in pools for why in _WHYS})
+        self.attempts = Counter({(*at, outcome): 0 for at in pools for outcome in ATTEMPT_OUTCOMES})
+        """Attempts of a pool for a phase, by outcome."""
+        self._passed_over = Counter({(*at, cause): 0 for at in pools for cause in CAUSES})
+        self.probes = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
+        """Probes of a pool's routers, by outcome."""
+        self._requests = Counter(dict.fromkeys(ATTEMPT_OUTCOMES, 0))
+        self.inflight = 0
+        """Requests that are being served: who begins one adds it."""
+
+    def planned(self, plan: PoolSequence) -> None:
+        """A pool was chosen for one phase of a request; count it, and the pools passed over, by cause."""
+        selection = plan.selection
+        why = "grid" if selection.override is None else "override"
+        self._selections[selection.phase, selection.namespace, why] += 1
+        for candidate in plan.passed_over:
+            for cause in candidate.causes:
+                self._passed_over[selection.phase, candidate.namespace, cause] += 1
+
+    def ended(self, outcome: OutcomeName) -> None:
+        """A request ended."""
+        self.inflight -= 1
+        self._requests[outcome] += 1
+
+    def families(self) -> Iterator[Family]:
+        """Yield all counters, and the status of pools."""
+        at = ("phase", "pool")
+        for name, meaning, labels, counts in (
+            ("pool_selections", "Requests by the pool chosen first, and by what chose it", (*at, "by"),
+             self._selections),
+            ("pool_attempts", "Attempts of a pool to serve a request, by outcome", (*at, "outcome"), self.attempts),
+            ("pool_passed_over", "Requests that passed over an unfit pool, by cause", (*at, "cause"),
+             self._passed_over),
+            ("pool_looks", "Probes of the routers of a pool, by outcome", ("pool", "outcome"), self.probes),
+        ):  # fmt: skip
+            yield counter(name, meaning, labels, counts.items())
+        yield counter("pools_requests", "Requests by outcome", ("outcome",), by_name((), self._requests))
+        yield gauge("pools_inflight_requests", "Requests being served", rows=[((), self.inflight)])
+        yield from _status_families(self._live.statuses.values())
+
+
+def _status_families(statuses: Collection[PoolStatus]) -> Iterator[Family]:
+    states = [((each.namespace, state), each.fitness == state) for each in statuses for state in FITNESSES]
+    yield gauge("pool_state", "1 for the pool's present state: fit, strained or down", ("pool", "state"), states)
+    up = {each.namespace: len(each.routers_up) for each in statuses}
+    yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), by_name((), up))
+    queued = {each.namespace: each.queued_requests for each in statuses if each.queued_requests is not None}
+    meaning = "Requests waiting in the pool's routers and engines, where known"
+    yield gauge("pool_queued_requests", meaning, ("pool",), by_name((), queued))
+    of_all = ((each.namespace, {"ttft": each.ttft_ratio, "itl": each.itl_ratio}) for each in statuses)
+    ratios = [((name, target), ratio) for name, of in of_all for target, ratio in of.items() if ratio is not None]
+    meaning = "Share of the answers of the last window that met the target"
+    yield gauge("pool_attainment_ratio", meaning, ("pool", "target"), ratios)
 
 
 class _Model(msgspec.Struct):
@@ -48,14 +125,6 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class Busyness(NamedTuple):
-    """A router's load, by its metrics; None: not stated, or not checked."""
-
-    queue: Queue | None = None
-    ttft: Attained | None = None
-    itl: Attained | None = None
-
-
 def not_serving(body: bytes, models: Collection[str]) -> str:
     """Return why a router serves none of `models`, empty if it serves one; raise `PageUnreadable`."""
     found = [each.id for each in decoded(body, _Models, "/v1/models").data]
@@ -64,8 +133,12 @@ def not_serving(body: bytes, models: Collection[str]) -> str:
     return f"serves {', '.join(found[:8]) or 'no model'}, wanted {', '.join(models)}"
 
 
-def busyness(page: bytes, limits: LiveLimits) -> Busyness:
-    """Return the load by the metrics; latencies against the bounds of `limits`. Raise `PageUnreadable`."""
+def busyness(page: bytes, limits: LiveLimits) -> Looked:
+    """Return the load of a ready router by its metrics; latencies against the bounds of `limits`.
+
+    Raises:
+        PageUnreadable: it is no page of metrics.
+    """
     waiting: defaultdict[str, float] = defaultdict(float)
     buckets: dict[Target, defaultdict[float, float]] = {"ttft": defaultdict(float), "itl": defaultdict(float)}
     try:
@@ -74,21 +147,16 @@ def busyness(page: bytes, limits: LiveLimits) -> Busyness:
                 waiting[sample.name] += sample.value
             else:
                 buckets[target][float(sample.labels["le"])] += sample.value
-        return Busyness(
-            Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None,
-            _attained(buckets["ttft"], limits.ttft_bound_ms),
-            _attained(buckets["itl"], limits.itl_bound_ms),
-        )
+        queue = Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None
+        bounds = {target: bound_ms for target in TARGETS if (bound_ms := limits.bound_ms(target)) is not None}
+        found = {each: attained(buckets[each], bound / _MS_PER_S) for each, bound in bounds.items() if buckets[each]}
+        return Looked(queue=queue, attained=found)
     except (ValueError, LookupError, OverflowError) as error:
         raise PageUnreadable(f"/metrics: {error}") from error
 
 
-def _attained(buckets: dict[float, float], bound_ms: float | None) -> Attained | None:
-    return None if bound_ms is None or not buckets else attained(buckets, bound_ms / _MS_PER_S)
-
-
 class PoolWatch:
-    """Keeps `live` current while it runs; `seen` takes in the observations of requests."""
+    """Keeps `live` current while it runs."""
 
     def __init__(
         self, config: PoolsConfig, models: tuple[str, ...], live: PoolsLive, metrics: PoolMetrics, clock: Clock
@@ -104,11 +172,11 @@ class PoolWatch:
 
     def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
         """A request could not connect to a router."""
-        self.seen(AttemptFailed(now_s=self._clock.now(), namespace=namespace, url=url, reason=reason))
+        self._log_changes(self.live.attempt_failed(namespace, url, reason))
 
-    def seen(self, event: Looked | AttemptFailed) -> None:
-        """Take in an observation; changes of fitness, also by the passing of time, are logged."""
-        for change in (*self.live.apply(event), *self.live.tick(event.now_s)):
+    def _log_changes(self, changes: tuple[Change, ...]) -> None:
+        """Log these changes of fitness, and those by the passing of time."""
+        for change in (*changes, *self.live.tick(self._clock.now())):
             say = _log.info if change.after == "fit" else _log.warning
             say("pool_changed", pool=change.namespace, before=change.before, after=change.after, reasons=change.reasons)
 
@@ -122,32 +190,21 @@ class PoolWatch:
     async def _look_at(
         self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
-        outcome: LookOutcome = "unreachable"
-        busy = Busyness()
+        look = Looked(answered=False)
         try:
             async with asyncio.timeout(self._config.look_timeout_s):
-                reason = await self._unfit(session, router)
-                outcome = "not_ready" if reason else "ready"
-                busy = await self._busyness(session, router, pool)
+                look = Looked(await self._unfit(session, router))
+                if router.control_url:
+                    busy = await self._busyness(session, router, pool)
+                    look = busy._replace(reason=look.reason)
         except TimeoutError:
-            if outcome == "unreachable":
-                reason = f"no answer within {self._config.look_timeout_s:g} s"
+            if not look.answered:
+                look = look._replace(reason=f"no answer within {self._config.look_timeout_s:g} s")
         except PageUnreadable as error:
-            reason = str(error)
-        self.metrics.looked(namespace, outcome)
-        self.seen(
-            Looked(
-                now_s=self._clock.now(),
-                namespace=namespace,
-                url=router.url,
-                ready=outcome == "ready",
-                answered=outcome != "unreachable",
-                reason=reason,
-                queue=busy.queue,
-                ttft=busy.ttft,
-                itl=busy.itl,
-            )
-        )
+            look = look._replace(reason=str(error))
+        outcome = "unreachable" if not look.answered else "not_ready" if look.reason else "ready"
+        self.metrics.probes[namespace, outcome] += 1
+        self._log_changes(self.live.looked(namespace, router.url, look, self._clock.now()))
 
     async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
         """Return why requests should not be sent there; empty if they may."""
@@ -156,14 +213,12 @@ class PoolWatch:
             return reason
         return not_serving(await self._get(session, f"{router.url}/v1/models"), self._models)
 
-    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Busyness:
-        if not router.control_url:
-            return Busyness()
+    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Looked:
         try:
             return busyness(await self._get(session, f"{router.control_url}/metrics"), pool.limits)
         except PageUnreadable as error:
             _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
-            return Busyness()
+            return Looked()
 
     async def _get(self, session: aiohttp.ClientSession, url: str, *, also: int = OK) -> bytes:
         """Return the body of an answer of status 200, or `also`; raise `PageUnreadable`."""

@@ -37,20 +37,17 @@ from yarl import URL
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response, json_response
 from kv_runtime.telemetry import Family
-from router.admin.control_plane import control_app
-from router.attribution.contents import SavingsReport
-from router.attribution.contents import merged as merged_reports
+from router.attribution.report import SavingsReport
+from router.attribution.report import merged as merged_reports
+from router.control_plane import control_app
 from router.drain.routes import WAIT_S_MAX
-from router.live.routes import list_limit
-from router.live.trends import TrendsPage, merged_trends
-from router.processes.links import Answer, Links
+from router.live.routes import TrendsPage, list_limit, merged_trends
 from router.processes.metrics import ProcessState, merged, parsed, process_families
+from router.processes.supervisor import Answer, Links
 from router.shadows.service import pooled_page
 
 _Body = dict[str, Any]
 _decode = msgspec.json.Decoder(_Body).decode
-_decode_trends = msgspec.json.Decoder(TrendsPage).decode
-_decode_report = msgspec.json.Decoder(SavingsReport).decode
 _TOKENS = "handover_tokens"
 _DECISIONS = b"\nevent: decisions\n"
 _EVENT_END = b"\n\n"
@@ -77,15 +74,15 @@ class Front:
             web.patch("/v1/policy", self._change_policy),
             web.delete("/v1/policy", self._change_policy),
             web.post(drain, self._begin_drain),
-            web.get(drain, self._of_all(_drain_of, passes_refusals=True, more_s=WAIT_S_MAX)),
+            web.get(drain, self._of_all(_drain_of, more_s=WAIT_S_MAX)),
             web.delete(drain, self._end_drain),
-            web.get("/v1/shadows", self._of_all(pooled_page, passes_refusals=True)),
+            web.get("/v1/shadows", self._of_all(pooled_page)),
             web.put("/v1/shadows", self._change_shadows),
             web.delete("/v1/shadows", self._change_shadows),
             web.get("/v1/workers", self._of_all(doubted_workers)),
-            web.get("/v1/report", self._of_all(merged_reports, _decode_report, passes_refusals=True)),
+            web.get("/v1/report", self._of_all(merged_reports, SavingsReport)),
             web.get("/v1/predictions", self._of_all(predictions_of)),
-            web.get("/v1/trends", self._of_all(merged_trends, _decode_trends)),
+            web.get("/v1/trends", self._of_all(merged_trends, TrendsPage)),
             web.get("/v1/processes", self._processes),
             web.get("/health", _health),
             web.get("/live", _health),
@@ -117,7 +114,8 @@ class Front:
                 continue  # the process has just ended
             async with call as answer, asyncio.TaskGroup() as group:
                 is_live = request.path == "/v1/live" and answer.status == HTTPStatus.OK
-                response = web.StreamResponse(status=answer.status, headers=_kept(answer))
+                kept = {name: each for name, each in answer.headers.items() if name not in _NOT_PASSED_ON}
+                response = web.StreamResponse(status=answer.status, headers=kept)
                 await response.prepare(request)
                 names = [each for each in self._links.names if each != name] if is_live else []
                 others = [group.create_task(self._add_decisions(each, path, response)) for each in names]
@@ -152,25 +150,20 @@ class Front:
             from_s = max((body["from_s"] for body in bodies if body["from_s"] is not None), default=None)
             return {"decisions": newest, "from_s": from_s}
 
-        return _together(answers, merged_decisions, passes_refusals=True)
+        return _together(answers, merged_decisions)
 
     async def _decision(self, request: web.Request) -> web.Response:
         answers = await self._links.all("GET", request.rel_url.raw_path_qs)
         return _passed_on(next((answer for answer in answers.values() if answer.is_ok), _refusal(answers)))
 
     def _of_all(
-        self,
-        together: Callable[[list[Any]], object],
-        decode: Callable[[bytes], Any] = _decode,
-        *,
-        passes_refusals: bool = False,
-        more_s: float = 0.0,
+        self, together: Callable[[list[Any]], object], kind: type[Any] = _Body, *, more_s: float = 0.0
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Return a handler that merges the processes' answers, as `_together` does."""
 
         async def handle(request: web.Request) -> web.Response:
             answers = await self._links.all("GET", request.rel_url.raw_path_qs, more_s=more_s)
-            return _together(answers, together, decode, passes_refusals=passes_refusals)
+            return _together(answers, together, kind)
 
         return handle
 
@@ -192,16 +185,20 @@ class Front:
         async with self._changing:
             body = b"" if request.method == "DELETE" else await request.read()
             answers = await self._links.all(request.method, "/v1/shadows", body)
-            response = _together(answers, pooled_page, passes_refusals=True)
+            response = _together(answers, pooled_page)
             if not answers or _refusal(answers):
                 return response
-            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": _budget_us(answers)}) if body else b""
+            budget_us = _decode(next(iter(answers.values())).body)["budget_us"]  # the body may lack it
+            self.shadows = msgspec.json.encode({**_decode(body), "budget_us": budget_us}) if body else b""
         return self._confirmed(answers, response)
 
     def _confirmed(self, answers: Mapping[str, Answer | None], response: web.Response) -> web.Response:
         """Return `response`, or an error that names the processes that did not confirm the change."""
         behind = [name for name in self._links.names if (answer := answers.get(name)) is None or not answer.is_ok]
-        return _not_confirmed(behind) if behind else response
+        if not behind:
+            return response
+        message = f"{', '.join(behind)} did not confirm the change, which the others have; send it again"
+        return error_response(503, message, "server_error", code="not_confirmed")
 
     # ---------------------------------------------------------------------------------------------- draining
 
@@ -344,36 +341,14 @@ def _no_process_answers() -> web.Response:
     return error_response(503, "no serving process answers; try again", "server_error", code="no_process")
 
 
-def _not_confirmed(names: list[str]) -> web.Response:
-    message = f"{', '.join(names)} did not confirm the change, which the others have; send it again"
-    return error_response(503, message, "server_error", code="not_confirmed")
-
-
 def _together(
-    answers: dict[str, Answer],
-    together: Callable[[list[Any]], object],
-    decode: Callable[[bytes], Any] = _decode,
-    *,
-    passes_refusals: bool = False,
+    answers: dict[str, Answer], together: Callable[[list[Any]], object], kind: type[Any] = _Body
 ) -> web.Response:
-    """Return what `together` makes of the processes' answers.
-
-    Refusals are left out; with `passes_refusals` the first one is the answer.
-    """
-    if passes_refusals and (refusal := _refusal(answers)):
+    """Return what `together` makes of the processes' answers, which are of this kind; or the first refusal."""
+    if refusal := _refusal(answers):
         return _passed_on(refusal)
-    bodies = [decode(answer.body) for answer in answers.values() if answer.is_ok]
+    bodies = [msgspec.json.decode(answer.body, type=kind) for answer in answers.values()]
     return json_response(together(bodies)) if bodies else _no_process_answers()
-
-
-def _budget_us(answers: dict[str, Answer]) -> object:
-    """Return the budget in force: the body of `PUT /v1/shadows` may lack it."""
-    return _decode(next(iter(answers.values())).body)["budget_us"]
-
-
-def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return the headers that are passed on."""
-    return {name: value for name, value in answer.headers.items() if name not in _NOT_PASSED_ON}
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

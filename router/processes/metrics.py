@@ -82,11 +82,9 @@ class ProcessState(NamedTuple):
 def process_families(states: Iterable[ProcessState], silent_calls: Mapping[str, int]) -> Iterator[Family]:
     """Yield the metrics; `silent_calls` are those that a process did not answer, by its name."""
     known = list(states)
-    up = [((state.name,), float(state.is_up)) for state in known]
-    restarts = [((state.name,), float(state.restarts)) for state in known]
-    silent = by_name((), silent_calls)
-    yield gauge("process_up", "1 while this process of the router runs", ("process",), up)
-    yield counter("process_restarts", "How often this process ended and was started again", ("process",), restarts)
-    yield counter(
-        "process_silent_calls", "Calls of the control plane that this process did not answer", ("process",), silent
-    )
+    up, restarts = {each.name: each.is_up for each in known}, {each.name: each.restarts for each in known}
+    yield gauge("process_up", "1 while this process of the router runs", ("process",), by_name((), up))
+    meaning = "How often this process ended and was started again"
+    yield counter("process_restarts", meaning, ("process",), by_name((), restarts))
+    meaning = "Calls of the control plane that this process did not answer"
+    yield counter("process_silent_calls", meaning, ("process",), by_name((), silent_calls))

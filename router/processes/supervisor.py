@@ -15,25 +15,97 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from multiprocessing.connection import Connection
+from typing import NamedTuple, Self
 
+import aiohttp
 import structlog
+from yarl import URL
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import RESTARTS, Failures, PartGaveUp, Restarts, until
-from router.processes.links import Links
+from kv_runtime.telemetry import RateLimitedLog
 from router.processes.metrics import ProcessState
 
+CALL_S = 5.0
+"""For a process that answers at once: beyond it, it counts as silent."""
+_log = structlog.get_logger("router")
 LOOK_S = 1.0
 SILENT_CALLS = 2
 AT_ONCE_S = 1.0
 _ENDED_AS_ASKED = (0, -signal.SIGTERM)
 """Exit codes after SIGTERM; the second of a process that had not yet come to handle it."""
-
-_log = structlog.get_logger("router")
-
 Work = Callable[[Connection], None]
 """What a process does. It sends the URL of its control plane once it serves."""
+
+
+class Answer(NamedTuple):
+    """What one process answered."""
+
+    status: int
+    body: bytes
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the process did what it was asked."""
+        return self.status < HTTPStatus.MULTIPLE_CHOICES
+
+
+class Links:
+    """The processes, by name; those that serve have an address. `async with`."""
+
+    def __init__(self, names: Sequence[str], clock: Clock, *, token: str = "") -> None:
+        """`token`: that of their control planes."""
+        self.names = tuple(names)
+        self._token = token
+        self.urls: dict[str, str] = {}
+        """Addresses of the control planes of those that serve."""
+        self._failures = RateLimitedLog(_log, clock)
+        self.silent_total = dict.fromkeys(names, 0)
+        """Calls that a process did not answer."""
+        self.session: aiohttp.ClientSession
+        """For calls to `url`."""
+
+    def serving(self) -> list[tuple[str, str]]:
+        """Return name and address of each process that serves, in the order of `names`."""
+        return [(name, self.urls[name]) for name in self.names if name in self.urls]
+
+    async def __aenter__(self) -> Self:
+        self.session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}"},
+            skip_auto_headers=("Accept-Encoding",),
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(sock_connect=CALL_S),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()
+
+    async def one(self, name: str, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> Answer | None:
+        """Return the process's answer. None: it does not serve, or did not answer within `CALL_S` and `more_s`.
+
+        The second is counted and logged.
+        """
+        if name not in self.urls:
+            return None
+        target = URL(self.urls[name] + path, encoded=True)
+        try:
+            async with asyncio.timeout(CALL_S + more_s):
+                async with self.session.request(method, target, data=body or None) as response:
+                    return Answer(response.status, await response.read())
+        except (OSError, aiohttp.ClientError, TimeoutError) as error:
+            self.silent_total[name] += 1
+            reason = str(error) or type(error).__name__
+            self._failures.warning("process_silent", key=name, of=name, call=f"{method} {path}", reason=reason)
+            return None
+
+    async def all(self, method: str, path: str, body: bytes = b"", more_s: float = 0.0) -> dict[str, Answer]:
+        """Return the answers of the processes that gave one, in the order of `names`."""
+        calls = [self.one(name, method, path, body, more_s) for name in self.names]
+        found: Sequence[Answer | None] = await asyncio.gather(*calls)
+        return {name: answer for name, answer in zip(self.names, found, strict=True) if answer is not None}
 
 
 class ProcessesFailed(PartGaveUp):
@@ -66,7 +138,9 @@ class Supervisor:
 
     def states(self) -> list[ProcessState]:
         """Return the processes as they are."""
-        return [ProcessState(each.name, each.pid, each.name in self._links, each.restarts) for each in self._processes]
+        return [
+            ProcessState(each.name, each.pid, each.name in self._links.urls, each.restarts) for each in self._processes
+        ]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the processes and keep them running until `stop` is set; none runs afterwards, also after an error.
@@ -122,7 +196,7 @@ class Supervisor:
             await self._clock.sleep(LOOK_S)
             answers = await self._links.all("GET", "/live")
             for each in self._processes:
-                is_silent = each.name in self._links and each.name not in answers
+                is_silent = each.name in self._links.urls and each.name not in answers
                 each.silent_calls = each.silent_calls + 1 if is_silent else 0
                 if each.silent_calls >= SILENT_CALLS:
                     each.kill("it does not answer")
@@ -165,7 +239,7 @@ class _Process:
         def on_said() -> None:
             loop.remove_reader(said)
             with suppress(EOFError):
-                self._links.add(self.name, said.recv())
+                self._links.urls[self.name] = said.recv()
                 self.has_served.set()
             said.close()
 
@@ -173,7 +247,7 @@ class _Process:
             loop.remove_reader(process.sentinel)
             if not said.closed:
                 on_said()
-            self._links.remove(self.name)
+            self._links.urls.pop(self.name, None)
             process.join()
             self.pid = 0
             self.ended.set_result(process.exitcode or 0)

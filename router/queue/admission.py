@@ -3,7 +3,7 @@
     asked          no request of its kind waits and there is headroom: admitted at once. Else it waits, or is refused
     headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
                    worker (`headroom.py`)
-    order          by fair share of uncached tokens between tenants (`fair_share.py`); within a tenant: strict
+    order          by fair share of uncached tokens between tenants (`waiting.py`); within a tenant: strict
                    priority, the higher first; the policy's key, the smaller first; the order of arrival
 
                        fcfs   arrival_s - max(0, priority)                 a priority is worth as many seconds
@@ -33,16 +33,7 @@ from collections.abc import Callable, Sequence
 
 from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
-from router.queue.model_queue import ModelQueue
-from router.queue.waiting import (
-    OTHERS,
-    Place,
-    Placing,
-    QueuedRequest,
-    QueueLimits,
-    RefusalReason,
-    placing_of,
-)
+from router.queue.waiting import OTHERS, ModelQueue, Place, Placing, QueueLimits, RefusalReason, order_of, placing_of
 
 _RATE_RETRY_S_MAX = 60.0
 RATE_HALF_LIFE_S = 10.0
@@ -110,29 +101,37 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- in
 
-    def offer(self, waiting: QueuedRequest, now_s: float) -> Place | Refusal:
-        """Queue the request; return its place, or why it is refused."""
-        tenant = self._tenant_of(waiting)
-        reason = self._full(tenant, waiting.cost_tokens)
+    def offer(self, request: RouteRequest, uncached_tokens: int, now_s: float) -> Place | Refusal:
+        """Queue the request; return its place, or why it is refused.
+
+        `uncached_tokens`: its prompt without the longest prefix that a rank holds.
+        """
+        tenant, cost_tokens, limits = self._tenant_of(request.tenant), max(1, uncached_tokens), self._limits
+        reason = self._full(tenant, cost_tokens)
         if reason is not None:
-            return self._refusal(reason, tenant, waiting.cost_tokens, now_s)
+            return self._refusal(reason, tenant, cost_tokens, now_s)
         self._arrivals += 1
-        order = waiting.order(self._limits.policy, self._limits.ttft_default_s, now_s, self._arrivals)
-        queue = self._models.get(waiting.request.model)
+        queue = self._models.get(request.model)
         if queue is None:
-            queue = self._models[waiting.request.model] = ModelQueue(self._limits)
-        placing = placing_of(waiting.request)
-        kind = queue.kind_of(tenant, placing)
-        place = Place(waiting=waiting, tenant=tenant, order=order, arrived_s=now_s, placing=placing, kind=kind)
+            queue = self._models[request.model] = ModelQueue(limits)
+        placing = placing_of(request)
+        place = Place(
+            request=request,
+            cost_tokens=cost_tokens,
+            tenant=tenant,
+            order=order_of(request, cost_tokens, limits.policy, limits.ttft_default_s, now_s, self._arrivals),
+            arrived_s=now_s,
+            placing=placing,
+            kind=queue.kind_of(tenant, placing),
+        )
         queue.add(place)
-        self._kinds[waiting.request.model, placing] += 1
+        self._kinds[request.model, placing] += 1
         self._waiting[place.arrival] = place
         for total in (self._all, self._tenants.setdefault(tenant, _Sum())):
-            total.add(1, waiting.cost_tokens)
+            total.add(1, cost_tokens)
         return place
 
-    def _tenant_of(self, waiting: QueuedRequest) -> str:
-        tenant = waiting.request.tenant
+    def _tenant_of(self, tenant: str) -> str:
         return tenant if tenant in self._tenants or len(self._tenants) < self._limits.tenants_max else OTHERS
 
     def _full(self, tenant: str, tokens: int) -> RefusalReason | None:
@@ -144,7 +143,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- out
 
-    def take(self, model: str, has_headroom: Callable[[QueuedRequest], bool], now_s: float) -> Place | None:
+    def take(self, model: str, has_headroom: Callable[[RouteRequest], bool], now_s: float) -> Place | None:
         """Remove and return the next request with headroom; None if there is none.
 
         `has_headroom` is called once for each kind that a first request has.
@@ -158,7 +157,7 @@ class RequestQueue:
         def fits(place: Place) -> bool:
             known = headroom.get(place.placing)
             if known is None:
-                known = headroom[place.placing] = has_headroom(place.waiting)
+                known = headroom[place.placing] = has_headroom(place.request)
             return known
 
         def cost_tokens(tenant: str) -> int | None:
@@ -166,14 +165,14 @@ class RequestQueue:
             if place is None:
                 return None
             firsts[tenant] = place
-            return place.waiting.cost_tokens
+            return place.cost_tokens
 
         tenant = queue.shares.take_turn(cost_tokens)
         if tenant is None:
             return None
         place = firsts[tenant]
         self._remove(place)
-        self._rate.add(place.waiting.cost_tokens, now_s)
+        self._rate.add(place.cost_tokens, now_s)
         return place
 
     def cancel(self, place: Place) -> bool:
@@ -197,16 +196,14 @@ class RequestQueue:
         return self._dismiss(list(self._waiting.values()), "stopping", now_s)
 
     def _dismiss(self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float) -> list[tuple[Place, Refusal]]:
-        dismissed = [
-            (place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in dismissals
-        ]
+        dismissed = [(place, self._refusal(reason, place.tenant, place.cost_tokens, now_s)) for place in dismissals]
         for place in dismissals:
             self._remove(place)
         return dismissed
 
     def _remove(self, place: Place) -> None:
         del self._waiting[place.arrival]
-        model = place.waiting.request.model
+        model = place.request.model
         self._models[model].remove(place)
         self._kinds[model, place.placing] -= 1
         if not self._kinds[model, place.placing]:
@@ -214,7 +211,7 @@ class RequestQueue:
         if not self._models[model].shares:
             del self._models[model]
         for total in (self._all, self._tenants[place.tenant]):
-            total.add(-1, -place.waiting.cost_tokens)
+            total.add(-1, -place.cost_tokens)
         if not self._tenants[place.tenant].requests:
             del self._tenants[place.tenant]
 

@@ -17,7 +17,6 @@ to meet the request's targets.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -34,7 +33,7 @@ from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.waiting import Place, QueuedRequest, QueueLimits
+from router.queue.waiting import Place, QueueLimits
 
 _log = structlog.get_logger("router")
 
@@ -43,19 +42,6 @@ Told = Callable[[Refusal | None], None]
 LOOK_S = 0.05
 """Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
 _SIGHTS_MAX = 64
-
-
-class HeadroomProbe(Protocol):
-    """Measures how busy the fleet is."""
-
-    def has_headroom(self, request: RouteRequest) -> bool:
-        """Return whether the request may be admitted."""
-
-    def is_bounded(self, policy: Policy) -> bool:
-        """Return whether a request may lack headroom under the policy."""
-
-    def uncached_tokens(self, request: RouteRequest) -> int:
-        """Return how many tokens of its prompt no rank holds."""
 
 
 class _Sight(msgspec.Struct):
@@ -144,7 +130,7 @@ class FleetHeadroom:
 class Admission:
     """Admits, queues and refuses requests."""
 
-    def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
+    def __init__(self, clock: Clock, headroom: FleetHeadroom, limits: QueueLimits | None = None) -> None:
         self._clock, self._headroom = clock, headroom
         self.queue = RequestQueue(limits)
         self.is_bounded = headroom.is_bounded
@@ -160,7 +146,7 @@ class Admission:
     def wait(self, request: RouteRequest, told: Told) -> Place | None:
         """Return the place of a waiting request; None if `told` was called already."""
         is_first = not self.queue.is_waited_for(request)
-        placed = self.queue.offer(QueuedRequest(request, self._headroom.uncached_tokens(request)), self._clock.now())
+        placed = self.queue.offer(request, self._headroom.uncached_tokens(request), self._clock.now())
         if isinstance(placed, Refusal):
             told(placed)
             return None
@@ -189,16 +175,10 @@ class Admission:
             while self._is_poked and self.waiting:
                 self._is_poked = False
                 for model in self.queue.models():
-                    self._admit_of(model)
+                    while place := self.queue.take(model, self._headroom.has_headroom, self._clock.now()):
+                        self.waiting.pop(place.arrival)(None)
         finally:
             self._is_admitting = False
-
-    def _admit_of(self, model: str) -> None:
-        while (place := self.queue.take(model, self._has_headroom, self._clock.now())) is not None:
-            self.waiting.pop(place.arrival)(None)
-
-    def _has_headroom(self, waiting: QueuedRequest) -> bool:
-        return self._headroom.has_headroom(waiting.request)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""

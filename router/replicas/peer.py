@@ -7,7 +7,7 @@ buffered   messages that came too early, or while in doubt: those after the answ
 answer     all parts of the answer to the newest request: its leases replace the known ones at once
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -50,34 +50,21 @@ def announced_event(event: LeaseEvent) -> LeaseEvent:
     return msgspec.structs.replace(event, blocks=blocks, extra_blocks=event.extra_blocks + hidden)
 
 
-class OpenLeases:
-    """Open leases and their sums: a fold over `LeaseEvent`s."""
+class OpenLeases(dict[str, OpenLease]):
+    """Open leases by their ids, and their sums: a fold over `LeaseEvent`s. Changed by `put` and `fold` alone."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, OpenLease] = {}
+        super().__init__()
         self.digest = self.queued_tokens = self.blocks = 0
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def __iter__(self) -> Iterator[OpenLease]:
-        return iter(self._leases.values())
-
-    def __contains__(self, lease_id: str) -> bool:
-        return lease_id in self._leases
-
-    def get(self, lease_id: str) -> OpenLease | None:
-        """Return the lease if it is open, else None."""
-        return self._leases.get(lease_id)
 
     def put(self, lease: OpenLease) -> None:
         """Add a lease that was not open before."""
-        self._leases[lease.routed.lease_id] = lease
+        self[lease.routed.lease_id] = lease
         self._count(lease, 1)
 
     def fold(self, event: LeaseEvent) -> bool:
         """Fold the event in; return whether it was valid: of a new lease, or of an open one."""
-        known = self._leases.get(event.lease_id)
+        known = self.get(event.lease_id)
         if isinstance(event, Routed):
             if known is None:
                 self.put(OpenLease(event, is_prefilled=False))
@@ -85,7 +72,7 @@ class OpenLeases:
         if known is None:
             return False
         if not isinstance(event, Renewed):
-            del self._leases[event.lease_id]
+            del self[event.lease_id]
             self._count(known, -1)
         if isinstance(event, FirstToken):
             self.put(OpenLease(known.routed, is_prefilled=True))
@@ -275,11 +262,11 @@ def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:
     """Return the events that turn `known` into `current`; ends come first."""
     ends: list[LeaseEvent] = []
     begins: list[LeaseEvent] = []
-    for lease in known:
+    for lease in known.values():
         other = current.get(lease.routed.lease_id)
         if other is None or not _follows(other, lease):
             ends.append(Finished(lease_id=lease.routed.lease_id))
-    for lease in current:
+    for lease in current.values():
         before = known.get(lease.routed.lease_id)
         is_new = before is None or not _follows(lease, before)
         if is_new:

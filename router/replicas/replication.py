@@ -20,14 +20,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
-from kv_protocol.replicas import (
-    BEAT_S,
-    LedgerAsked,
-    LedgerBeat,
-    LedgerOpen,
-    LedgerTold,
-    ReplicaMessage,
-)
+from kv_protocol.replicas import BEAT_S, LedgerAsked, LedgerBeat, LedgerOpen, LedgerTold, ReplicaMessage
 from router.replicas.peer import OpenLeases, Peer, Skew, announced_event, parts_of, split
 
 SILENT_S = 5.0
@@ -66,18 +59,14 @@ class Replication:
         self._seq = 0
         self._pending: list[LeaseEvent] = []
         self._beat_due_s: float | None = None
-        self._peers: dict[str, Peer] = {}
+        self.peers: dict[str, Peer] = {}
+        """Routers that sent a message lately: without any, events need not be sent at once."""
         self.owners: dict[str, str] = {}
         """By lease id, of other routers' leases that were applied here."""
         self._answered_at_s: dict[str, float] = {}
         self.counts: Counter[Event] = Counter()
 
     # ------------------------------------------------------------ our own leases
-
-    @property
-    def has_no_peers(self) -> bool:
-        """Whether no other router sent a message lately: then events need not be sent at once."""
-        return not self._peers
 
     def on_lease_event(self, event: LeaseEvent) -> None:
         """Queue an event of a lease of this router for sending."""
@@ -90,7 +79,7 @@ class Replication:
         """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""
         owner = self.owners.pop(lease_id, None)
         if owner is not None:
-            self._peers[owner].open.fold(Expired(lease_id=lease_id))
+            self.peers[owner].open.fold(Expired(lease_id=lease_id))
 
     def _fold_pending(self) -> list[LeaseEvent]:
         events = [event for event in map(announced_event, self._pending) if self._own.fold(event)]
@@ -100,7 +89,7 @@ class Replication:
     def flush(self) -> list[Say]:
         """Return messages with all pending events; none without peers."""
         events_of_all = self._fold_pending()
-        if not self._peers:
+        if not self.peers:
             return []
         says = []
         for events in split(events_of_all):
@@ -126,17 +115,17 @@ class Replication:
 
     def deaf(self, now_s: float) -> None:
         """No message could be received until now: restart the silence timers."""
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.received_at_s = now_s
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return the messages to send and the endings to apply now; to be called every `ANSWER_S` or so."""
         is_beat_due = self._beat_due_s is None or now_s >= self._beat_due_s
-        effects: list[Effect] = [*self.flush()] if self._peers or is_beat_due else []
+        effects: list[Effect] = [*self.flush()] if self.peers or is_beat_due else []
         if is_beat_due:
             self._beat_due_s = now_s + BEAT_S
             effects.append(self._beat())
-        for name, peer in list(self._peers.items()):
+        for name, peer in list(self.peers.items()):
             if now_s - peer.received_at_s >= SILENT_S:
                 self.counts["silence"] += 1
                 effects += self._parted(name)
@@ -155,14 +144,14 @@ class Replication:
         if isinstance(message, LedgerAsked):
             return self._answer(message, now_s)
         effects: list[Effect] = []
-        peer = self._peers.get(message.router)
+        peer = self.peers.get(message.router)
         if peer is not None and message.life > peer.life:
             effects, peer = self._parted(message.router), None
         if peer is None:
-            if len(self._peers) >= PEERS_MAX:
+            if len(self.peers) >= PEERS_MAX:
                 self.counts["refused"] += 1
                 return effects
-            peer = self._peers[message.router] = Peer(message.life, now_s)
+            peer = self.peers[message.router] = Peer(message.life, now_s)
         if message.life < peer.life:
             self.counts["refused"] += 1
             return effects
@@ -205,9 +194,9 @@ class Replication:
 
     def _parted(self, name: str) -> list[Effect]:
         """Forget a router; return the endings of its leases."""
-        gone = self._peers.pop(name)
+        gone = self.peers.pop(name)
         ended: list[Effect] = []
-        for lease in gone.open:
+        for lease in gone.open.values():
             lease_id = lease.routed.lease_id
             if self.owners.get(lease_id) == name:
                 del self.owners[lease_id]
@@ -224,7 +213,7 @@ class Replication:
         recent[message.router] = now_s
         self.counts["given"] += 1
         effects: list[Effect] = [*self.flush()]
-        parts = parts_of(self._own)
+        parts = parts_of(self._own.values())
         for at, leases in enumerate(parts):
             part = LedgerOpen(
                 router=self._router,
@@ -241,4 +230,4 @@ class Replication:
 
     def skew(self) -> dict[str, Skew]:
         """Return by how much each router's stated sums differ from those known of it, at its newest beat."""
-        return {name: peer.skew for name, peer in self._peers.items()}
+        return {name: peer.skew for name, peer in self.peers.items()}

@@ -130,7 +130,7 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait for news, and a moment for more of them; or until the next turn is due."""
-        is_alone = all(each.has_no_peers for each in self._replications.values())
+        is_alone = not any(each.peers for each in self._replications.values())
         self._routing.leases.on_news = None if is_alone else self._news.set
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_S if is_alone else TICK_S):

@@ -1,4 +1,4 @@
-"""What another policy chooses in the place of a live decision, and what both choices are worth. Pure.
+"""What another policy chooses in the place of a live decision, what both choices are worth, and the sums. Pure.
 
     the shadow reads     the view of the live decision, its request, its seed: the same moment, the same draw
     it cannot read       what the live policy did not read (`unreadable`): then it takes no decision
@@ -11,10 +11,26 @@ Each value is that at the rank of the live choice, then that at the rank of the 
                policy's weights are in it, so that all policies are comparable
     cached     leading blocks that the rank is expected to hold of those that can be reused
     costs      under the live policy's cost, and under the shadow's own; None if a policy has none there
+
+Gains are of the shadow's choice against the live one, so that above 0 speaks for the shadow:
+
+    ttft_gain_s            predicted TTFT of the live choice minus that of the shadow's
+    cached_blocks_gain     cached blocks of the shadow's choice minus those of the live one
+    own_cost_gain          cost of the live choice minus that of the shadow's, under the shadow's cost: never below 0
+                           without a temperature
+    live_cost_gain         the same under the live policy's cost: never above 0 without a temperature
+
+A standard error is that of batch means: requests that follow each other are alike (a busy moment, one session), so
+single values would make it too small. A long series has `BATCHES` to `2 * BATCHES` batches of equal length; at
+`2 * BATCHES` each two become one.
 """
 
-from typing import NamedTuple
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from kv_protocol.decision import CostUnit
@@ -26,6 +42,14 @@ from router.decision.state import RouterState
 from router.decision.verdict import Verdict
 
 Pair = tuple[float, float]
+BATCHES = 32
+T_95 = 2.04
+"""The 97.5 % quantile of Student's t with 31 degrees of freedom; with more batches it would be smaller."""
+SKIPS = ("budget", "full", "unreadable", "no_choice", "failed")
+"""The budget was spent; too many decisions waited; the live view lacks what the shadow reads; it found no rank; its
+mode raised an error."""
+SHADOW_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}$"
+"""A shadow's name: a label of metrics, and a word on a terminal."""
 
 
 class CostPair(NamedTuple):
@@ -118,3 +142,163 @@ def _costs(verdict: Verdict, places: tuple[int, int]) -> CostPair | None:
     costs = verdict.cost_list()
     live, shadow = (costs[indices.index(place)] for place in places)
     return CostPair(verdict.cost_unit, (live, shadow))
+
+
+class SeriesMean(msgspec.Struct, frozen=True):
+    """The mean of `count` values, and its standard error; None: too few values."""
+
+    count: int
+    mean: float
+    standard_error: float | None
+    interval_95: tuple[float, float] | None = None
+    """The ends of the confidence interval; None: too few values."""
+
+    def __post_init__(self) -> None:
+        if self.standard_error is not None:
+            half = T_95 * self.standard_error
+            msgspec.structs.force_setattr(self, "interval_95", (self.mean - half, self.mean + half))
+
+
+class Series:
+    """A growing series of values."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+        self._batches: list[float] = []
+        self._length, self._open, self._sum = 1, 0, 0.0
+
+    def add(self, value: float) -> None:
+        """Add a value."""
+        self.count += 1
+        self.total += value
+        self._open += 1
+        self._sum += value
+        if self._open == self._length:
+            self._batches.append(self._sum)
+            self._open, self._sum = 0, 0.0
+            if len(self._batches) == 2 * BATCHES:
+                pairs = zip(self._batches[::2], self._batches[1::2], strict=True)
+                self._batches = [one + other for one, other in pairs]
+                self._length *= 2
+
+    def mean(self) -> SeriesMean:
+        """Return the mean and its standard error; without values the mean is 0."""
+        return SeriesMean(self.count, self.total / max(1, self.count), self._standard_error())
+
+    def _standard_error(self) -> float | None:
+        count = len(self._batches)
+        if count < BATCHES:
+            return None
+        means = [each / self._length for each in self._batches]
+        middle = math.fsum(means) / count
+        variance = math.fsum((each - middle) ** 2 for each in means) / (count - 1)
+        return math.sqrt(variance / count)
+
+
+def pooled(means: Sequence[SeriesMean]) -> SeriesMean:
+    """Return the mean of several independent series together: one of each process of a router."""
+    known = [each for each in means if each.count]
+    count = sum(each.count for each in known)
+    if not count:
+        return SeriesMean(0, 0.0, None)
+    errors = [each.standard_error for each in known]
+    variance = sum((each.count / count) ** 2 * (error or 0.0) ** 2 for each, error in zip(known, errors, strict=True))
+    is_known = all(error is not None for error in errors)
+    mean = sum(each.mean * each.count for each in known) / count
+    return SeriesMean(count, mean, math.sqrt(variance) if is_known else None)
+
+
+class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One shadow: the fields of its policy that differ from the live one, and its figures. Costs are by unit."""
+
+    name: Annotated[str, msgspec.Meta(pattern=SHADOW_NAME)]
+    policy: dict[str, Any]
+    decisions: int
+    differ: int
+    skipped: dict[str, int]
+    ttft_gain_s: SeriesMean
+    cached_blocks_gain: SeriesMean
+    own_cost_gain: dict[str, SeriesMean]
+    live_cost_gain: dict[str, SeriesMean]
+    differ_ratio: float = 0.0
+    """Share of the shadow's decisions that are for another rank than the live one."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "differ_ratio", self.differ / max(1, self.decisions))
+
+
+class Pairs:
+    """Values at the live choices and at the shadow's: both sums, which only grow, and the series of gains."""
+
+    def __init__(self) -> None:
+        self.live = self.shadow = 0.0
+        self.gain = Series()
+
+    def add(self, pair: Pair, sign: int = 1) -> None:
+        """Add a value of each; `sign` is -1 where more is better."""
+        self.live += pair[0]
+        self.shadow += pair[1]
+        self.gain.add(sign * (pair[0] - pair[1]))
+
+
+def _means(costs: dict[str, Pairs]) -> dict[str, SeriesMean]:
+    return {unit: pairs.gain.mean() for unit, pairs in costs.items()}
+
+
+class Tally:
+    """One shadow's decisions under one live policy."""
+
+    def __init__(self, name: str, fields: dict[str, Any]) -> None:
+        self.name, self._fields = name, fields
+        self.agree = self.differ = 0
+        self.skipped = Counter(dict.fromkeys(SKIPS, 0))
+        self.ttft_s, self.cached_blocks = Pairs(), Pairs()
+        self.live_costs, self.own_costs = dict[str, Pairs](), dict[str, Pairs]()
+        """By unit."""
+
+    def add(self, found: Comparison) -> None:
+        """Count a decision."""
+        self.agree += found.agrees
+        self.differ += not found.agrees
+        if found.ttft_s is not None:
+            self.ttft_s.add(found.ttft_s)
+        if found.cached_blocks is not None:
+            self.cached_blocks.add(found.cached_blocks, -1)
+        for costs, cost in ((self.live_costs, found.live_cost), (self.own_costs, found.own_cost)):
+            if cost is not None:
+                costs.setdefault(cost.unit, Pairs()).add(cost.costs)
+
+    def report(self) -> ShadowReport:
+        """Return the figures."""
+        return ShadowReport(
+            name=self.name,
+            policy=self._fields,
+            decisions=self.agree + self.differ,
+            differ=self.differ,
+            skipped=dict(self.skipped),
+            ttft_gain_s=self.ttft_s.gain.mean(),
+            cached_blocks_gain=self.cached_blocks.gain.mean(),
+            own_cost_gain=_means(self.own_costs),
+            live_cost_gain=_means(self.live_costs),
+        )
+
+
+def merged(reports: Sequence[ShadowReport]) -> ShadowReport:
+    """Return one report of those of a shadow in several processes."""
+    first = reports[0]
+    return ShadowReport(
+        name=first.name,
+        policy=first.policy,
+        decisions=sum(each.decisions for each in reports),
+        differ=sum(each.differ for each in reports),
+        skipped={reason: sum(each.skipped.get(reason, 0) for each in reports) for reason in SKIPS},
+        ttft_gain_s=pooled([each.ttft_gain_s for each in reports]),
+        cached_blocks_gain=pooled([each.cached_blocks_gain for each in reports]),
+        own_cost_gain=_by_unit([each.own_cost_gain for each in reports]),
+        live_cost_gain=_by_unit([each.live_cost_gain for each in reports]),
+    )
+
+
+def _by_unit(gains: Sequence[dict[str, SeriesMean]]) -> dict[str, SeriesMean]:
+    units = dict.fromkeys(unit for each in gains for unit in each)
+    return {unit: pooled([each[unit] for each in gains if unit in each]) for unit in units}

@@ -36,8 +36,7 @@ from router.decision.policy import Policy
 from router.decision.policy_swap import field_of, fields_of, refused, swapped
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
-from router.shadows.comparison import Comparison, NoChoice, compared
-from router.shadows.tally import SHADOW_NAME, Pairs, ShadowReport, Tally, merged
+from router.shadows.comparison import SHADOW_NAME, Comparison, NoChoice, Pairs, ShadowReport, Tally, compared, merged
 
 SHADOWS_MAX = 8
 BUDGET_US = 50.0
@@ -65,9 +64,7 @@ class ShadowSection(Section):
     """Policies that decide beside the one in force, without effect ([WHAT_IF](../WHAT_IF.md))."""
 
     policies: tuple[ShadowPolicySection, ...] = Field(
-        (),
-        max_length=SHADOWS_MAX,
-        description="shadows, in this order; more take more of budget_us",
+        (), max_length=SHADOWS_MAX, description="shadows, in this order; more take more of budget_us"
     )
     budget_us: float = Field(
         BUDGET_US,
@@ -301,15 +298,8 @@ def pooled_page(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _shown(found: Comparison | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"skipped": found}
-    return {
-        "worker_id": found.rank.worker_id,
-        "dp_rank": found.rank.dp_rank,
-        "agrees": found.agrees,
-        "ttft_s": found.ttft_s,
-        "cached_blocks": found.cached_blocks,
-        "live_cost": found.live_cost,
-        "own_cost": found.own_cost,
-    }
+    fields = found._asdict()
+    return {**fields.pop("rank")._asdict(), **fields}
 
 
 def shadow_families(tallies: list[Tally], budget: Budget) -> Iterator[Family]:

@@ -1,1 +1,62 @@
-"""The web page of the control plane."""
+"""The web page of the control plane: its files, and the headers under which a browser shows them.
+
+The files are in the package (`assets/`), and the page consists of nothing else: the policy in `HEADERS` lets a browser
+load nothing from elsewhere. They contain no data, and so need no token; the page asks its user for the token and reads
+the control plane's endpoints with it.
+"""
+
+import hashlib
+from pathlib import Path
+
+from aiohttp import web
+
+ROOT = "/ui/"
+_ASSETS = Path(__file__).parent / "assets"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+"""Of every answer: only this server's own scripts and styles run, and in no frame; a copy is checked by its ETag."""
+
+
+class WebPage:
+    """The page's files, read once, by their paths."""
+
+    def __init__(self) -> None:
+        found = sorted(each for each in _ASSETS.iterdir() if each.suffix in _TYPES)
+        self._files = {
+            ROOT + each.name.replace("index.html", ""): (each.read_bytes(), _TYPES[each.suffix]) for each in found
+        }
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths of all files, which need no token."""
+        return frozenset({"/", ROOT.rstrip("/"), *self._files})
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return a route for each file; `/` and `/ui` lead to `/ui/`."""
+        return [
+            web.get("/", _to_root),
+            web.get(ROOT.rstrip("/"), _to_root),
+            *(web.get(path, self._file) for path in self._files),
+        ]
+
+    async def _file(self, request: web.Request) -> web.Response:
+        body, content_type = self._files[request.path]
+        etag = hashlib.sha256(body).hexdigest()[:32]
+        headers = {**HEADERS, "ETag": f'"{etag}"'}
+        if any(each.value == etag for each in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+
+
+async def _to_root(_: web.Request) -> web.Response:
+    return web.Response(status=308, headers={**HEADERS, "Location": ROOT})

@@ -17,34 +17,28 @@ from kv_runtime.http.connection_limit import connection_families
 from kv_runtime.nats_server import nats_server_families
 from kv_runtime.telemetry import PREFIX, LoopLag
 from kv_runtime.tracing.exporter import span_families
-from router.attribution.contents import AttributionLimits
+from router.attached_workers import AttachedWorkers
+from router.attribution.report import AttributionLimits
 from router.attribution.service import savings_families
 from router.drain.handover import Handover
-from router.endpoint_picker.metrics import PickerStatistics, picker_families
-from router.journal.writer import journal_families
-from router.live.clients import LiveClients
-from router.live.service import Ring, live_families
-from router.metrics.decision import DecisionMetrics
-from router.metrics.prompts import prompt_families
+from router.journal.log import journal_families
+from router.live.service import LiveClients, Ring, live_families
 from router.metrics.request import RequestMetrics
-from router.metrics.sockets import http_families
 from router.metrics.state import (
-    build_families,
-    policy_families,
-    queue_families,
-    rate_families,
+    PickerStatistics,
+    http_families,
+    picker_families,
+    prompt_families,
+    rank_families,
     state_families,
-    trust_families,
 )
-from router.metrics.weighing import Weighing
 from router.native import built
 from router.planner.service import planner_families
-from router.pools.metrics import PoolMetrics
+from router.pools.watch import PoolMetrics
 from router.processes.metrics import process_families
 from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.service import Budget, shadow_families
-from router.workers.service import AttachedWorkers
 from tests.unit.router.test_routing import Bench
 from worker_agent.attached.metrics import attach_families
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
@@ -140,13 +134,10 @@ def _index() -> Iterator[MadeFamily]:
 def _router() -> Iterator[MadeFamily]:
     yield from (*_server(), *_loop_lag(), *_index())
     routing = Bench().routing
-    requests = RequestMetrics(CollectorRegistry(), routing)
-    for metrics in (Weighing(routing.decisions), DecisionMetrics(routing, ()), requests):
-        yield from _of_object(metrics)
-    yield from _of_function(build_families, 0)
-    for make in (trust_families, policy_families, rate_families, queue_families, http_families, prompt_families):
+    yield from _of_object(RequestMetrics(CollectorRegistry(), routing))
+    for make in (rank_families, http_families, prompt_families):
         yield from _of_function(make)
-    yield from _of_function(state_families, 2)
+    yield from _of_function(state_families, 3)
     yield from _families_of(planner_families, planner_families([]))
     yield from _families_of(shadow_families, shadow_families([], Budget(0.0)))
     yield from _families_of(savings_families, savings_families(built.Attribution(*AttributionLimits())))

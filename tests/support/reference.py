@@ -12,7 +12,7 @@ from pydantic import BaseModel, SecretStr
 from indexer.config import IndexerSettings
 from kv_runtime.config.rendering import allowed_in, section_of
 from router.config import RouterSettings
-from router.doctor.catalogue import CATALOGUE
+from router.doctor.facts import CATALOGUE
 from tests.support.metrics_page import metrics_page
 from tests.support.paths import ROOT
 from worker_agent.attached.config import AttachSettings

@@ -1,19 +1,16 @@
 // The page: where one is (`#/decisions/ID`), what is drawn there, and when.
 
 import { AccuracyView } from "./accuracy.js";
-import { TokenNeeded, hasToken, setToken } from "./api.js";
-import { DecisionView } from "./decision.js";
-import { DecisionsView } from "./decisions.js";
+import { hasToken, setToken, TokenNeeded } from "./api.js";
+import { DecisionsView, DecisionView } from "./decisions.js";
 import { h, render } from "./dom.js";
 import { EventLogView } from "./event_log.js";
-import { FleetView } from "./fleet.js";
+import { FleetView, WorkerView } from "./fleet.js";
 import { Live } from "./live.js";
 import { message } from "./parts.js";
 import { PrefixesView } from "./prefixes.js";
 import { SavingsView } from "./savings.js";
-import { Timeline } from "./timeline.js";
-import { Trends } from "./trends.js";
-import { WorkerView } from "./worker.js";
+import { Timeline, Trends } from "./trends.js";
 
 const NAVIGATION = [["fleet", "Fleet"], ["prefixes", "Prefixes"], ["decisions", "Decisions"], ["accuracy", "Accuracy"], ["savings", "Savings"], ["log", "Event log"]];
 const REFRESH_MS = 2000;

@@ -1,8 +1,8 @@
-// The newest decisions: which rank took each request, and what came of it beside what was predicted.
+// The newest decisions, and one of them: what came of it beside what was predicted, every candidate, every term of its cost.
 
+import { Poll } from "./api.js";
 import { h } from "./dom.js";
-import { age, count, seconds, UNKNOWN } from "./format.js";
-import { filter, link, message, name, outcomeOf, predictedCached, predictedTtft } from "./parts.js";
+import { age, badge, bar, clock, count, facts, filter, legend, link, message, ms, name, outcomeOf, percent, predictedCached, predictedTtft, seconds, signed, trust, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const REFRESH = 200;
@@ -61,4 +61,156 @@ function pair(actual, predicted, text) {
 
 function tail(id) {
   return id.length > 12 ? `…${id.slice(-11)}` : id;
+}
+
+const AGAIN_MS = 2000;
+const UNTIL_FIRST = ["wait_ms", "prefill_ms", "lateness_ms"];
+const FIRST = ["first-1", "first-2", "first-3"], REST = ["rest-1", "rest-2", "rest-3"];
+const HINTS = {
+  wait: "until the rank begins with the prompt", prefill: "to compute what is not cached", lateness: "by which the first token is expected after its target",
+  stall: "that running requests wait for this prefill", decode: "to compute the answer", slowdown: "that running requests lose to this answer",
+};
+
+export class DecisionView extends Poll {
+  title = "Decision";
+  nav = "decisions";
+
+  constructor(app) {
+    super(app, AGAIN_MS, ({ found }) => Boolean(found?.outcome));
+    this.tables = new Map();
+  }
+
+  open([id]) {
+    this.follow(`/v1/decisions/${encodeURIComponent(id)}`);
+  }
+
+  draw() {
+    const { found, problem } = this;
+    if (!found && problem) return message("bad", "This decision is not shown.", problem, h("p", null, link(["decisions"], "All decisions")));
+    if (!found) return h("p", { class: "muted" }, "Reading the decision.");
+    const { decision, decisions } = found;
+    return [
+      problem && message("warn", "This decision is not current.", problem),
+      h("p", { key: "sentence", class: "sentence" }, found.sentence),
+      decision.action !== "admit" && message("warn", "It was not predicted to meet its targets there.", `policy.unmet: ${decision.action}`),
+      h("div", { key: "beside", class: "columns" }, outcome(found), about(found)),
+      this.candidates(decision),
+      found.prompt && promptOf(found.prompt),
+      decision.excluded.length > 0 && this.excluded(decision),
+      decisions.length > 1 && siblings(decisions, decision),
+    ];
+  }
+
+  candidates(decision) {
+    const terms = termsOf(decision);
+    const rows = decision.candidates.map((each, at) => ({ ...each, at, isWinner: at === decision.winner }));
+    const largest = Math.max(1e-9, ...rows.map((row) => row.terms.cost));
+    const table = this.kept("candidates", () => new Table({
+      label: "Candidates", key: (row) => `${row.worker_id}/${row.dp_rank}`, sorted: "Cost", descending: false, isWhole: true,
+      select: () => {}, rowClass: (row) => (row.isWinner ? "winner" : ""), columns: [],
+    }));
+    table.columns = columnsOf(decision, terms, largest);
+    return h("section", { key: "candidates", class: "panel" },
+      h("div", { class: "tools" }, h("h2", null, `${count(rows.length)} ${rows.length === 1 ? "candidate" : "candidates"}`),
+        h("span", { class: "muted" }, unitText(decision)),
+        decision.candidates[decision.winner].is_weighed && legend(...terms.map(([text, , kind]) => [kind, text]))),
+      table.with(rows));
+  }
+
+  excluded(decision) {
+    const table = this.kept("excluded", () => new Table({
+      label: "Ranks that were not eligible", key: (row) => `${row.worker_id}/${row.dp_rank}`, select: () => {}, isWhole: true,
+      columns: [
+        { name: "Rank", width: "minmax(110px, 1fr)", cell: (row) => name(`${row.worker_id}/${row.dp_rank}`) },
+        { name: "Reason", width: "3fr", cell: (row) => name(row.reason) },
+      ],
+    }));
+    return h("section", { key: "excluded", class: "panel" }, h("h2", null, `${count(decision.excluded.length)} not eligible`), table.with(decision.excluded));
+  }
+
+  kept(key, make) {
+    if (!this.tables.has(key)) this.tables.set(key, make());
+    return this.tables.get(key);
+  }
+}
+
+/** The addends of the cost: name, field, and class of its colour, as `ADDENDS` of kv_protocol/decision.py has them. */
+function termsOf(decision) {
+  const unit = `_${decision.cost_unit}`, fields = Object.keys(decision.candidates[decision.winner].terms);
+  const rest = fields.filter((field) => field.endsWith(unit) && !field.startsWith("overlap_") && !UNTIL_FIRST.includes(field));
+  const coloured = (chosen, colours) => chosen.map((field, at) => [field.slice(0, -unit.length), field, colours[at % colours.length]]);
+  return unit === "_ms" ? [...coloured(UNTIL_FIRST, FIRST), ...coloured(rest, REST)] : coloured(rest, [...REST, ...FIRST]);
+}
+
+function unitText(decision) {
+  return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: blocks; the lowest wins.";
+}
+
+function columnsOf(decision, terms, largest) {
+  const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
+  const weighed = [
+    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
+    { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, field), kind]), largest, shares(row, terms)) },
+    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, field)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${UNTIL_FIRST.includes(field) ? ", times policy.ttft_weight" : ""}` : unit })),
+    ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
+  ];
+  return [
+    { name: "Rank", width: "minmax(120px, 1.2fr)", cell: (row) => [h("span", { class: "mark", "aria-hidden": "true" }, row.isWinner ? "→" : ""), name(`${row.worker_id}/${row.dp_rank}`), row.isWinner && h("span", { class: "hidden" }, " chosen")], sort: (row) => `${row.worker_id}/${row.dp_rank}` },
+    ...(isWeighed ? weighed : []),
+    { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
+    { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
+    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there"), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
+  ];
+}
+
+function shares(row, terms) {
+  return terms.map(([text, field]) => `${text} ${ms(row.terms[field] * weightOf(row.terms, terms, field))}`).join(", ");
+}
+
+/** The weight of terms up to the first token, which the cost was made with; 1 for all others. */
+function weightOf(values, terms, field) {
+  if (!UNTIL_FIRST.includes(field)) return 1;
+  const sum = (isFirst) => terms.reduce((found, [, each]) => found + (UNTIL_FIRST.includes(each) === isFirst ? values[each] : 0), 0);
+  const first = sum(true);
+  return first > 0 ? (values.cost / values.constraint_multiplier - sum(false)) / first : 1;
+}
+
+function outcome({ decision, outcome: found, predicted, misses }) {
+  const rows = [
+    ["Cached tokens", count(predicted.cached_tokens), count(found?.cached_tokens), misses.cached_tokens === null ? UNKNOWN : signed(-misses.cached_tokens)],
+    ["First token", seconds(decision.ttft_target_s ?? predicted.ttft_s), seconds(found?.ttft_s), misses.ttft_s === null ? UNKNOWN : signed(misses.ttft_s, seconds)],
+    ["Between tokens", seconds(decision.candidates[decision.winner].predicted_itl_s), seconds(found?.itl_s), UNKNOWN],
+  ];
+  return h("section", { class: "panel" },
+    h("div", { class: "tools" }, h("h2", null, "Outcome"), found ? badge(found.outcome, found.outcome === "ok" ? "good" : "bad") : badge("running", "muted")),
+    h("table", { class: "small" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, ""), h("th", { scope: "col" }, decision.ttft_target_s === null ? "Predicted" : "Predicted, or target"), h("th", { scope: "col" }, "Measured"), h("th", { scope: "col" }, "Difference"))),
+      h("tbody", null, rows.map(([text, ...values]) => h("tr", { key: text }, h("th", { scope: "row" }, text), values.map((value, at) => h("td", { key: String(at) }, value)))))),
+    found && h("p", { class: "muted" }, `The whole answer took ${seconds(found.duration_s)}, ${count(found.output_tokens)} tokens.`));
+}
+
+function about({ decision, at_s: at, trace_url: traceUrl }) {
+  const chosen = decision.candidates[decision.winner];
+  const isHttp = typeof traceUrl === "string" && /^https?:\/\//.test(traceUrl);
+  return h("section", { class: "panel" }, h("h2", null, "Request"), facts([
+    ["Request", h("span", { class: "mono wrap" }, decision.request_id)],
+    ["Decision", h("span", { class: "mono wrap" }, decision.decision_id)],
+    at === undefined ? null : ["Time", clock(at)],
+    ["Model", name(decision.model)],
+    ["Rank", link(["workers", chosen.worker_id], `${chosen.worker_id}/${chosen.dp_rank}`)],
+    ["Policy", [decision.policy, decision.reason && ` (${decision.reason})`, decision.phase !== "whole" && `, ${decision.phase}`]],
+    ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.reusable_blocks)} blocks could be reused, ${percent(decision.reusable_blocks ? chosen.overlap_blocks[0] / decision.reusable_blocks : null)} held`],
+    isHttp ? ["Trace", h("a", { href: traceUrl, rel: "noreferrer noopener", target: "_blank" }, "Open its trace")] : null,
+  ]));
+}
+
+function promptOf({ head, tail, omitted_tokens: omitted }) {
+  return h("details", { key: "prompt" }, h("summary", null, "Prompt"), h("pre", { class: "text" }, head,
+    omitted > 0 && h("span", { class: "muted" }, `\n\n… ${count(omitted)} tokens are not kept …\n\n`), tail));
+}
+
+function siblings(decisions, decision) {
+  return h("section", { key: "siblings", class: "panel" }, h("h2", null, `All ${decisions.length} decisions of this request, eldest first`),
+    h("ol", { class: "list" }, decisions.map(({ decision: each, outcome: found, sentence }) => h("li", { key: each.decision_id, class: each.decision_id === decision.decision_id ? "current" : "" },
+      link(["decisions", each.decision_id], each.decision_id, { class: "mono" }), " ", found ? found.outcome : "running", h("br", null), sentence))));
 }

@@ -2,10 +2,9 @@
 
 import { Poll } from "./api.js";
 import { h } from "./dom.js";
-import { age, bytes, clock, count, seconds, UNKNOWN } from "./format.js";
-import { badge, figures, link, message } from "./parts.js";
-import { Table } from "./table.js";
 import { natural } from "./live.js";
+import { age, badge, bytes, clock, count, figures, link, message, seconds, UNKNOWN } from "./parts.js";
+import { Table } from "./table.js";
 
 const EVERY_MS = 2000;
 const MARKS = 200;

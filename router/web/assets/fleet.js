@@ -1,11 +1,120 @@
-// The fleet: figures of all, a map of its ranks, and each rank in a table.
+// The fleet: figures of all, a map of its ranks, each rank in a table; and one worker: its registration, ranks, decisions.
 
-import { h } from "./dom.js";
-import { count, factor, percent, seconds, short } from "./format.js";
+import { Poll } from "./api.js";
+import { decisionColumns } from "./decisions.js";
+import { cleared, Drawing, h } from "./dom.js";
 import { natural, stateOf } from "./live.js";
-import { badge, figures, filter, legend, link, message, name, select, tiers, trust } from "./parts.js";
-import { MEASURES, RankMap } from "./rank_map.js";
+import { badge, count, factor, facts, figures, filter, legend, link, message, name, percent, seconds, select, short, tiers, trust } from "./parts.js";
 import { Table } from "./table.js";
+
+const CELL_MIN = 9, CELL_MAX = 26, GAP = 2;
+
+/** What cells may show: a value from 0 to 1 for the colour, and a text. `isScaled`: relative to the largest value. */
+const MEASURES = {
+  requests: { name: "active requests", value: (rank) => rank.requests, text: (rank) => `${count(rank.requests)} requests`, isScaled: true },
+  fill: { name: "cache fill", value: (rank) => rank.fill, text: (rank) => `${percent(rank.fill)} of its blocks` },
+  hit: { name: "hit rate", value: (rank) => rank.hit, text: (rank) => `hit rate ${percent(rank.hit)}` },
+  ttft: { name: "time to first token", value: (rank) => rank.ttft, text: (rank) => `TTFT ${seconds(rank.ttft)}`, isScaled: true },
+  queued: { name: "queued tokens", value: (rank) => rank.queuedTokens, text: (rank) => `${short(rank.queuedTokens)} queued tokens`, isScaled: true },
+  prefill: { name: "prefill time", value: (rank) => rank.prefill, text: (rank) => `prefill ${factor(rank.prefill)}`, isScaled: true },
+};
+
+/** All ranks as cells of one canvas, in the order of the fleet: 1,000 of them are one drawing. */
+class RankMap extends Drawing {
+  constructor(open) {
+    super();
+    this.open = open;
+    this.ranks = [];
+    this.measure = "fill";
+    this.under = null;
+  }
+
+  with(ranks, measure, pointed) {
+    this.ranks = ranks;
+    this.measure = measure;
+    this.pointed = pointed;
+    return h("canvas", { class: "map", role: "img", "aria-label": this.label(), ref: (canvas) => this.mounted(canvas) });
+  }
+
+  label() {
+    const { name } = MEASURES[this.measure];
+    return `Map of ${this.ranks.length} ranks by ${name}. The table below has the same figures.`;
+  }
+
+  listen(canvas) {
+    canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
+    canvas.addEventListener("pointerleave", () => this.point(null));
+    canvas.addEventListener("click", (event) => {
+      const rank = this.at(event);
+      if (rank) this.open(rank);
+    });
+  }
+
+  point(rank) {
+    if (rank !== this.under) {
+      this.under = rank;
+      this.pointed(rank);
+    }
+  }
+
+  layout() {
+    const width = this.canvas.clientWidth || 300;
+    let cell = CELL_MAX;
+    while (cell > CELL_MIN && Math.ceil(this.ranks.length / Math.floor(width / (cell + GAP))) * (cell + GAP) > 140) cell -= 1;
+    const across = Math.max(1, Math.floor(width / (cell + GAP)));
+    return { cell, across, height: Math.max(1, Math.ceil(this.ranks.length / across)) * (cell + GAP) };
+  }
+
+  at(event) {
+    const { cell, across } = this.layout();
+    const column = Math.floor(event.offsetX / (cell + GAP)), row = Math.floor(event.offsetY / (cell + GAP));
+    return column < across ? (this.ranks[row * across + column] ?? null) : null;
+  }
+
+  draw() {
+    const { canvas } = this;
+    if (!canvas?.isConnected) return;
+    const { cell, across, height } = this.layout();
+    canvas.style.setProperty("height", `${height}px`);
+    const { paint, colour } = cleared(canvas, height), { value, isScaled } = MEASURES[this.measure];
+    const [accent, track, bad, degraded, fallback] = ["--accent", "--track", "--bad", "--degraded", "--fallback"].map(colour);
+    const largest = isScaled ? Math.max(1e-9, ...this.ranks.map((rank) => value(rank) ?? 0)) : 1;
+    this.ranks.forEach((rank, at) => {
+      const x = (at % across) * (cell + GAP), y = Math.floor(at / across) * (cell + GAP), share = value(rank);
+      paint.globalAlpha = 1;
+      paint.fillStyle = track;
+      paint.fillRect(x, y, cell, cell);
+      if (share !== null && share > 0) {
+        paint.globalAlpha = 0.15 + 0.85 * Math.min(1, share / largest);
+        paint.fillStyle = accent;
+        paint.fillRect(x, y, cell, cell);
+      }
+      paint.globalAlpha = 1;
+      if (stateOf(rank) !== "fit") cross(paint, x, y, cell, bad);
+      else if (rank.trust !== "EXACT") corner(paint, x, y, cell, rank.trust === "FALLBACK" ? fallback : degraded);
+    });
+  }
+}
+
+function cross(paint, x, y, cell, colour) {
+  paint.strokeStyle = colour;
+  paint.lineWidth = 1.5;
+  paint.beginPath();
+  paint.moveTo(x + 2, y + 2);
+  paint.lineTo(x + cell - 2, y + cell - 2);
+  paint.moveTo(x + cell - 2, y + 2);
+  paint.lineTo(x + 2, y + cell - 2);
+  paint.stroke();
+}
+
+function corner(paint, x, y, cell, colour) {
+  paint.fillStyle = colour;
+  paint.beginPath();
+  paint.moveTo(x + cell, y);
+  paint.lineTo(x + cell, y + cell * 0.6);
+  paint.lineTo(x + cell * 0.4, y);
+  paint.fill();
+}
 
 const MEASURE_NAMES = Object.fromEntries(Object.entries(MEASURES).map(([key, { name: text }]) => [key, text]));
 const MAPPED_MIN = 9;
@@ -78,8 +187,6 @@ const COLUMNS = [
   { name: "Prefill", width: "66px", align: "end", cell: (rank) => factor(rank.prefill), sort: (rank) => rank.prefill, hint: "Learnt prefill time, as a multiple of the reference engine's" },
   { name: "Decode", width: "66px", align: "end", cell: (rank) => factor(rank.decode), sort: (rank) => rank.decode, hint: "Learnt decode time, as a multiple of the reference engine's" },
 ];
-/** The same columns, for the ranks of one worker. */
-export const RANK_COLUMNS = COLUMNS;
 
 function headline({ fleet, version }, trends) {
   return h("p", { key: "headline", class: "headline" }, "Mode ", h("strong", null, fleet.policy), version && ` · version ${version}`, ` · ${trends.saved()}`);
@@ -104,4 +211,66 @@ function scaleOf(ranks, measure) {
   if (!isScaled || !ranks.length) return "full colour: 100 %";
   const largest = ranks.reduce((best, rank) => ((value(rank) ?? 0) > (value(best) ?? 0) ? rank : best));
   return `full colour: ${text(largest)}`;
+}
+
+const EVERY_MS = 5000;
+
+export class WorkerView extends Poll {
+  title = "Worker";
+  nav = "fleet";
+  refreshes = 100;
+
+  constructor(app) {
+    super(app, EVERY_MS);
+    this.ranks = new Table({ label: "Ranks of this worker", key: (rank) => rank.id, select: () => {}, columns: COLUMNS, sorted: "Rank", descending: false });
+    this.decisions = new Table({
+      label: "Decisions for this worker, newest first", key: (each) => each.decision_id, open: (each) => app.go(["decisions", each.decision_id]),
+      columns: decisionColumns(() => app.live.at).filter((each) => each.name !== "Model"), sorted: "Age", descending: false, empty: "None of the decisions that are kept is for this worker.",
+    });
+  }
+
+  open([id]) {
+    this.id = id;
+    this.follow("/v1/workers");
+  }
+
+  draw() {
+    const { live } = this.app;
+    if (!live.fleet) return null;
+    const ranks = live.ranks.filter((rank) => rank.workerId === this.id);
+    if (!ranks.length) return message("", `There is no worker ${this.id}.`, live.isPast ? "It was not in the fleet at this time." : "It has left the fleet, or never joined it.", h("p", null, link(["fleet"], "All workers")));
+    const { found, problem } = this;
+    const registered = found?.workers.find((each) => each.registration.worker_id === this.id);
+    return [
+      h("h2", { key: "id" }, name(this.id)),
+      problem && message("warn", found ? "The registration is not current." : "The registration is not shown.", problem),
+      live.isPast && registered && message("", "The registration is shown as it is now."),
+      registered && registration(registered),
+      registered?.differs.length > 0 && message("warn", "It does not match the router.", null, h("ul", null, registered.differs.map((each) =>
+        h("li", { key: each.field }, `${each.field}: found ${each.found}, allowed ${each.allowed}`)))),
+      ...ranks.filter((rank) => rank.unfit || rank.trustReason).map((rank) => message(rank.unfit ? "bad" : "warn", `${rank.id}: ${[rank.unfit, rank.trustReason].filter(Boolean).join("; ")}`, null, eventFlag(registered, rank))),
+      h("section", { key: "ranks", class: "panel" }, h("h2", null, "Ranks"), this.ranks.with(ranks)),
+      h("section", { key: "decisions", class: "panel" }, h("h2", null, "Decisions"), this.decisions.with(live.decisions.filter((each) => each.worker_id === this.id))),
+    ];
+  }
+}
+
+function eventFlag(registered, rank) {
+  const flag = registered?.ranks.find((each) => each.dp_rank === rank.dpRank)?.event_flag;
+  return flag && h("p", null, "Its engine publishes KV events with ", h("span", { class: "mono wrap" }, flag));
+}
+
+function registration({ registration: found, draining, unfit }) {
+  return h("section", { key: "registration", class: "panel" }, facts([
+    ["Model", name(found.model)],
+    ["Role", found.role],
+    ["Address", h("span", { class: "mono wrap" }, found.base_url)],
+    ["Engine", `${found.event_source} ${found.version}`],
+    ["New work", unfit ? `none: ${unfit}` : draining ? "none: draining" : "taken"],
+    ["Blocks", `${count(found.total_kv_blocks)} of ${found.block_size} tokens`],
+    ["Sequences", count(found.max_num_seqs)],
+    ["Longest sequence", `${count(found.max_seq_len)} tokens`],
+    found.loras.length ? ["LoRAs", found.loras.map((each) => each.name ?? String(each)).join(", ")] : null,
+    found.taints.length ? ["Taints", found.taints.join(", ")] : null,
+  ]));
 }

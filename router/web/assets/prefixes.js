@@ -2,10 +2,9 @@
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
-import { age, count, short, UNKNOWN } from "./format.js";
-import { bar, facts, figures, link, message, name, select } from "./parts.js";
-import { Table } from "./table.js";
 import { TIERS } from "./live.js";
+import { age, bar, count, facts, figures, link, message, name, select, short, UNKNOWN } from "./parts.js";
+import { Table } from "./table.js";
 
 const PAGE = 100;
 const HOLDERS = 64;

@@ -2,8 +2,7 @@
 
 import { Poll } from "./api.js";
 import { h } from "./dom.js";
-import { count, percent, short, signed, UNKNOWN } from "./format.js";
-import { figures, message, name, select } from "./parts.js";
+import { count, figures, message, name, percent, select, short, signed, UNKNOWN } from "./parts.js";
 import { Table } from "./table.js";
 
 const EVERY_MS = 5000;

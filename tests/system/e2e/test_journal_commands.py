@@ -15,9 +15,8 @@ from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from router.decision.state import RouterState
-from router.journal.checkpoint import JournalCheckpoint
-from router.journal.encoder import JournalEncoder
-from router.journal.writer import JournalWriter, ensure_journal
+from router.journal.encoder import JournalCheckpoint, JournalEncoder
+from router.journal.log import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from tests.system.e2e.replays import figure

@@ -16,7 +16,7 @@ from bench.processes import ChildProcess, FleetProcesses, FleetShape
 from kv_protocol.journal import TrustMoved
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from router.journal.reader import JournalEntry, read_journal
+from router.journal.log import JournalEntry, read_journal
 from tests.system.e2e.client import MODEL, Client, fleet_of
 from tests.system.e2e.conftest import FAST_WORKER
 

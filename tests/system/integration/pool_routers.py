@@ -17,7 +17,7 @@ from router.config import RouterSettings
 from router.pools.config import read_config
 from router.pools.process import PoolsProcess
 from router.pools.selection import Targets
-from router.pools.service import Identity
+from router.pools.served import Identity
 from tests.system.integration.broker import eventually
 from tests.unit.router.upstream import Exchange, Received, Script, Upstream, answers
 
@@ -91,7 +91,7 @@ class Pools(NamedTuple):
 
     def fitness(self) -> dict[str, str]:
         live = self.process.live
-        return {each.namespace: each.fitness for each in live.statuses()}
+        return {each.namespace: each.fitness for each in live.statuses.values()}
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def running_pools(
         group.create_task(run_parts(process.parts(), stop=stop, drain_s=process.drain_s))
         try:
             live = process.live
-            await eventually(lambda: all(each.queued_requests is not None for each in live.statuses()))
+            await eventually(lambda: all(each.queued_requests is not None for each in live.statuses.values()))
             yield Pools(
                 session, process, f"http://127.0.0.1:{process.data.port}", f"http://127.0.0.1:{process.control.port}"
             )

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import Heartbeat, WorkerLeft
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.load import LoadReport, encode_load
 from kv_protocol.subjects import EVENTS_STREAM
 from kv_runtime.clock import SystemClock
@@ -18,9 +19,8 @@ from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from router.doctor.facts import AddressAnswer
-from router.doctor.log_watch import LogWatch, fills
 from router.doctor.pages import HttpAsker, in_lanes
-from router.doctor.survey import RouterProbe, WorkerProbe
+from router.doctor.survey import LogWatch, RouterProbe, WorkerProbe, fills
 from tests.support.served import served
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import connected
@@ -113,8 +113,8 @@ async def test_no_answer_is_awaited_for_ever_and_no_redirect_is_followed() -> No
 async def test_of_the_log_it_has_the_newest_of_each_worker_every_head_the_highest_load_and_what_is_unreadable(
     log: EventLog,
 ) -> None:
-    watch = LogWatch(log, SystemClock())
-    await watch.start()
+    watch = LogWatch(SystemClock(), FleetGate())
+    await watch.start(log)
     here, gone = registered("w0", dp_ranks=(0, 1)), WorkerLeft(worker_id="w1", instance="w1-1", reason="ill")
     told: dict[str, fleet.FleetEvent] = {"w0": here, "w1": gone}
     for worker_id, events in {"w0": (here,), "w1": (registered("w1"), gone)}.items():

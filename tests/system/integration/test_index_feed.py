@@ -19,8 +19,8 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.telemetry import new_registry
-from router.admin.control_plane import ControlPlane
 from router.config import RouterSettings
+from router.control_plane import ControlPlane
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings

@@ -11,9 +11,8 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.journal.reader import JournalEntry, read_journal
+from router.journal.log import JournalEntry, JournalSection, JournalWriter, ensure_journal, read_journal
 from router.journal.replay import Continuity
-from router.journal.writer import JournalSection, JournalWriter, ensure_journal
 from tests.support.parts import at_work
 from tests.system.integration.broker import Broker, eventually
 from tests.unit.router.samples import TEXT

@@ -13,7 +13,7 @@ from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, WRITES, Mom
 from bench.rounds import Rounds
 
 TAKE = "router.decision.routing:Routing.take"
-BOOK = "router.fleet.calibration:Calibration.note"
+BOOK = "router.fleet.trust:Calibration.note"
 READ = "router.http.client:ClientConnection.data_received"
 NAMED = [name for names in STAGES.values() for name in names]
 

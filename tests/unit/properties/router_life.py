@@ -38,8 +38,7 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings
 from router.fleet.breakers import BreakerLimits
-from router.journal.checkpoint import JournalCheckpoint
-from router.journal.encoder import JournalEncoder
+from router.journal.encoder import JournalCheckpoint, JournalEncoder
 from router.native import built
 from tests.reference.following import Answered
 from tests.support.manual_clock import ManualClock

@@ -25,7 +25,7 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict
-from router.journal.checkpoint import JournalCheckpoint
+from router.journal.encoder import JournalCheckpoint
 from router.native import built
 from tests.reference.following import KV_SEQ, Answered, Decided, Following
 from tests.reference.policies import MODES

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
-from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
+from router.drain.warming import HotPrefix, PromptHolding, hot_prefixes
 from router.prompt.chains import ENTRY_BYTES, TOKEN_BYTES, EncodedPrompt, RecentPrompt, RecentPrompts
 from tests.support.amount import examples
 

@@ -27,7 +27,7 @@ from kv_protocol.journal import (
     Refused,
 )
 from router.decision.state import RouterState
-from router.journal.checkpoint import TABLES, JournalCheckpoint
+from router.journal.encoder import TABLES, JournalCheckpoint
 from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life, journal

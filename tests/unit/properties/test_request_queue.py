@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.queue.admission import RequestQueue
-from router.queue.fair_share import FairShare, FairShareLimits
-from router.queue.waiting import Place, QueuedRequest, QueueLimits, QueuePolicy
+from router.queue.waiting import FairShare, Place, QueueLimits, QueuePolicy
 from tests.support.amount import examples
 from tests.unit.router.samples import route
 
@@ -23,7 +22,8 @@ LIMITS = QueueLimits(
     tokens_max=120,
     tenant_requests_max=8,
     tenants_max=3,
-    fair_share=FairShareLimits(quantum_tokens=QUANTUM, weights={"b": 2.0, "c": 0.5}),
+    quantum_tokens=QUANTUM,
+    fair_share_weights={"b": 2.0, "c": 0.5},
 )
 
 
@@ -84,12 +84,12 @@ policies = st.sampled_from(["fcfs", "wspt", "edf"])
 
 def key(place: Place, arrival: int, policy: QueuePolicy) -> tuple[float, float, int]:
     """Return the order that the rules give: strict priority, the policy's key, the arrival."""
-    asked, jump = place.waiting.request, max(0, place.waiting.request.priority)
+    asked, jump = place.request, max(0, place.request.priority)
     match policy:
         case "fcfs":
             its = place.arrived_s - jump
         case "wspt":
-            its = -(1 + jump) / max(1, place.waiting.uncached_tokens)
+            its = -(1 + jump) / place.cost_tokens
         case "edf":
             its = place.arrived_s + (asked.ttft_target_s if asked.ttft_target_s is not None else LIMITS.ttft_default_s)
     return (-asked.strict_priority, its, arrival)
@@ -129,13 +129,12 @@ class Lists:
             ttft_target_s=step.ttft_target_s,
             lora=step.lora,
         )
-        waiting = QueuedRequest(request, step.tokens)
-        found = self.queue.offer(waiting, self.now_s)
+        found = self.queue.offer(request, step.tokens, self.now_s)
         mine = [place for place in self.waits if place.tenant == step.tenant]
         if len(mine) >= LIMITS.tenant_requests_max:
             assert not isinstance(found, Place)
             assert (found.status, found.code) == (429, "tenant_full")
-        elif full(self.waits, waiting, LIMITS.requests_max, LIMITS.tokens_max):
+        elif full(self.waits, max(1, step.tokens), LIMITS.requests_max, LIMITS.tokens_max):
             assert not isinstance(found, Place)
             assert (found.status, found.code) == (503, "queue_full")
         else:
@@ -144,11 +143,11 @@ class Lists:
             self.waits.append(found)
 
     def take(self, model: str, *, has_lora_room: bool) -> None:
-        place = self.queue.take(model, lambda waiting: has_lora_room or not waiting.request.lora, self.now_s)
+        place = self.queue.take(model, lambda request: has_lora_room or not request.lora, self.now_s)
         heads = []
         for tenant in TENANTS:
-            mine = [each for each in self.waits if each.tenant == tenant and each.waiting.request.model == model]
-            mine = [each for each in mine if has_lora_room or not each.waiting.request.lora]
+            mine = [each for each in self.waits if each.tenant == tenant and each.request.model == model]
+            mine = [each for each in mine if has_lora_room or not each.request.lora]
             if mine:
                 heads.append(min(mine, key=lambda each: key(each, self.ever.index(each), self.policy)))
         assert (place is None) == (not heads)
@@ -162,15 +161,15 @@ class Lists:
 
     def sums(self) -> None:
         assert len(self.queue) == len(self.waits) <= LIMITS.requests_max
-        assert self.queue.tokens == sum(max(1, place.waiting.uncached_tokens) for place in self.waits)
+        assert self.queue.tokens == sum(place.cost_tokens for place in self.waits)
         counts = {tenant: sum(place.tenant == tenant for place in self.waits) for tenant in TENANTS}
         assert self.queue.tenants() == {tenant: count for tenant, count in counts.items() if count}
-        assert set(self.queue.models()) == {place.waiting.request.model for place in self.waits}
+        assert set(self.queue.models()) == {place.request.model for place in self.waits}
 
 
-def full(waits: list[Place], waiting: QueuedRequest, requests_max: int, tokens_max: int) -> bool:
-    tokens = sum(place.waiting.cost_tokens for place in waits)
-    return len(waits) >= requests_max or (bool(waits) and tokens + waiting.cost_tokens > tokens_max)
+def full(waits: list[Place], cost_tokens: int, requests_max: int, tokens_max: int) -> bool:
+    tokens = sum(place.cost_tokens for place in waits)
+    return len(waits) >= requests_max or (bool(waits) and tokens + cost_tokens > tokens_max)
 
 
 def check(
@@ -234,7 +233,7 @@ def starvation(shares: FairShare, waiting: list[list[int]]) -> None:
 
 
 def shares_of(kind: type[FairShare]) -> FairShare:
-    return kind(FairShareLimits(quantum_tokens=QUANTUM, weights={str(at): each for at, each in enumerate(WEIGHTS)}))
+    return kind(QUANTUM, {str(at): each for at, each in enumerate(WEIGHTS)})
 
 
 @given(backlogs)
@@ -244,7 +243,7 @@ def test_no_head_waits_for_more_of_others_than_its_rounds_allow(waiting: list[li
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 40))
 def test_tokens_are_served_in_the_ratio_of_the_weights(ratio: int, cost: int, other_cost: int) -> None:
-    shares = FairShare(FairShareLimits(quantum_tokens=QUANTUM, weights={"heavy": float(ratio)}))
+    shares = FairShare(QUANTUM, {"heavy": float(ratio)})
     cost_of, served = {"heavy": cost, "light": other_cost}, {"heavy": 0, "light": 0}
     for name in cost_of:
         shares.waits(name)

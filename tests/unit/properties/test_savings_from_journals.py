@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalMessage, JournalRecord, Lost
-from router.attribution.contents import AttributionLimits, SavingsReport, report_of
 from router.attribution.journal import JournalSavings
+from router.attribution.report import AttributionLimits, SavingsReport, report_of
 from router.attribution.service import ReportSection, Savings
 from tests.support.amount import examples
 from tests.unit.properties.router_life import POLICIES, Life

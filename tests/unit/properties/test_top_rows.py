@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.attribution.contents import Rows, top_rows
+from router.attribution.report import Rows, top_rows
 from router.decision.policy import Policy
 from router.native import built
 from tests.support.decide import decide

@@ -17,7 +17,7 @@ from tests.unit.router.samples import rank, registered, route
 from tests.unit.router.test_routing import Bench
 
 
-class Seats:
+class Seats(FleetHeadroom):
     """A fleet with room for so many requests: the verified fake of `FleetHeadroom`."""
 
     def __init__(self, free: int) -> None:

@@ -16,10 +16,20 @@ from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LearntRates, OutcomeKnown, OutcomeName, RatesRestored, WorkerHeard
-from router.attribution.contents import DIMENSIONS, AttributionLimits, Figures, merged, not_counted, report_of, total
 from router.attribution.journal import AFTER_S, BEFORE_S, Evictions, Removals, count_removals, new_blocks
+from router.attribution.report import (
+    DIMENSIONS,
+    AttributionLimits,
+    Figures,
+    merged,
+    not_counted,
+    report_of,
+    report_page,
+    report_text,
+    table,
+    total,
+)
 from router.attribution.service import SHOWN_MAX, ReportSection, Savings, savings_families
-from router.attribution.text import report_page, report_text, table
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.native import built
@@ -63,13 +73,7 @@ class Requests:
         limits = settings.limits()._replace(rows_max=rows_max)
         self.savings = Savings(settings, self.state.core, self.clock, limits=limits)
         self.routing = Routing(
-            self.state,
-            Holds(holds),
-            self.clock,
-            policy or Policy(),
-            seed=1,
-            lease_s=8.0,
-            decisions_max=9,
+            self.state, Holds(holds), self.clock, policy or Policy(), seed=1, lease_s=8.0, decisions_max=9
         )
         for each in map(registered, holds):
             self.routing.apply(FleetApplied(now_s=100.0, event=each))
@@ -346,8 +350,7 @@ def test_a_request_is_charged_at_most_its_new_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "charged"),
-    [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)],
+    ("second", "charged"), [(100 - AFTER_S - 1, 0), (100 - AFTER_S, 5), (100 + BEFORE_S, 5), (100 + BEFORE_S + 1, 0)]
 )
 def test_only_removals_soon_after_a_request_came_are_charged_to_it(second: int, charged: int) -> None:
     seen = Charges((100, 5))

@@ -77,7 +77,7 @@ def test_so_many_failures_in_a_row_open_it() -> None:
     told.failed()
     assert told.unfit() == "breaker open: body: cut"
     assert told.unfit("w0/1") == ""
-    assert told.breakers.statistics().opened_total == 1
+    assert told.breakers.statistics.opened_total == 1
 
 
 def test_an_ok_between_failures_begins_the_row_anew() -> None:
@@ -193,7 +193,7 @@ def test_a_probe_that_is_answered_closes_it_and_all_is_forgiven() -> None:
     assert (told.unfit(), told.state()) == ("", "closed")
     told.failed(3)
     assert told.breakers.valid_until_s(told.now_s) == told.now_s + LIMITS.open_s
-    assert told.breakers.statistics().closed_total == 1
+    assert told.breakers.statistics.closed_total == 1
 
 
 def test_a_probe_that_fails_opens_it_again_for_twice_as_long_up_to_a_bound() -> None:
@@ -253,7 +253,7 @@ def test_a_probe_of_a_worker_that_left_has_no_effect() -> None:
     told = probing()
     told.breakers.forget("w0")
     told.ended("ok", decision_id="probe")
-    assert told.breakers.statistics().closed_total == 0
+    assert told.breakers.statistics.closed_total == 0
 
 
 def test_every_change_of_the_answer_by_an_event_is_announced() -> None:

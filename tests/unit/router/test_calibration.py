@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from kv_protocol.decided import RouteRequest
 from router.decision.policy import Policy
 from router.feeds.watch import FleetWatch
-from router.fleet.calibration import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
+from router.fleet.trust import ENOUGH, RETRY_S, WINDOW, Calibration, Compared, Move
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route
 from tests.unit.router.test_routing import Bench
 

@@ -10,7 +10,6 @@ from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.policy_config import PolicySection
 from router.decision.state_settings import AffinityLimits, ApproximateLimits
 from router.fleet.breakers import BreakerLimits
-from router.queue.fair_share import FairShareLimits
 from router.queue.waiting import QueueLimits
 
 
@@ -64,7 +63,7 @@ def test_every_setting_of_the_queue_comes_to_it() -> None:
         "policy": "wspt", "wait_s": 1.0, "requests_max": 3, "tenant_requests_max": 5,
     }  # fmt: skip
     settings = QueueSection(**given, fair_share_weights={"a": 9.0})
-    assert settings.limits() == QueueLimits(**given, fair_share=FairShareLimits(weights={"a": 9.0}))
+    assert settings.limits() == QueueLimits(**given, fair_share_weights={"a": 9.0})
 
 
 def test_every_setting_of_breakers_and_sessions_comes_to_them() -> None:
@@ -85,5 +84,5 @@ def test_a_header_with_secrets_may_not_name_tenants(header: str) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0])
 def test_a_weight_that_is_none_is_refused_by_name(weight: float) -> None:
-    with pytest.raises(ValidationError, match=f"team-a: found {weight}, allowed 0.001..1000.0"):
+    with pytest.raises(ValidationError, match=r"fair_share_weights\.team-a"):
         QueueSection(fair_share_weights={"team-a": weight})

@@ -27,7 +27,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
 from kv_protocol.ledger import Finished, Routed
 from kv_runtime.http.server import HttpServer
-from router.admin.control_plane import ControlPlane
+from router.control_plane import ControlPlane
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyStore
 from router.native import built
@@ -283,10 +283,7 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (
-            b'{"mode": "os:system"}',
-            'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft',
-        ),
+        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft'),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed "),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
         (b'{"temprature": 1, "luck": 1}', "policy.temprature: unknown; allowed: mode, temperature, "),

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
-from router.doctor.catalogue import CATALOGUE, Finding
 from router.doctor.checks import AGREED, SILENT_BLOCKS, examine, exit_code
-from router.doctor.facts import AddressAnswer, FleetFacts, LogSeen, ParityBroken
+from router.doctor.facts import CATALOGUE, AddressAnswer, Finding, FleetFacts, LogSeen, ParityBroken
 from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerRegistered
 from router.cli.doctor import doctor
+from router.doctor.checks import pairing_findings
 from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
 from router.doctor.pages import PageUnreadable, PolicyPage, Workers, counts, decoded, unhealthy
-from router.doctor.pairing import pairing_findings
 from router.doctor.survey import reads_overlap
 from tests.support.paths import ROOT
 from tests.unit.router.doctor_facts import told

@@ -11,14 +11,14 @@ import pytest_asyncio
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
+from indexer.embedded import BadParameter
 from kv_protocol import fleet, subjects
-from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http.server import HttpServer
-from router.admin.control_plane import ControlPlane
+from router.control_plane import ControlPlane
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease
 from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of
@@ -62,7 +62,7 @@ def test_what_is_not_wished_for_is_as_configured(body: bytes, wish: tuple[int, f
     ],
 )
 def test_a_wish_that_may_not_be_is_named(body: bytes, words: str) -> None:
-    with pytest.raises(LimitExceeded) as refused:
+    with pytest.raises(BadParameter) as refused:
         wish_of(body, *DEFAULTS)
     assert str(refused.value).startswith(words)
 

@@ -8,10 +8,10 @@ import pytest
 
 from router.endpoint_picker import wire
 from router.endpoint_picker.addresses import FleetAddresses, addresses_of, endpoint_of
-from router.endpoint_picker.metrics import PickerStatistics
 from router.endpoint_picker.stream import CHUNK_BYTES_MAX, GatewayStream
 from router.http.exchange import CallLimits, Exchange, OutboundCall
 from router.http.limits import HttpLimits
+from router.metrics.state import PickerStatistics
 from tests.unit.router.samples import registered
 
 BODY = b'{"model": "m"}'

@@ -3,7 +3,7 @@
 import pytest
 
 from kv_protocol.ids import WorkerRank
-from router.feeds.event_origins import VOTES, EventOrigins
+from router.feeds.watch import VOTES, EventOrigins
 from router.fleet.trust import Disparity
 from tests.unit.router.plane import FakeIndex
 from tests.unit.router.samples import rank, registered, route

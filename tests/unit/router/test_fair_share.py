@@ -4,7 +4,7 @@ from collections import Counter, deque
 
 import pytest
 
-from router.queue.fair_share import FairShare, FairShareLimits
+from router.queue.waiting import FairShare
 
 
 class Backlog:
@@ -33,7 +33,7 @@ class Backlog:
 
 
 def limits(quantum_tokens: int = 10, **weights: float) -> FairShare:
-    return FairShare(FairShareLimits(quantum_tokens=quantum_tokens, weights=weights))
+    return FairShare(quantum_tokens, weights)
 
 
 def test_a_key_that_comes_anew_waits_for_its_turn_and_brings_nothing_along() -> None:

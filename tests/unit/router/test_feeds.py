@@ -131,10 +131,6 @@ async def differences(*registrations: WorkerRegistered) -> list[tuple[Any, ...]]
     return [(entry["worker"], entry["field"], entry["found"], entry["allowed"]) for entry in told]
 
 
-async def test_a_worker_that_agrees_in_everything_is_no_news() -> None:
-    assert await differences(registered(), registered("w1")) == []
-
-
 async def pairings(*registrations: FleetEvent) -> list[tuple[str, str]]:
     """Return what was told of workers that do not go together, as they joined one after the other."""
     router = await begun()
@@ -250,16 +246,6 @@ async def test_events_that_contradict_their_subject_or_their_instance_change_not
     refused = [line for line in logs if line["event"] == "fleet_event_refused"]
     assert [line["cause"] for line in refused] == ["base_url", "subject"], "one line of each cause in ten seconds"
     assert "found http://10.6.6.6:1, allowed http://127.0.0.1:1 of instance w0-1" in refused[0]["reason"]
-
-
-async def test_refusals_of_one_cause_are_logged_once_in_ten_seconds_with_the_number_left_out() -> None:
-    router = await begun()
-    with capture_logs() as logs:
-        for _ in range(5):
-            await router.log.say(subjects.fleet(MODEL, "w0"), b"{")
-        await router.clock.advance(10.0)
-        await router.log.say(subjects.fleet(MODEL, "w0"), b"{")
-    assert [line.get("suppressed") for line in logs] == [None, 4]
 
 
 async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:

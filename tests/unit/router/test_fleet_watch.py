@@ -18,8 +18,8 @@ from kv_protocol.journal import (
 )
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
 from router.feeds.watch import LOOK_S, FleetWatch
-from router.fleet.calibration import ENOUGH
 from router.fleet.registry import SILENT_S
+from router.fleet.trust import ENOUGH
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench
 
@@ -38,10 +38,6 @@ def looks(bench: Bench, watch: FleetWatch, stales: Iterable[str]) -> list[Any]:
 def watched(*workers: Any) -> tuple[Bench, FleetWatch]:
     bench = Bench(*workers)
     return bench, FleetWatch(bench.routing, bench.clock)
-
-
-def test_a_rank_that_is_trusted_from_its_beginning_is_no_news() -> None:
-    assert looks(*watched(), ["", "", ""]) == []
 
 
 def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
@@ -203,7 +199,4 @@ async def test_a_breaker_is_logged_as_it_opens_tries_again_and_closes() -> None:
     watched.hear("w0")
     lease = watched.bench.take(route())
     watched.attempt("ok", reason="", decision_id=lease.verdict.decision_id)
-    assert await watched.after() == [
-        ("worker_heard_again", "info", "w0", None),
-        ("breaker_closed", "info", "w0", None),
-    ]
+    assert await watched.after() == [("worker_heard_again", "info", "w0", None), ("breaker_closed", "info", "w0", None)]

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from kv_runtime.clock import SystemClock
 from router.processes.front import Front, doubted_workers
-from router.processes.links import Links
 from router.processes.metrics import LEAST, SUMMED, merged, parsed
+from router.processes.supervisor import Links
 from tests.support.metric_families import COMMANDS
 from tests.support.served import served
 
@@ -76,7 +76,7 @@ class Process:
 async def front_of(**urls: str) -> AsyncIterator[tuple[aiohttp.ClientSession, Front]]:
     async with Links(NAMES, SystemClock()) as links:
         for name, url in urls.items():
-            links.add(name, url)
+            links.urls[name] = url
         front = Front(links, list, CollectorRegistry())
         async with served(front.app(token="")) as url, aiohttp.ClientSession(url) as session:
             yield session, front

@@ -29,9 +29,8 @@ from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.journal.checkpoint import JournalCheckpoint
-from router.journal.encoder import LOSS_REASONS, JournalEncoder, LossReason
-from router.journal.writer import CHECKPOINT_S, JournalSection, JournalWriter, journal_families, router_name
+from router.journal.encoder import LOSS_REASONS, JournalCheckpoint, JournalEncoder, LossReason
+from router.journal.log import CHECKPOINT_S, JournalSection, JournalWriter, journal_families, router_name
 from tests.support.manual_clock import ManualClock
 from tests.support.replayed import continuous
 from tests.unit.router.samples import TEXT

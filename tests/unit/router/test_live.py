@@ -14,11 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http.server import HttpServer
-from router.admin.control_plane import ControlPlane
-from router.live import clients
-from router.live.clients import CLIENTS_MAX, EVENTS_MAX, LiveClients
+from router.control_plane import ControlPlane
+from router.live import service
 from router.live.routes import live_routes
-from router.live.service import Live
+from router.live.service import CLIENTS_MAX, EVENTS_MAX, Live, LiveClients
 from router.native import built
 from router.processes.front import predictions_of
 from tests.unit.router.plane import Plane, running_plane
@@ -277,7 +276,7 @@ def test_a_client_whose_queue_is_full_at_the_end_is_counted_as_dropped() -> None
 
 
 async def test_a_quiet_stream_has_comments(made: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "COMMENT_S", 0.0)
+    monkeypatch.setattr(service, "COMMENT_S", 0.0)
     async with reading(made) as events:
         assert await events.response.content.readline() == b": nothing new\n"
 

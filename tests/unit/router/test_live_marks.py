@@ -10,13 +10,12 @@ import pytest
 from indexer.embedded import OutlineNode
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from router.attribution.contents import Figures
+from router.attribution.report import Figures
 from router.decision.kept_prompts import KeptPrompts
 from router.fleet.trust import EXACT, Trust
-from router.live.decision_rows import EXCERPT_TOKENS, uses
-from router.live.marks import MARKS_OF_A_LOOK, Looked, Mark, marks_of
+from router.live.fleet import EXCERPT_TOKENS, MARKS_OF_A_LOOK, Looked, Mark, marks_of, uses
+from router.live.routes import STEP_S, STEPS, Gauges, Trends, merged_trends
 from router.live.service import OLD_S, OLD_STEP_S, RECENT_S, RECENT_STEP_S, Ring
-from router.live.trends import STEP_S, STEPS, Gauges, Trends, merged_trends
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import route
 

@@ -7,7 +7,7 @@ from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Routed
 from kv_runtime.telemetry import Projection
 from router.fleet.trust import PARITY_FIELDS
-from router.metrics.state import trust_families
+from router.metrics.state import rank_families
 from tests.unit.router.samples import registered
 from tests.unit.router.test_routing import Bench
 
@@ -17,7 +17,7 @@ class Scrape:
 
     def __init__(self, bench: Bench) -> None:
         self._registry = CollectorRegistry()
-        Projection(self._registry, lambda: trust_families(bench.routing))
+        Projection(self._registry, lambda: rank_families(bench.routing))
 
     def __call__(self, name: str, **labels: str) -> float | None:
         return self._registry.get_sample_value(f"kvrouter_{name}", labels)

@@ -16,7 +16,7 @@ from kv_protocol.journal import OutcomeKnown
 from router.decision.policy import Policy
 from router.decision.routing import compared_of
 from router.decision.verdict import Verdict
-from router.fleet.calibration import Calibration
+from router.fleet.trust import Calibration
 
 
 class Judge:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from router.decision.errors import NoEligibleWorker
 from router.decision.policy import Policy
-from router.fleet.pairs import Pairs, misfit
-from router.fleet.registry import Fleet
+from router.fleet.registry import Fleet, Pairs, misfit
 from tests.support.decide import decide
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
 

@@ -69,9 +69,7 @@ async def running(picker: EndpointPicker) -> AsyncIterator[str]:
 
 async def health(channel: Any, service: str) -> int:
     check = channel.unary_unary(
-        f"/{HEALTH}/Check",
-        MESSAGES["HealthCheckRequest"].SerializeToString,
-        MESSAGES["HealthCheckResponse"].FromString,
+        f"/{HEALTH}/Check", MESSAGES["HealthCheckRequest"].SerializeToString, MESSAGES["HealthCheckResponse"].FromString
     )
     status: int = (await check(MESSAGES["HealthCheckRequest"](service=service))).status
     return status

@@ -24,12 +24,15 @@ from router.planner.plan import (
     Objectives,
     OfferedLoad,
     Rates,
+    ServiceTimes,
     Size,
+    begun_and_served_within,
     covered,
+    delayed_share,
     offered,
     plan,
+    poisson_at_most,
 )
-from router.planner.queueing import ServiceTimes, begun_and_served_within, delayed_share, poisson_at_most
 from router.planner.service import Planner, PlannerSection, answered_tokens, planner_families, shown
 from tests.unit.router.samples import MODEL, chain, joined, registered, route
 from tests.unit.router.test_routing import Bench
@@ -234,15 +237,7 @@ class Planning:
     def __init__(self) -> None:
         bench = Bench()
         self.clock = bench.clock
-        self.routing = Routing(
-            bench.state,
-            bench.index,
-            bench.clock,
-            Policy(),
-            seed=1,
-            lease_s=8.0,
-            decisions_max=9,
-        )
+        self.routing = Routing(bench.state, bench.index, bench.clock, Policy(), seed=1, lease_s=8.0, decisions_max=9)
         self.planner = Planner(self.routing, PlannerSection())
 
     async def request(self, name: str, output_tokens: int | None = 101) -> None:

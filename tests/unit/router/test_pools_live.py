@@ -8,18 +8,8 @@ from hypothesis import strategies as st
 
 from router.doctor.pages import PageUnreadable, not_ready
 from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, plan, preference, select
-from router.pools.state import (
-    Attained,
-    AttemptFailed,
-    Change,
-    LiveLimits,
-    Looked,
-    PoolsLive,
-    PoolStatus,
-    Queue,
-    attained,
-)
-from router.pools.watch import Busyness, busyness, not_serving
+from router.pools.state import Attained, Change, LiveLimits, Looked, PoolsLive, PoolStatus, Queue, attained
+from router.pools.watch import busyness, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet
 # TYPE kvrouter_queued_requests gauge
@@ -65,29 +55,26 @@ class World:
         waiting: int = 0,
         ttft: tuple[float, float] | None = None,
     ) -> None:
-        seen = None if ttft is None else Attained(*ttft)
-        reason = "" if ready else "refused"
         queue = None if queued is None else Queue(queued, waiting)
-        event = Looked(now_s=self.now_s, namespace="p", url=url, ready=ready, reason=reason, queue=queue, ttft=seen)
-        self.changes.extend(self.live.apply(event))
+        look = Looked("" if ready else "refused", queue=queue, attained={"ttft": Attained(*ttft)} if ttft else {})
+        self.changes.extend(self.live.looked("p", url, look, self.now_s))
 
     def fail(self, url: str) -> None:
-        event = AttemptFailed(now_s=self.now_s, namespace="p", url=url, reason="no connection")
-        self.changes.extend(self.live.apply(event))
+        self.changes.extend(self.live.attempt_failed("p", url, "no connection"))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
         self.changes.extend(self.live.tick(self.now_s))
 
     def now(self) -> PoolStatus:
-        return self.live.status("p")
+        return self.live.statuses["p"]
 
 
 def test_a_router_is_silent_once_it_is_down_without_an_answer_and_not_where_it_says_that_it_is_not_ready() -> None:
     live = PoolsLive({"p": ("http://a",)}, {"p": LiveLimits()})
 
     def is_silent_after(*, ready: bool, answered: bool) -> bool:
-        live.apply(Looked(now_s=0.0, namespace="p", url="http://a", ready=ready, answered=answered, reason="x"))
+        live.looked("p", "http://a", Looked("" if ready else "x", answered), 0.0)
         return live.is_silent("p", "http://a")
 
     assert not is_silent_after(ready=True, answered=True)
@@ -282,8 +269,8 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
 def standing(name: str, fitness: str) -> PoolStatus:
     live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
-    live.apply(Looked(now_s=0.0, namespace=name, url="u", ready=ready, reason="x", queue=Queue(queued)))
-    found = live.status(name)
+    live.looked(name, "u", Looked("" if ready else "x", queue=Queue(queued)), 0.0)
+    found = live.statuses[name]
     assert found.fitness == fitness
     return found
 
@@ -325,16 +312,16 @@ def test_a_candidate_says_why_it_is_there_and_why_not() -> None:
 
 
 def test_queues_are_those_of_the_router_and_of_all_its_engines() -> None:
-    assert busyness(PAGE, LiveLimits()) == Busyness(Queue(3, 9), None, None)
+    assert busyness(PAGE, LiveLimits()) == Looked(queue=Queue(3, 9))
 
 
 def test_latencies_are_those_of_all_modes_against_the_bounds() -> None:
     found = busyness(PAGE, LiveLimits(ttft_bound_ms=300, itl_bound_ms=10))
-    assert found == Busyness(Queue(3, 9), Attained(21.0, 41.0), None)
+    assert found == Looked(queue=Queue(3, 9), attained={"ttft": Attained(21.0, 41.0)})
 
 
 def test_a_page_without_what_is_looked_for_says_nothing() -> None:
-    assert busyness(b"other_metric 1\n", LiveLimits(ttft_bound_ms=1)) == Busyness()
+    assert busyness(b"other_metric 1\n", LiveLimits(ttft_bound_ms=1)) == Looked()
 
 
 @pytest.mark.parametrize(

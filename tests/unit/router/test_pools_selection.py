@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.pools.selection import (
-    Axis,
-    Coordinate,
-    Override,
-    PoolGroup,
-    Selection,
-    SelectionInput,
-    Targets,
-    select,
-)
+from router.pools.selection import Axis, Coordinate, Override, PoolGroup, Selection, SelectionInput, Targets, select
 
 PREFILL = PoolGroup(
     phase="prefill",

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
 from router.decision.policy import Policy
 from router.decision.routing import Routing
-from router.feeds.rates_store import MODELS_MAX, WRITE_S, RatesStore
+from router.feeds.feeds import MODELS_MAX, WRITE_S, RatesStore
 from tests.support.decide import decide
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.plane import until
@@ -23,22 +24,12 @@ from tests.unit.router.samples import MODEL, route, row, state, view
 LEARNT = LearntRates(MODEL, 2.0, 0.5, 200.0, 7)
 
 
-class Kept:
-    """A recorder that keeps everything."""
-
-    def __init__(self) -> None:
-        self.records: list[JournalRecord] = []
-
-    def record(self, what: JournalRecord) -> None:
-        self.records.append(what)
-
-
 class Life:
     """A router from its start until it ends."""
 
     def __init__(self, directory: Path | None) -> None:
-        self.clock, recorder = ManualClock(), Kept()
-        self.records = recorder.records
+        self.clock, self.records = ManualClock(), list[JournalRecord]()
+        recorder: Any = SimpleNamespace(record=self.records.append)
         index: Any = None  # not asked here
         self.routing = Routing(
             state(), index, self.clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorders=[recorder]
@@ -73,23 +64,15 @@ def written(directory: Path) -> Any:
     return json.loads((directory / "rates.json").read_bytes())
 
 
-async def test_a_router_goes_on_with_what_the_former_one_had_learnt(tmp_path: Path) -> None:
+async def test_a_router_goes_on_with_what_the_former_one_had_learnt_and_its_journal_has_it(tmp_path: Path) -> None:
     former = Life(tmp_path)
     former.learn(slower=2.0)
     await former.end()
     life = Life(tmp_path)
     assert life.rates == former.rates
     assert life.rates[0].prefill == pytest.approx(2.0, rel=0.02)
-
-
-async def test_what_was_restored_is_a_record(tmp_path: Path) -> None:
-    former = Life(tmp_path)
-    former.learn(slower=2.0)
-    await former.end()
-    life = Life(tmp_path)
-    restored: list[JournalRecord] = [each for each in life.records if isinstance(each, RatesRestored)]
     again = state()
-    for record in restored:
+    for record in (each for each in life.records if isinstance(each, RatesRestored)):
         again.apply(record)
     assert again.learnt() == former.rates != ()
 

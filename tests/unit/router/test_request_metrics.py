@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexer.embedded import OverlapColumns
 from kv_protocol.decision import ADDENDS
 from kv_protocol.fleet import WorkerLeft
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import TEXT_SCHEME
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, OutcomeName, WorkerHeard
@@ -24,10 +25,18 @@ from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict
 from router.feeds.feeds import RouterFeeds
-from router.metrics.decision import FALLBACKS, REASONS, STAGES
-from router.metrics.request import OUTCOMES, PHASES, REJECTIONS, RequestMetrics
-from router.metrics.state import policy_families, queue_families, state_families
-from router.metrics.weighing import SAMPLES_MAX, TERMS
+from router.metrics.request import (
+    FALLBACKS,
+    OUTCOMES,
+    PHASES,
+    REASONS,
+    REJECTIONS,
+    SAMPLES_MAX,
+    STAGES,
+    TERMS,
+    RequestMetrics,
+)
+from router.metrics.state import rank_families, state_families
 from router.native import built
 from router.prompt.chains import block_count
 from router.queue.admission import RequestQueue
@@ -307,23 +316,22 @@ def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
 
 def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
-    Projection(told.registry, lambda: policy_families(told.bench.routing))
-    Projection(told.registry, lambda: queue_families(RequestQueue()))
+    Projection(told.registry, lambda: rank_families(told.bench.routing))
     assert told.series("policy_info") == {("kv-blocks",): 1}
     assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
     assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1
     assert told("breaker_state", worker="w1", dp_rank="0", state="open") == 0
-    assert (told("queued_requests"), told("queued_tokens")) == (0, 0)
 
 
 def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
     told = counted(registered(), registered("w1"))
-    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock)
-    Projection(told.registry, lambda: state_families(told.bench.state, feeds))
+    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock, FleetGate())
+    Projection(told.registry, lambda: state_families(told.bench.state, feeds, RequestQueue()))
     reconciled = Reconciled(worker_id="w0", dp_rank=0, running_requests=2, waiting_requests=1, used_blocks=9)
     told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
     assert told.series("ledger_difference_requests") == {("w0", "0"): 3}
     assert told("ledger_reported_running", worker="w0", dp_rank="0") == 2
+    assert (told("queued_requests"), told("queued_tokens")) == (0, 0)
 
 
 @pytest.mark.parametrize(

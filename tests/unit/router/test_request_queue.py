@@ -4,31 +4,30 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.decided import RouteRequest
 from router.http.refusals import Refusal
 from router.queue.admission import RequestQueue
-from router.queue.fair_share import FairShareLimits
-from router.queue.model_queue import KINDS_MAX
-from router.queue.waiting import OTHERS, Place, QueuedRequest, QueueLimits
+from router.queue.waiting import KINDS_MAX, OTHERS, Place, QueueLimits
 from tests.unit.router.samples import route
 
 
-def asked(name: str, tokens: int = 10, **fields: Any) -> QueuedRequest:
-    return QueuedRequest(route(request_id=name, **fields), tokens)
+def asked(name: str, tokens: int = 10, **fields: Any) -> tuple[RouteRequest, int]:
+    return route(request_id=name, **fields), tokens
 
 
 def placed(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Place:
-    place = queue.offer(asked(name, tokens, **fields), now_s)
+    place = queue.offer(*asked(name, tokens, **fields), now_s)
     assert isinstance(place, Place)
     return place
 
 
 def refused(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Refusal:
-    refusal = queue.offer(asked(name, tokens, **fields), now_s)
+    refusal = queue.offer(*asked(name, tokens, **fields), now_s)
     assert isinstance(refusal, Refusal)
     return refusal
 
 
-def is_room(_: QueuedRequest) -> bool:
+def is_room(_: RouteRequest) -> bool:
     return True
 
 
@@ -36,7 +35,7 @@ def taken(queue: RequestQueue, model: str = "m", now_s: float = 0.0) -> list[str
     """Take all, and return their names."""
     names = []
     while (place := queue.take(model, is_room, now_s)) is not None:
-        names.append(place.waiting.request.request_id)
+        names.append(place.request.request_id)
     return names
 
 
@@ -53,7 +52,7 @@ def test_edf_takes_the_most_urgent_first() -> None:
 
 
 def test_no_tenant_starves_another_by_strict_priority() -> None:
-    queue = RequestQueue(QueueLimits(fair_share=FairShareLimits(quantum_tokens=10)))
+    queue = RequestQueue(QueueLimits(quantum_tokens=10))
     for number in range(4):
         placed(queue, f"loud{number}", tenant="loud", strict_priority=9)
     placed(queue, "meek", tenant="meek")
@@ -78,8 +77,8 @@ def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
     for number in range(3 * KINDS_MAX):
         placed(queue, str(number), lora=str(number))
 
-    def has_headroom(waiting: QueuedRequest) -> bool:
-        looks.append(waiting.request.lora)
+    def has_headroom(request: RouteRequest) -> bool:
+        looks.append(request.lora)
         return False
 
     assert queue.take("m", has_headroom, 0.0) is None
@@ -93,8 +92,8 @@ def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
         placed(queue, tenant, tenant=tenant, lora="x" if tenant in "ace" else "")
     looks: list[str] = []
 
-    def has_headroom(waiting: QueuedRequest) -> bool:
-        looks.append(waiting.request.lora)
+    def has_headroom(request: RouteRequest) -> bool:
+        looks.append(request.lora)
         return False
 
     assert queue.take("m", has_headroom, 0.0) is None
@@ -167,7 +166,7 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
     placed(queue, "young", now_s=0.5)
     assert queue.tick(4.9) == []
     ((place, refusal),) = queue.tick(5.0)
-    assert (place.waiting.request.request_id, refusal.status, refusal.code) == ("old", 503, "timeout")
+    assert (place.request.request_id, refusal.status, refusal.code) == ("old", 503, "timeout")
     assert refusal.message == "queue.wait_s: no worker had room for the request within 5 s"
     assert taken(queue) == ["young"]
 

@@ -24,9 +24,8 @@ from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.journal.encoder import JournalEncoder
-from router.shadows.comparison import NoChoice, compared
+from router.shadows.comparison import BATCHES, NoChoice, Series, SeriesMean, ShadowReport, Tally, compared, pooled
 from router.shadows.service import KEPT_REQUESTS, WAITING_MAX, Budget, Shadows, ShadowSection, pooled_page
-from router.shadows.tally import BATCHES, Series, SeriesMean, ShadowReport, Tally, pooled
 from tests.support.replayed import replay
 from tests.unit.router.samples import registered, route
 from tests.unit.router.test_routing import Bench

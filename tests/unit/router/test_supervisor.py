@@ -14,8 +14,7 @@ import pytest
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import Restarts
-from router.processes.links import Links
-from router.processes.supervisor import ProcessesFailed, Supervisor, Work
+from router.processes.supervisor import Links, ProcessesFailed, Supervisor, Work
 from tests.unit.router.plane import until
 
 QUICK = Restarts(failures_max=3, window_s=60.0, pause_s=0.01, pause_max_s=0.01)

@@ -4,26 +4,17 @@ from typing import Any
 
 import pytest
 
-from router.cli.screen import (
-    Decision,
-    Decisions,
-    Labels,
-    Metrics,
-    Outcome,
-    Rank,
-    Registration,
-    Snapshot,
-    Worker,
-    Workers,
-    screen,
-)
-from router.doctor.pages import PageUnreadable, decoded
+from router.cli.top import Decision, Decisions, Labels, Metrics, Snapshot, screen
+from router.decision.report import Outcome
+from router.doctor.facts import RankStatus
+from router.doctor.pages import PageUnreadable, WorkerRow, Workers, decoded
+from tests.unit.router.samples import registered
 
 Samples = dict[str, dict[Labels, float]]
 
 
-def worker(worker_id: str = "w0", **changed: Any) -> Worker:
-    return Worker(Registration(worker_id, block_size=16), [Rank("EXACT")], **changed)
+def worker(worker_id: str = "w0", **changed: Any) -> WorkerRow:
+    return WorkerRow(registered(worker_id, block_size=16), [RankStatus(worker_id, 0, "EXACT")], **changed)
 
 
 def decision(decision_id: str = "d0", **changed: Any) -> Decision:
@@ -58,7 +49,7 @@ def test_the_head_has_rates_between_two_looks_and_latencies_of_the_newest_decisi
     def counted(ok: float, failed: float) -> Metrics:
         return Metrics({"kvrouter_requests_total": {(("outcome", "ok"),): ok, (("outcome", "failed"),): failed}})
 
-    ended = tuple(decision(outcome=Outcome("ok", ttft_s=at / 100)) for at in range(10))
+    ended = tuple(decision(outcome=Outcome(outcome="ok", ttft_s=at / 100)) for at in range(10))
     found = snapshot(metrics=counted(29, 3), before=counted(10, 2), passed_s=2.0, decisions=ended)
     head = "\n".join(screen(found)[:4])
     assert "requests 10.0/s" in head
@@ -92,7 +83,7 @@ def test_shadows_are_shown_with_what_they_would_change() -> None:
 
 
 def test_reused_tokens_are_the_workers_count_or_what_it_held() -> None:
-    told = decision(outcome=Outcome("ok", cached_tokens=90))
+    told = decision(outcome=Outcome(outcome="ok", cached_tokens=90))
     assert snapshot(decisions=(told,)).hit_ratio("w0") == 0.9
     assert snapshot(decisions=(decision(),)).hit_ratio("w0") == 0.48
     assert snapshot(decisions=()).hit_ratio("w0") is None

@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.admin.control_plane import control_app
-from router.web import page
-from router.web.page import WebPage
+import router.web
+from router.control_plane import control_app
+from router.web import WebPage
 from tests.support.served import served
 
 TOKEN = "secret"
-ASSETS = Path(page.__file__).parent / "assets"
+ASSETS = Path(router.web.__file__).parent / "assets"
 FILES = sorted(each.name for each in ASSETS.iterdir())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 PARSES_TEXT = re.compile(
@@ -76,7 +76,13 @@ async def test_the_page_is_found_without_its_slash_and_nothing_beside_it_is() ->
     async with shown("") as (session, url):
         async with session.get(f"{url}/ui") as response:
             assert (response.status, response.url.path) == (200, "/ui/")
-        for path in ("/ui/nothing.js", "/ui/../page.py", "/ui/%2e%2e/page.py", "/ui/page.py", "/ui/app.js/"):
+        for path in (
+            "/ui/nothing.js",
+            "/ui/../__init__.py",
+            "/ui/%2e%2e/__init__.py",
+            "/ui/__init__.py",
+            "/ui/app.js/",
+        ):
             async with session.get(f"{url}{path}") as response:
                 assert response.status == 404, path
 
@@ -92,10 +98,7 @@ async def test_a_copy_that_is_current_is_not_sent_again() -> None:
 
 
 async def test_a_page_of_another_name_is_not_shown() -> None:
-    async with (
-        shown() as (session, url),
-        session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response,
-    ):
+    async with shown() as (session, url), session.get(f"{url}/ui/", headers={"Host": "rebound.example"}) as response:
         assert response.status == 421
 
 

@@ -8,9 +8,8 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from kv_runtime.config.loading import ConfigurationError
-from router.config import RouterSettings
-from router.config.worker_address import WorkerAddress, worker_address
-from router.workers.service import WorkerList, agent_settings
+from router.attached_workers import WorkerList, agent_settings
+from router.config import RouterSettings, WorkerAddress, worker_address
 
 
 @pytest.mark.parametrize(

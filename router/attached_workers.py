@@ -33,8 +33,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, gauge
 from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
-from router.config import RouterSettings
-from router.config.worker_address import DNS, WORKERS_MAX, WorkerAddress, worker_address
+from router.config import DNS, WORKERS_MAX, RouterSettings, WorkerAddress, worker_address
 
 if TYPE_CHECKING:
     from worker_agent.attached.worker import AttachedWorker, Host
@@ -43,7 +42,6 @@ _BYTES_MAX = 1 << 20
 FILE_PERIOD_S, DNS_PERIOD_S = 1.0, 5.0
 RETRY_S = 5.0
 _WAIT_S = 1.0
-
 _log = structlog.get_logger("workers")
 
 

@@ -1,4 +1,4 @@
-"""Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
+"""Writes and reads the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
     record          is encoded into a bounded buffer (`encoder.py`); if that is full the oldest is dropped, and counted
     every `PERIOD_S`
@@ -16,25 +16,36 @@ A message that is published again keeps its id, and its records their numbers, s
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from time import perf_counter
+from typing import NamedTuple
 
 import msgspec
 import structlog
 from pydantic import Field
 
 from kv_protocol import subjects
-from kv_protocol.journal import CheckpointBegan, JournalBegan
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.journal import CheckpointBegan, JournalBegan, JournalMessage, decode_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import NatsSection, Section
-from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, by_name, counter, gauge
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
-from router.journal.checkpoint import JournalCheckpoint
-from router.journal.encoder import BYTES_MAX, LOSS_REASONS, EncodedMessage, JournalEncoder, LossReason
+from router.journal.encoder import (
+    BYTES_MAX,
+    LOSS_REASONS,
+    EncodedMessage,
+    JournalCheckpoint,
+    JournalEncoder,
+    LossReason,
+)
 
+_LOOK_S = 0.02
+OnMessage = Callable[[LogMessage], Awaitable[None]]
+_log = structlog.get_logger("router")
 PERIOD_S = 0.5
 CHECKPOINT_S = 300.0
 CHECKPOINT_RECORDS = 200_000
@@ -45,7 +56,90 @@ _CHECKPOINTS_PER_JOURNAL = 8
 """Number of checkpoints that the stream holds at least, if it has only this router's journal."""
 _AGAIN_S = 0.5
 
-_log = structlog.get_logger("router")
+
+class JournalEntry(NamedTuple):
+    """One message: its router, its place in the log, and the log's time (since 1970)."""
+
+    router: str
+    stream_seq: int
+    time_ns: int
+    message: JournalMessage
+
+
+class JournalMessages:
+    """Passes each readable message of a journal to `take`; of unreadable ones the text log names the first."""
+
+    def __init__(self, take: Callable[[JournalEntry], None]) -> None:
+        self._take = take
+        self._refused = 0
+
+    async def on_message(self, message: LogMessage) -> None:
+        """Take one message of the journal's stream."""
+        name = message.subject.rpartition(".")[2]
+        try:
+            entry = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
+        except MalformedMessage as error:
+            if not self._refused:
+                reason = str(error)
+                _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=reason)
+            self._refused += 1
+            return
+        self._take(entry)
+
+    def log_refused(self) -> None:
+        """Log how many messages were refused, if not all of them were logged."""
+        if self._refused > 1:
+            _log.warning("journal_messages_refused", messages=self._refused)
+
+
+async def read_journal(
+    log: EventLog,
+    clock: Clock,
+    router: str,
+    take: Callable[[JournalEntry], None],
+    stop: asyncio.Event,
+    *,
+    after_seq: int = 0,
+    from_ns: int | None = None,
+) -> None:
+    """Pass all messages after `after_seq` that the log has now to `take`, and no later ones.
+
+    `from_ns`: and none before that time (since 1970). Return after the last message, or at `stop`. The log's own part
+    has to run.
+    """
+    messages = JournalMessages(take)
+    subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
+    await read_to_end(
+        log, clock, subjects.JOURNAL_STREAM, subject, messages.on_message, stop, after_seq=after_seq, from_ns=from_ns
+    )
+    messages.log_refused()
+
+
+async def read_to_end(
+    log: EventLog,
+    clock: Clock,
+    stream: str,
+    subject: str,
+    on_message: OnMessage,
+    stop: asyncio.Event,
+    *,
+    after_seq: int = 0,
+    from_ns: int | None = None,
+) -> None:
+    """Pass the messages that the stream has now to `on_message`, as `read_journal` does for journals."""
+    state = await log.stream_state(stream)
+    end = state.last_seq
+    if from_ns is not None:
+        after_seq = max(after_seq, await log.seq_at(stream, from_ns - 1))
+
+    async def take_until_end(message: LogMessage) -> None:
+        if message.stream_seq <= end:
+            await on_message(message)
+
+    reading = await log.follow(stream, subject, take_until_end, after_seq=min(after_seq, end), created=state.created)
+    while reading.unread and reading.delivered_seq < end and not stop.is_set():
+        await clock.sleep(_LOOK_S)
+    await log.leave(reading)
 
 
 class JournalSection(Section):

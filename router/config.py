@@ -1,11 +1,22 @@
-"""The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet."""
+"""The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet.
 
-from typing import Annotated
+`WorkerAddress` is that of an engine that the router attaches, `URL[,OPTION=VALUE...]` in flags, YAML and lists:
+
+engine             which engine it is, as the agent's `engine.kind`; without it the engine says
+kv-events          tcp://host:port of rank 0, `poll`, or `none`; without it the engine says, else its default
+replay-endpoint    tcp://host:port of rank 0
+id                 its name in the fleet; without it host and port
+"""
+
+import re
+from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.body_limits import BodyLimits
+from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_protocol.openai.endpoints import ENGINE_PATHS
 from kv_runtime.clock import Clock
 from kv_runtime.config.sections import (
@@ -23,27 +34,83 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.text.encoders import Wanted
 from kv_runtime.tracing.service import TracingSection
 from router.attribution.service import ReportSection
-from router.config.worker_address import WORKERS_MAX, WorkerText, check_place, worker_address
 from router.decision.policy_config import DisaggregationSection, PolicySection, picked
 from router.fleet.breakers import BreakerLimits
 from router.http.credentials import CredentialFiles, Credentials
 from router.http.limits import HttpLimits
 from router.http.sites import Sites
-from router.journal.writer import JournalSection
+from router.journal.log import JournalSection
 from router.planner.service import PlannerSection
 from router.prompt.prompts import PromptLimits
-from router.queue.fair_share import FairShareLimits
 from router.queue.tenants import SECRET_HEADERS
 from router.queue.waiting import QueueLimits, QueuePolicy
 from router.shadows.service import ShadowSection
 
+OPTIONS = ("engine", "kv-events", "replay-endpoint", "id")
+WORKERS_MAX = 256
+_ID_CHARACTERS_MAX = 64
+_ALLOWED = "http(s)://host:port"
+DNS = "dns://"
+"""Begins the place of a list that is a name's addresses."""
 FALLBACKS_MAX = 8
 _HTTP, _QUEUE = HttpLimits(), QueueLimits()
 _BREAKERS, _PROMPTS = BreakerLimits(), PromptLimits()
-_WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
-
-
+Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 PassedPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=64)]
+
+
+class WorkerAddress(NamedTuple):
+    """An engine's URL without a slash at its end, its name, and the options that are settings of its agent."""
+
+    url: str
+    worker_id: str
+    engine: str = "auto"
+    kv_events: str = ""
+    replay_endpoint: str = ""
+
+
+def worker_address(text: str) -> WorkerAddress:
+    """Return the address in `text`.
+
+    Raises:
+        ValueError: names what was found and what is allowed.
+    """
+    url, *rest = text.strip().split(",")
+    options = {name: value for name, _, value in (each.partition("=") for each in rest)}
+    for name, value in options.items():
+        if name not in OPTIONS or not value:
+            raise ValueError(f"found {name}={value!r}, allowed {', '.join(OPTIONS)}, each with a value")
+    host, port = _place(url)
+    worker_id = options.get("id") or re.sub(r"[^a-z0-9]+", "-", f"{host}-{port}".lower()).strip("-")
+    if not re.fullmatch(WORKER_ID_PATTERN, worker_id):
+        raise ValueError(f"id: found {worker_id[:_ID_CHARACTERS_MAX]!r}, allowed ^{WORKER_ID_PATTERN}$")
+    settings = {name.replace("-", "_"): value for name, value in options.items() if name != "id"}
+    return WorkerAddress(url.rstrip("/"), worker_id, **settings)
+
+
+def _place(url: str) -> tuple[str, int]:
+    if "@" in url:
+        raise ValueError(f"found an address with a user, allowed {_ALLOWED}")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ValueError(f"found {url!r}, allowed {_ALLOWED}") from error
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise ValueError(f"found {url!r}, allowed {_ALLOWED}")
+    return host, port
+
+
+WorkerText = Annotated[str, AfterValidator(lambda text: worker_address(text) and text)]
+"""A setting with such an address."""
+
+
+def check_place(place: str) -> str:
+    """Return the place of a list; raise `ValueError` if a name lacks its port."""
+    name, _, port = place.removeprefix(DNS).rpartition(":")
+    if place.startswith(DNS) and not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ValueError(f"found {place!r}, allowed a file, or dns://name:port")
+    return place
 
 
 class PickerSection(Section):
@@ -71,10 +138,7 @@ class DataSection(BodyBoundsSection):
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
     processes: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="processes that serve; above 1, one more has the control plane of all",
+        1, ge=1, le=64, description="processes that serve; above 1, one more has the control plane of all"
     )
     body_bytes_max: int = Field(
         _HTTP.body_bytes_max, ge=1024, le=1 << 30, description="larger bodies are refused with 413"
@@ -139,8 +203,7 @@ class RouterControlSection(ControlSection):
     """The control plane of a router."""
 
     keep_text: bool = Field(
-        default=False,
-        description="keep beginning and end of each prompt in memory, and show them with its decision",
+        default=False, description="keep beginning and end of each prompt in memory, and show them with its decision"
     )
 
     def server(self, app: web.Application) -> HttpServer:
@@ -189,7 +252,7 @@ class QueueSection(Section):
         pattern=r"^[a-z0-9_-]{1,64}$",
         description="what tells tenants apart: none, api_key (a keyed hash of it), or the name of a header",
     )
-    fair_share_weights: dict[str, float] = Field(
+    fair_share_weights: dict[str, Weight] = Field(
         {}, description="by header value: tenants that have another share of a round than 1, 0.001..1000"
     )
 
@@ -200,18 +263,9 @@ class QueueSection(Section):
             raise ValueError(f"found {by}, its values are secrets; allowed any other, or api_key")
         return by
 
-    @field_validator("fair_share_weights")
-    @classmethod
-    def _are_weights(cls, weights: dict[str, float]) -> dict[str, float]:
-        for tenant, weight in weights.items():
-            if not _WEIGHT_MIN <= weight <= _WEIGHT_MAX:
-                raise ValueError(f"{tenant}: found {weight}, allowed {_WEIGHT_MIN}..{_WEIGHT_MAX}")
-        return weights
-
     def limits(self) -> QueueLimits:
         """Return the limits of the queue."""
-        shares = FairShareLimits(weights=dict(self.fair_share_weights))
-        return picked(self, QueueLimits, fair_share=shares)
+        return picked(self, QueueLimits)
 
 
 class FailuresSection(Section):

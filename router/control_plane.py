@@ -17,11 +17,10 @@ GET    /v1/prefix-tree            the tree of all ranks' prefixes, node by node 
 GET    /v1/predictions, /v1/event-log     predicted and reported reuse; connection, streams, snapshot, journal
 GET    /v1/fleet?at=, /v1/history, /v1/live, /v1/trends     the fleet now, before, as events; rates (`router/live/`)
 GET    /metrics, /health, /live, /ready, /version
-GET    /ui/                       the web page (`router/web/page.py`), and its files
+GET    /ui/                       the web page (`router/web/__init__.py`), and its files
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import BadParameter, EmbeddedIndex, NodeUse, OutlineNode, PassedRequest
+from indexer.embedded import EmbeddedIndex, NodeUse, OutlineNode, PassedRequest
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
@@ -40,11 +39,13 @@ from kv_protocol.fleet import NO_EVENTS, REMOVED_BY_HAND, FleetEvent, WorkerLeft
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.errors import as_json
+from kv_protocol.splitmix import U64_MASK
 from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http.access import OPEN_PATHS, require_token
 from kv_runtime.http.answers import error_response, json_response, large_json_response, life_routes, openai_errors
 from kv_runtime.http.metrics import metrics_handler
+from router.attached_workers import AttachedWorkers
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore
@@ -56,18 +57,15 @@ from router.drain.handover import Handover
 from router.drain.routes import DrainRoutes, unknown_worker
 from router.fleet.registry import Worker
 from router.fleet.trust import Disparity, Trust
-from router.live.decision_rows import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
-from router.live.routes import list_limit, prediction_routes, seconds_of, unix_time
+from router.live.fleet import USED_MAX, DecisionFilter, outcome_fields, rows, uses, warmth
+from router.live.routes import list_limit, number_of, prediction_routes, seconds_of, unix_time
 from router.shadows.service import Shadows
-from router.web.page import WebPage
-from router.workers.service import AttachedWorkers
+from router.web import WebPage
 
 _log = structlog.get_logger("router")
-
 _BODY_BYTES_MAX = 1 << 20
 """Largest size of a registration."""
 _POLICY_BYTES_MAX = 1 << 16
-_DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _OF_A_REQUEST_MAX = 16
 """Decisions of one request that are shown: its phases and retries."""
@@ -281,22 +279,13 @@ class ControlPlane:
                 }
                 for rank, stream in statistics.streams.items()
             ]
-            return {
-                "index": statistics.index,
-                "ranks": ranks,
-                "refused": refused,
-                "approximate_blocks": routed,
-            }
+            return {"index": statistics.index, "ranks": ranks, "refused": refused, "approximate_blocks": routed}
 
         return await large_json_response(made)
 
     async def _position(self, request: web.Request) -> web.Response:
-        numbers = {}
-        for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
-            value = request.query.get(field, default)
-            if not _DECIMAL.fullmatch(value):
-                raise BadParameter(field, value, "a decimal number")
-            numbers[field] = int(value)
+        fields = (("dp_rank", "0"), ("epoch", ""), ("seq", ""))
+        numbers = {field: number_of(request.query, field, default, 0, U64_MASK) for field, default in fields}
         timeout_s = seconds_of("timeout_s", request.query.get("timeout_s", "5"), "seconds", least=-sys.float_info.max)
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:

@@ -1,1 +1,0 @@
-"""The control plane of the router."""

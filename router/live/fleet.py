@@ -1,0 +1,359 @@
+"""What people are shown of a fleet and its decisions. As columns: a thousand ranks in some tens of kilobytes of JSON.
+
+workers    columns with an entry for each worker; `first_rank` is the index of its first rank in the columns of `ranks`
+ranks      columns with an entry for each rank, worker by worker
+texts      a column has their numbers: `trust_reason` and `unfit` (why a worker or rank gets no new work) are indexes
+           into `reasons`, `model` into `models`, `role` into `roles`
+
+`marks_of`: what happened between two looks. What changed and changed back between them is not seen. Beyond
+`MARKS_OF_A_LOOK` changes a last mark tells how many others there were.
+
+The newest decisions are rows of lists and streams; the tree's prefixes get what they say of them.
+
+    row                  what was chosen and what came of it, without the other candidates
+    heat of a request    2 ** -(its age / `HALF_LIFE_S`), at the last block of its prompt
+    use of a node        models and tenants of the newest decisions whose prompts have the node's first block
+
+A request that was routed in a mode without overlap has no blocks, and does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from indexer.embedded import NodeUse, OutlineNode, PassedRequest
+from kv_protocol.codec import pack_u64
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import OutcomeKnown
+from router.decision.kept_prompts import KeptPrompts
+from router.decision.report import misses
+from router.decision.routing import Lease, Routing
+from router.decision.state import RankLoad
+from router.fleet.registry import Worker
+from router.fleet.trust import TRUST_STATES, Trust, trust_of
+
+MARKS_OF_A_LOOK = 50
+MarkKind = Literal[
+    "router_started",
+    "worker_joined",
+    "worker_left",
+    "worker_draining",
+    "worker_silent",
+    "worker_heard",
+    "trust",
+    "policy",
+    "resync",
+    "log_lost",
+    "log_found",
+    "others",
+]
+OBSERVED_MAX = 1000
+"""How many of the newest decisions `observed` is given."""
+_IDLE = RankLoad()
+_UNHEARD = trust_of((), "never_heard")
+_LOAD = (
+    ("active_requests", "active_requests"),
+    ("active_blocks", "active_blocks"),
+    ("queued_tokens", "prefill_tokens_queued"),
+    ("reported_running", "reported_running"),
+    ("reported_waiting", "reported_waiting"),
+    ("reported_used_blocks", "reported_used_blocks"),
+)
+REQUESTS_MAX = 8192
+HALF_LIFE_S = 60.0
+USED_MAX = 1000
+"""Newest decisions that uses are of."""
+NAMES_MAX = 8
+EXCERPT_TOKENS = 64
+_HASH_BYTES = 8
+SCANNED_MAX = 10_000
+"""Decisions that are looked at for one question, the newest."""
+OPEN = "open"
+"""In place of an outcome: the request has none yet."""
+_OF_DECISION = (
+    "decision_id", "request_id", "model", "phase", "policy", "reason", "isl_tokens", "margin", "cost_unit"
+)  # fmt: skip
+_OF_CHOSEN = ("worker_id", "dp_rank", "overlap_source", "predicted_blocks", "trust")
+"""The fields of a row that are those of the decision, and of its chosen rank."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, at a Unix time; of a worker or a rank, if these are named."""
+
+    at_s: float
+    kind: MarkKind
+    text: str
+    worker_id: str = ""
+    dp_rank: int | None = None
+
+
+class Looked(NamedTuple):
+    """The fleet at one look. `workers`: instance, whether it drains, whether it is silent."""
+
+    workers: Mapping[str, tuple[str, bool, bool]]
+    trust: Mapping[WorkerRank, Trust]
+    resyncs: Mapping[WorkerRank, int]
+    policy: Mapping[str, object]
+    is_log_connected: bool
+
+
+def marks_of(last: Looked | None, now: Looked, at_s: float) -> list[Mark]:
+    """Return what happened since the last look; without one, that the router started."""
+    if last is None:
+        return [Mark(at_s=at_s, kind="router_started", text="the router began to watch")]
+    found = list(_changes(last, now, at_s))
+    if len(found) > MARKS_OF_A_LOOK:
+        others = len(found) - MARKS_OF_A_LOOK
+        found[MARKS_OF_A_LOOK:] = [Mark(at_s=at_s, kind="others", text=f"{others} other changes")]
+    return found
+
+
+def _changes(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+    if last.is_log_connected != now.is_log_connected:
+        yield (
+            Mark(at_s=at_s, kind="log_found", text="the event log is connected again")
+            if now.is_log_connected
+            else Mark(at_s=at_s, kind="log_lost", text="the event log is away")
+        )
+    changed = [
+        f"{name} {last.policy.get(name)} -> {value}"
+        for name, value in now.policy.items()
+        if value != last.policy.get(name)
+    ]
+    if changed:
+        yield Mark(at_s=at_s, kind="policy", text=", ".join(changed))
+    yield from _of_workers(last, now, at_s)
+    for rank, trust in now.trust.items():
+        was = last.trust.get(rank)
+        if was is not None and was != trust:
+            reason = f": {trust.reason}" if trust.reason else ""
+            yield _of_rank(rank, "trust", f"{rank} {was.state} -> {trust.state}{reason}", at_s)
+    for rank, count in now.resyncs.items():
+        if count > last.resyncs.get(rank, count):
+            yield _of_rank(rank, "resync", f"{rank}: the index took a complete dump", at_s)
+
+
+def _of_workers(last: Looked, now: Looked, at_s: float) -> Iterator[Mark]:
+    for worker_id in last.workers.keys() - now.workers.keys():
+        yield Mark(at_s=at_s, kind="worker_left", text=f"{worker_id} left", worker_id=worker_id)
+    for worker_id, (instance, is_draining, is_silent) in now.workers.items():
+        was = last.workers.get(worker_id)
+        if was is None or was[0] != instance:
+            text = f"{worker_id} joined" if was is None else f"{worker_id} joined again, as another instance"
+            yield Mark(at_s=at_s, kind="worker_joined", text=text, worker_id=worker_id)
+            continue
+        if is_draining and not was[1]:
+            yield Mark(at_s=at_s, kind="worker_draining", text=f"{worker_id} drains", worker_id=worker_id)
+        if is_silent != was[2]:
+            kind: MarkKind = "worker_silent" if is_silent else "worker_heard"
+            text = f"{worker_id} is silent" if is_silent else f"{worker_id} is heard again"
+            yield Mark(at_s=at_s, kind=kind, text=text, worker_id=worker_id)
+
+
+def _of_rank(rank: WorkerRank, kind: MarkKind, text: str, at_s: float) -> Mark:
+    return Mark(at_s=at_s, kind=kind, text=text, worker_id=rank.worker_id, dp_rank=rank.dp_rank)
+
+
+class Observed(NamedTuple):
+    """What a rank's newest decisions showed: the share of prompt tokens reused, median latencies. None: unknown."""
+
+    hit_ratio: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+class _Words(dict[str, int]):
+    """Numbers of texts, in the order of their first use."""
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+def fleet_columns(
+    routing: Routing,
+    blocks: Mapping[WorkerRank, tuple[int, ...]],
+    trust: Mapping[WorkerRank, Trust],
+    seen: Mapping[WorkerRank, Observed],
+    queued: int | None,
+) -> dict[str, Any]:
+    """Return the fleet now. `blocks` counts the blocks that the index knows of each rank, by tier.
+
+    `blocks`, `trust` and `seen` may be older: a rank that joined since has no blocks, and counts as never heard.
+    """
+    state, now_s = routing.state, routing.clock.now()
+    workers = list(state.fleet.workers())
+    ranks = [rank for worker in workers for rank in worker.registration.ranks]
+    loads = state.loads()
+    models, roles, reasons = _Words(), _Words(), _Words({"": 0})
+    return {
+        "at_s": round(routing.clock.wall_ns() / 1e9, 3),
+        "requests": {
+            "in_flight": sum(load.active_requests for load in loads.values()),
+            "decided_total": state.core.attempts_total,
+            "queued": queued,
+        },
+        "log_connected": state.fleet.is_log_connected,
+        "policy": state.policy.mode,
+        "workers": _worker_columns(routing, workers, models, roles, reasons, now_s),
+        "ranks": {
+            "worker": [at for at, worker in enumerate(workers) for _ in worker.registration.ranks],
+            "dp_rank": [rank.dp_rank for rank in ranks],
+            "trust": [TRUST_STATES.index(trust.get(rank, _UNHEARD).state) for rank in ranks],
+            "trust_reason": [reasons[trust.get(rank, _UNHEARD).reason] for rank in ranks],
+            "unfit": [reasons[state.breakers.unfit(rank, now_s)] for rank in ranks],
+            **{name: [getattr(loads.get(rank, _IDLE), field) for rank in ranks] for name, field in _LOAD},
+            **_of_index(blocks, ranks),
+            **_learnt(routing, ranks, seen),
+        },
+        "models": list(models),
+        "roles": list(roles),
+        "reasons": list(reasons),
+    }
+
+
+def _worker_columns(
+    routing: Routing, workers: list[Worker], models: _Words, roles: _Words, reasons: _Words, now_s: float
+) -> dict[str, list[Any]]:
+    fleet, first_rank = routing.state.fleet, [0]
+    for worker in workers:
+        first_rank.append(first_rank[-1] + len(worker.registration.dp_ranks))
+    registrations = [worker.registration for worker in workers]
+    return {
+        "worker_id": [each.worker_id for each in registrations],
+        "model": [models[each.model] for each in registrations],
+        "role": [roles[each.role] for each in registrations],
+        "draining": [worker.draining for worker in workers],
+        "unfit": [reasons[fleet.unfit(worker, now_s)] for worker in workers],
+        "block_size": [each.block_size for each in registrations],
+        "total_blocks": [each.total_kv_blocks for each in registrations],
+        "first_rank": first_rank[:-1],
+    }
+
+
+def _of_index(blocks: Mapping[WorkerRank, tuple[int, ...]], ranks: list[WorkerRank]) -> dict[str, list[int]]:
+    none = (0,) * len(TIERS)
+    return {f"{tier.name.lower()}_blocks": [blocks.get(rank, none)[tier] for rank in ranks] for tier in TIERS}
+
+
+def _learnt(routing: Routing, ranks: list[WorkerRank], seen: Mapping[WorkerRank, Observed]) -> dict[str, list[Any]]:
+    factors, attempts = routing.state.rate_factors(), dict(routing.state.core.attempts())
+    unknown, none = (None, None), Observed()
+    return {
+        "prefill_factor": [factors.get(rank, unknown)[0] for rank in ranks],
+        "decode_factor": [factors.get(rank, unknown)[1] for rank in ranks],
+        "decided_total": [attempts.get(rank, 0) for rank in ranks],
+        **{field: [getattr(seen.get(rank, none), field) for rank in ranks] for field in Observed._fields},
+    }
+
+
+def observed(records: Iterable[Lease]) -> dict[WorkerRank, Observed]:
+    """Return what these decisions showed of their ranks. Without a reported reuse the predicted overlap counts."""
+    by_rank: dict[WorkerRank, list[Lease]] = defaultdict(list)
+    for record in records:
+        by_rank[record.verdict.winner].append(record)
+    return {rank: _observed(found) for rank, found in by_rank.items()}
+
+
+def _observed(records: list[Lease]) -> Observed:
+    tokens = sum(record.verdict.request.isl_tokens for record in records)
+    outcomes = [known for record in records if (known := record.outcome) is not None]
+    ttfts = [each.ttft_s for each in outcomes if each.ttft_s is not None]
+    itls = [each.itl_s for each in outcomes if each.itl_s is not None]
+    return Observed(
+        hit_ratio=round(sum(map(_reused, records)) / tokens, 4) if tokens else None,
+        ttft_s=round(median(ttfts), 6) if ttfts else None,
+        itl_s=round(median(itls), 6) if itls else None,
+    )
+
+
+def _reused(record: Lease) -> int:
+    request, outcome = record.verdict.request, record.outcome
+    reported = None if outcome is None else outcome.cached_tokens
+    reused = record.verdict.overlap_blocks * request.block_size if reported is None else reported
+    return min(reused, request.isl_tokens)  # `isl_tokens` may be a lower bound
+
+
+class DecisionFilter(NamedTuple):
+    """Which decisions are asked for; empty: any. None is later than `until_s`, in the router's time."""
+
+    worker_id: str = ""
+    model: str = ""
+    outcome: str = ""
+    until_s: float | None = None
+
+    def takes(self, record: Lease) -> bool:
+        """Return whether the decision is asked for."""
+        verdict, known = record.verdict, record.outcome
+        outcome = OPEN if known is None else known.outcome
+        return (
+            self.worker_id in ("", verdict.winner.worker_id)
+            and self.model in ("", verdict.request.model)
+            and self.outcome in ("", outcome)
+            and (self.until_s is None or verdict.now_s <= self.until_s)
+        )
+
+
+def rows(routing: Routing, wanted: DecisionFilter, limit: int) -> list[dict[str, Any]]:
+    """Return the newest decisions that are asked for, newest first; no more than `SCANNED_MAX` are looked at.
+
+    `at_s` is Unix time by the clock of now.
+    """
+    now_s, wall_s = routing.clock.now(), routing.clock.wall_ns() / 1e9
+    newest = routing.decisions.newest(SCANNED_MAX)
+    begun_s = {each.verdict.request.request_id: each.verdict.now_s for each in newest}
+    found = []
+    for record in islice(filter(wanted.takes, newest), limit):
+        decision, outcome, age_s = record.verdict.brief(), record.outcome, now_s - record.verdict.now_s
+        row = {
+            "age_s": round(age_s, 6),
+            "at_s": round(wall_s - age_s, 3),
+            **{name: getattr(decision, name) for name in _OF_DECISION},
+            **{name: getattr(decision.chosen, name) for name in _OF_CHOSEN},
+            "overlap_blocks": decision.chosen.overlap_blocks[0],
+            "outcome": outcome_fields(outcome),
+            "misses": misses(decision, outcome, begun_s[decision.request_id]),
+        }
+        found.append(row)
+    return found
+
+
+def outcome_fields(outcome: OutcomeKnown | None) -> dict[str, object] | None:
+    """Return the outcome of a decision by name: the journal's form has no names."""
+    return None if outcome is None else msgspec.structs.asdict(outcome)
+
+
+def warmth(ends: Sequence[tuple[int, float]], now_s: float) -> list[PassedRequest]:
+    """Return the newest `REQUESTS_MAX` requests with their heat at this time."""
+    newest = sorted(ends, key=lambda each: each[1])[-REQUESTS_MAX:]
+    return [PassedRequest(block, 2.0 ** (-max(0.0, now_s - at_s) / HALF_LIFE_S), at_s) for block, at_s in newest]
+
+
+def uses(nodes: Sequence[OutlineNode], records: Iterable[Lease], kept: KeptPrompts | None = None) -> list[NodeUse]:
+    """Return the use of each node, with text where prompts are kept; at most `NAMES_MAX` models and tenants each."""
+    found = [NodeUse([], []) for _ in nodes]
+    places = {node.depth_blocks - node.blocks for node in nodes}
+    by_block = {(node.depth_blocks - node.blocks, pack_u64([node.first])): at for at, node in enumerate(nodes)}
+    for request in (record.verdict.request for record in records):
+        hashes = request.sequence_hashes
+        for place in places:
+            at = by_block.get((place, hashes[place * _HASH_BYTES : (place + 1) * _HASH_BYTES]))
+            if at is None:
+                continue
+            use = found[at]
+            _name(use.models, request.model)
+            _name(use.tenants, request.tenant)
+            if kept is not None and use.text is None:
+                tokens = min(nodes[at].blocks * request.block_size, EXCERPT_TOKENS)
+                use.text = kept.excerpt(request.request_id, hashes, place * request.block_size, tokens)
+    return found
+
+
+def _name(names: list[str], name: str) -> None:
+    if name and name not in names and len(names) < NAMES_MAX:
+        names.append(name)
