@@ -108,6 +108,6 @@ CallLines = built.CallLines
 AnswerReader = built.AnswerReader
 """Reads answers to a GET or a POST. It gets the names of headers that stay here.
 
-    head(data)   returns the `AnswerHead` with which an answer begins, behind interim answers; the last interim one where
-                 that is all; None: no head is complete. It raises `Malformed`
+    head(data)   returns the `AnswerHead` with which an answer begins, behind interim answers; the last interim one
+                 where that is all; None: no head is complete. It raises `Malformed`
 """

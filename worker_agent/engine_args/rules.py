@@ -47,7 +47,7 @@ fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #107
 
 The longest input is `max_seq_len` - 1, because at least one token is generated. If `max_seq_len` is not given, the
 model defines it, and the buffer is not checked. The router checks that a prefill and a decode worker fit
-together (`router/fleet/pairs.py`).
+together (`router/fleet/registry.py`).
 
 Source: `docs/SOURCES.md` D4.2 (buffer), D6.3 (reuse) and E1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
