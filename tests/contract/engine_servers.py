@@ -37,7 +37,6 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.port.engine import Engine
@@ -72,7 +71,7 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     return Completions(
         engine,
         text,
-        EnginePrompts(text, ChatMedia(text, MediaLoader(MediaSection()), None)),
+        EnginePrompts(text, MediaLoader(MediaSection()), None),
         rules,
         names=(model,),
         wall_ns=clock.wall_ns,

@@ -10,7 +10,7 @@ worker. An item that comes as embeddings, a `.safetensors` file, is checked and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -18,14 +18,20 @@ from aiohttp import web
 from kv_runtime.http.answers import error_response
 from worker_agent.api.bodies import no_such_model
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
-from worker_agent.media.embedding_stores import EmbeddingCache, NoRoom
-from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeRequest, EncodeUnreadable, read_request
+from worker_agent.media.embedding_transfer import EmbeddingCache, EmbeddingTransfer, NoRoom
+from worker_agent.media.encode_wire import (
+    PATH,
+    EmbeddingDescriptor,
+    EncodeAnswer,
+    EncodeRequest,
+    EncodeUnreadable,
+    read_request,
+)
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import media_part
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
 from worker_agent.port.handoff import Handoff, handoff_json
 from worker_agent.port.types import EngineError, EngineStopped, Media, RequestRefused
 
@@ -50,7 +56,7 @@ class EncodeApi:
         encoder: ImageEncoder,
         loader: MediaLoader,
         facts: ImageFacts,
-        transfer: EmbeddingTransfer,
+        transfer: EmbeddingTransfer[Any, Any],
         cache: EmbeddingCache,
         *,
         served_names: tuple[str, ...],
@@ -82,6 +88,7 @@ class EncodeApi:
                 return no_such_model(request.model, self._served_names), "refused"
             answer = await self._encoded(request)
         except MediaRefused as error:
+            self._loader.refused_total[error.reason] += 1
             message, kind = str(error), "invalid_request_error"
             return error_response(400, message, kind, param=error.field, code=error.reason), "refused"
         except RequestRefused as error:
@@ -99,19 +106,17 @@ class EncodeApi:
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:
-        with self._loader.counting():
-            parts = [media_part(each.field, each.url, self._loader.rules) for each in request.media]
-            places = request.prompt.count(self._facts.placeholder)
-            if places != len(parts):
-                raise MediaRefused("placeholder", "prompt", f"{places} placeholders", f"{len(parts)}, one an item")
+        parts = [media_part(each.field, each.url, self._loader.rules) for each in request.media]
+        places = request.prompt.count(self._facts.placeholder)
+        if places != len(parts):
+            raise MediaRefused("placeholder", "prompt", f"{places} placeholders", f"{len(parts)}, one an item")
         media = await self._loader.load(parts)
         digests = tuple(each.digest for each in media)
         if request.form == "embeddings":
             return EncodeAnswer(digests=digests, embeddings=await self._offered(await self._embeddings(media)))
         files = of_kind(media, "embeddings")
         if files:
-            with self._loader.counting():
-                raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
+            raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
         handoff = await self._encoder.encode(request.prompt, media)
         return EncodeAnswer(digests=digests, disaggregated_params=msgspec.Raw(handoff_json(handoff)))
 

@@ -21,15 +21,12 @@ from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.config import AgentSettings
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EncodeSection, TransferSection
-from worker_agent.media.embedding_stores import EmbeddingCache, Offers
-from worker_agent.media.encode_client import EncodeClient
-from worker_agent.media.encode_workers import EncodeWorkers
+from worker_agent.media.embedding_transfer import EmbeddingCache, Offers
+from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
-from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.models import load_image_facts, load_image_rule
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 
 
@@ -44,15 +41,15 @@ class ServedMedia:
         self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
     ) -> None:
         self._settings, self._role = settings, role
-        self._facts = load_image_facts(model_path, text, settings.images)
+        self._facts = image_facts(model_path, text, settings.images)
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
         self._fetches = settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.transfer, clock)
         self._client = self._configured_client(model, clock)
-        self.rule = load_image_rule(model_path, self._facts, settings.images)
+        self.rule = image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
-        self.prompts = EnginePrompts(text, ChatMedia(text, self.loader, self._facts, self._client))
+        self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
         self._api: EncodeApi | None = None
         self._cache = EmbeddingCache(settings.media.cache_bytes_max)
 

@@ -26,7 +26,6 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import scripted
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.port.engine import Engine
@@ -145,7 +144,7 @@ async def serving(
     api = AgentApi(
         engine,
         text,
-        EnginePrompts(text, ChatMedia(text, MediaLoader(MediaSection()), None)),
+        EnginePrompts(text, MediaLoader(MediaSection()), None),
         served_names=("m",),
         default_max_tokens=16,
         inflight_requests_max=inflight,

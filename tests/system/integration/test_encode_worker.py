@@ -34,12 +34,10 @@ from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.embedding_stores import EmbeddingCache
-from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.embedding_transfer import EmbeddingCache
+from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
 from worker_agent.media.encode_wire import PATH, Form
-from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
@@ -76,8 +74,7 @@ class EncodeWorker:
     def prompts(self, client: EncodeClient) -> EnginePrompts:
         """The prompts of a worker that asks this one."""
         return EnginePrompts(
-            self.model.text,
-            ChatMedia(self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client),
+            self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client
         )
 
 

@@ -15,11 +15,10 @@ from kv_runtime.text.model import Text
 from tests.support.image_model import PLACEHOLDER, write_image_model
 from tests.system.integration.test_media_fetch import HERE, Names
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
-from worker_agent.api.prompts import EnginePrompts
-from worker_agent.media.chats import ChatMedia, EnginePrompt
+from worker_agent.api.prompts import EnginePrompt, EnginePrompts
 from worker_agent.media.config import ImageModelSection, MediaSection
+from worker_agent.media.image_models import image_facts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.models import load_image_facts
 from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaRefused
 
@@ -66,8 +65,8 @@ def images(tmp_path: Path) -> Path:
 def worker(model: tuple[str, int], *addresses: Any, **rules: Any) -> Worker:
     text = load_text(model[0])
     loader = MediaLoader(MediaSection(**rules), resolve=Names(list(addresses) or [HERE]))
-    facts = load_image_facts(model[0], text, ImageModelSection())
-    return Worker(text, model[1], loader, EnginePrompts(text, ChatMedia(text, loader, facts)))
+    facts = image_facts(model[0], text, ImageModelSection())
+    return Worker(text, model[1], loader, EnginePrompts(text, loader, facts))
 
 
 def chat(*parts: Any, **fields: Any) -> ChatRequest:
@@ -109,7 +108,7 @@ async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_pat
 # -------------------------------------------------------------------------------------------- refused
 async def test_a_model_without_images_takes_none(model_path: Any) -> None:
     made = worker(model_path)
-    alone = EnginePrompts(made.text, ChatMedia(made.text, made.loader, None))
+    alone = EnginePrompts(made.text, made.loader, None)
     with pytest.raises(MediaRefused) as caught:
         await alone.prompts(chat(image_part(data_url(PNG))))
     assert (refused(caught), caught.value.field) == ("text_only", "messages")

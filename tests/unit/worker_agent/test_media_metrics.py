@@ -8,7 +8,7 @@ from tests.support.paths import ROOT
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.commands.served_media import encode_families, media_families
 from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.embedding_stores import EmbeddingCache, Offers
+from worker_agent.media.embedding_transfer import EmbeddingCache, Offers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
