@@ -28,13 +28,12 @@ from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.api.bodies import DEFAULT_LIMITS
 from worker_agent.api.completions import Completions
-from worker_agent.api.embeddings_endpoint import Embeddings
-from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome
+from worker_agent.api.embeddings import Embeddings
+from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome, WorkerTracer
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
-from worker_agent.api.response_requests import decode_response
-from worker_agent.api.tracing import WorkerTracer
+from worker_agent.api.responses import decode_response
 from worker_agent.port.engine import Engine
 
 BARRIER_S = 5.0

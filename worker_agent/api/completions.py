@@ -41,8 +41,7 @@ from worker_agent.api.generation import Generation, SeveralPrompts, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
-from worker_agent.api.response_answers import ResponseAnswer
-from worker_agent.api.response_requests import ResponseChat
+from worker_agent.api.responses import ResponseAnswer, ResponseChat
 from worker_agent.port.engine import Engine
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 

@@ -42,8 +42,8 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi
+from worker_agent.api.in_flight import SERVICE, worker_tracer
 from worker_agent.api.status import streams_status
-from worker_agent.api.tracing import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import (
     BuiltEngine,
     EngineChoice,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kv_runtime.text.byte_model import ByteText
-from worker_agent.api.answer_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from worker_agent.api.answers import chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.api.choice_text import TokenSpan
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 
