@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.paths import RECORDINGS
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
-from worker_agent.api.parsers.events import (
+from worker_agent.api.parsers.calls import (
+    AnswerOptions,
     ContentDelta,
     Event,
     ReasoningDelta,
@@ -14,7 +14,7 @@ from worker_agent.api.parsers.events import (
     ToolCallStarted,
     joined,
 )
-from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 
 _DIRECTORY = RECORDINGS / "tool_calls"
 

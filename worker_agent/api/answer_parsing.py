@@ -12,8 +12,8 @@ from typing import Literal
 from kv_protocol.openai.option_table import NamedToolChoice
 from kv_protocol.openai.requests import ChatRequest, Request
 from kv_runtime.text.model import Text
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
-from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.calls import AnswerOptions
+from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide
 

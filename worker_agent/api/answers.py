@@ -45,7 +45,7 @@ import msgspec
 
 from kv_protocol.openai.requests import ChatRequest, Request
 from worker_agent.api.choice_text import Piece, TokenSpan
-from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStarted
+from worker_agent.api.parsers.calls import ContentDelta, Event, ReasoningDelta, ToolCallStarted
 from worker_agent.port.handoff import Handoff, handoff_keys, without_media
 from worker_agent.port.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 

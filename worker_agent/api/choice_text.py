@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from worker_agent.api.parsers.answer import AnswerParser
-from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.parsers.calls import Event, joined
+from worker_agent.api.parsers.families import AnswerParser
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineOutput

@@ -49,7 +49,7 @@ from kv_protocol.openai.requests import ChatRequest, RequestInvalid
 from kv_protocol.openai.responses import STATEFUL_KEYS, check_stateless, read_input
 from kv_protocol.openai.responses_chat import chat_messages, chat_tools
 from worker_agent.api.choice_text import Piece
-from worker_agent.api.parsers.events import ContentDelta, Event, ToolCallArguments, ToolCallStarted
+from worker_agent.api.parsers.calls import ContentDelta, Event, ToolCallArguments, ToolCallStarted
 from worker_agent.port.sampling import TokenLogprobs
 
 _NOT_OF_RESPONSES = frozenset(

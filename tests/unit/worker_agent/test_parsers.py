@@ -5,10 +5,15 @@ import json
 import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
-from worker_agent.api.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
-from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallStarted
-from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.calls import (
+    CALLS_MAX,
+    NAME_CHARACTERS_MAX,
+    AnswerOptions,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallStarted,
+)
+from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from worker_agent.api.choice_text import Piece
-from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStarted
+from worker_agent.api.parsers.calls import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStarted
 from worker_agent.api.responses import ResponseAnswer, decode_response
 
 USAGE = {
