@@ -9,8 +9,7 @@ from worker_agent.api.app import AgentApi
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath
 from worker_agent.events.metrics import consolidator_families
-from worker_agent.load.publisher import LoadReports
-from worker_agent.load.reports import LoadRows
+from worker_agent.load.reports import LoadReports, LoadRows
 
 ENGINE_EVENT_KINDS = (
     *("created", "stored", "removed", "updated"),

@@ -39,8 +39,7 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineError, EngineStopped
+from worker_agent.port.types import Engine, EngineError, EngineStopped
 
 _POLL_S = 0.01
 _MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU"}

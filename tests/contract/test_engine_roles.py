@@ -13,10 +13,9 @@ from tests.support.trtllm import trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import content_digest
-from worker_agent.port.engine import Engine
 from worker_agent.port.handoff import Handoff, handoff_json, handoff_of_json
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineOutput, Media, RequestRefused
+from worker_agent.port.types import Engine, EngineOutput, Media, RequestRefused
 
 __all__ = ["run_engine", "trtllm"]
 

@@ -34,7 +34,7 @@ from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.api.responses import decode_response
-from worker_agent.port.engine import Engine
+from worker_agent.port.types import Engine
 
 BARRIER_S = 5.0
 _OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")

@@ -42,8 +42,14 @@ from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.responses import ResponseAnswer, ResponseChat
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.port.types import (
+    EncoderUnavailable,
+    Engine,
+    EngineError,
+    EngineRequest,
+    EngineStopped,
+    RequestRefused,
+)
 
 _RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128

@@ -31,9 +31,8 @@ from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
 from worker_agent.api.parsers.calls import joined
 from worker_agent.api.parsers.families import AnswerParser
-from worker_agent.port.engine import Engine
 from worker_agent.port.sampling import TokenLogprobs
-from worker_agent.port.types import EngineError, EngineOutput, EngineRequest, RequestRefused
+from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest, RequestRefused
 
 
 class GenerationFailed(EngineError):

@@ -22,7 +22,7 @@ from kv_protocol.load import COUNT_MAX, LoadReport
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
-from worker_agent.load.publisher import REPORT_PERIOD_S
+from worker_agent.load.reports import REPORT_PERIOD_S
 
 _READINGS_WAITING_MAX = 64
 _BYTES_MAX = 4096

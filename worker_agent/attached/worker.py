@@ -52,7 +52,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.event_path import WorkerStreams, end_unrun
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.load.publisher import announce_load
+from worker_agent.load.reports import announce_load
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0

@@ -37,14 +37,12 @@ class ServedMedia:
         TextError: the model's image settings contradict each other, or the role.
     """
 
-    def __init__(
-        self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
-    ) -> None:
-        self._settings, self._role = settings, role
+    def __init__(self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str) -> None:
+        self._settings, role = settings, settings.worker.role
         self._facts = image_facts(model_path, text, settings.images)
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
-        self._fetches = settings.encode.form == "embeddings"
+        self._moves_embeddings = role == "encode" or settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.transfer, clock)
         self._client = self._configured_client(model, clock)
         self.rule = image_rule(model_path, self._facts, settings.images)
@@ -53,11 +51,8 @@ class ServedMedia:
         self._api: EncodeApi | None = None
         self._cache = EmbeddingCache(settings.media.cache_bytes_max)
 
-    def encode_api(
-        self, encoder: ImageEncoder, *, served_names: tuple[str, ...], inflight_requests_max: int
-    ) -> EncodeApi:
+    def encode_api(self, encoder: ImageEncoder, served_names: tuple[str, ...]) -> EncodeApi:
         """Return the encode worker's endpoint, once: its routes are for the worker's application."""
-        assert self._api is None
         assert self._facts is not None
         self._api = EncodeApi(
             encoder,
@@ -66,7 +61,7 @@ class ServedMedia:
             self._transfer,
             self._cache,
             served_names=served_names,
-            inflight_requests_max=inflight_requests_max,
+            inflight_requests_max=self._settings.worker.inflight_requests_max,
         )
         return self._api
 
@@ -98,10 +93,6 @@ class ServedMedia:
             yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
             yield from encode_families(worker, self._api, self._cache, self._transfer.offers)
-
-    @property
-    def _moves_embeddings(self) -> bool:
-        return self._role == "encode" or self._fetches
 
     def _configured_client(self, model: str, clock: Clock) -> EncodeClient | None:
         section = self._settings.encode

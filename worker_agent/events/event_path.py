@@ -27,7 +27,7 @@ from worker_agent.events.poll_rules import Relearning
 from worker_agent.events.publishers import PublisherSection
 from worker_agent.events.quarantine import Quarantine
 from worker_agent.events.source_poller import Source, SourcePoller
-from worker_agent.port.engine import POLL_S
+from worker_agent.port.types import POLL_S
 
 _END_S = 5.0
 

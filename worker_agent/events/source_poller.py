@@ -30,8 +30,7 @@ from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEven
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_rules import Drain, DrainedMoment
 from worker_agent.events.quarantine import Quarantine
-from worker_agent.port.engine import POLL_S
-from worker_agent.port.types import EngineError
+from worker_agent.port.types import POLL_S, EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
 """Tokens and hashes of one batch, unless a single event has more: it bounds how long the event loop applies one."""

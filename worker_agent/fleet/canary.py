@@ -23,9 +23,8 @@ import structlog
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from worker_agent.fleet.membership import Membership
-from worker_agent.port.engine import Engine
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 CanaryOutcome = Literal["ok", "failed", "late"]
 OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")

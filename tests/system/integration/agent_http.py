@@ -28,7 +28,7 @@ from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import scripted
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
-from worker_agent.port.engine import Engine
+from worker_agent.port.types import Engine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

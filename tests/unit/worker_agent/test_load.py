@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
-from worker_agent.load.reports import COUNT_MAX, DraftCounts, LoadRows, at_rest, load_report
+from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, decode_load, encode_load
+from worker_agent.load.reports import DraftCounts, LoadRows, at_rest, load_report
 
 ROW: dict[str, Any] = {
     "timestamp": "2025-01-01",

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from worker_agent.engines.simulated.sequences import RunningRequest
-from worker_agent.port.rules import computed_tokens_max
+from worker_agent.port.types import computed_tokens_max
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
