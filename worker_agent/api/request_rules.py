@@ -33,7 +33,7 @@ from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
-from worker_agent.port.handoff import Handoff, handoff_of_request
+from worker_agent.port.handoff import handoff_of_request
 from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
@@ -114,27 +114,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Options that no engine supports, and their neutral values."""
 
 
-class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of these names of an `EngineRequest`."""
-
-    handoff: Handoff | None = None
-    transfer_id: int | None = None
-    is_context_and_generation: bool = False
-
-
-class RequestOptions(GenerationPhase, frozen=True, kw_only=True):
-    """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
-
-    lora_name: str | None
-    cache_salt: str | None
-    sampling: Sampling
-    stop_token_ids: tuple[int, ...]
-    queue_priority: float | None
-    logits_processors: tuple[str, ...]
-    logit_bias: tuple[tuple[int, float], ...]
-    bad_token_ids: tuple[int, ...]
-
-
 class RequestRules:
     """Checks and translates one worker's requests. `loras` are valid names of a request's `model`."""
 
@@ -159,8 +138,12 @@ class RequestRules:
         tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
         return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
 
-    def wishes(self, request: Request) -> RequestOptions:
-        """Return the request's options; raise `RequestInvalid` if this worker does not support one."""
+    def wishes(self, request: Request) -> EngineRequest:
+        """Return an engine request of the options that do not depend on the prompt, without id, prompt and length.
+
+        Raises:
+            RequestInvalid: this worker does not support one of them.
+        """
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
         processors = tuple(request.logits_processors or ())
@@ -168,8 +151,8 @@ class RequestRules:
             found = Verbatim(f"{len(processors)} names")
             raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
         check_supported(request, sampling, processors, self._description.skills)
-        return RequestOptions(
-            **msgspec.structs.asdict(phase),
+        return msgspec.structs.replace(
+            phase,
             lora_name=request.model if request.model in self._loras else None,
             cache_salt=request.salt or None,
             sampling=sampling,
@@ -183,7 +166,7 @@ class RequestRules:
     def engine_request(
         self,
         request: Request,
-        wishes: RequestOptions,
+        wishes: EngineRequest,
         prompt: tuple[int, ...],
         *,
         request_id: str,
@@ -208,12 +191,8 @@ class RequestRules:
             max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
             min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))
             others["sampling"] = msgspec.structs.replace(sampling, min_tokens=min_tokens)
-        return EngineRequest(
-            request_id=request_id,
-            prompt=prompt + before,
-            max_tokens=max_tokens,
-            dp_rank=dp_rank,
-            **(msgspec.structs.asdict(wishes) | others),
+        return msgspec.structs.replace(
+            wishes, request_id=request_id, prompt=prompt + before, max_tokens=max_tokens, dp_rank=dp_rank, **others
         )
 
     @staticmethod
@@ -297,6 +276,7 @@ def _queue_priority(request: Request) -> float | None:
     return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None
 
 
+NOTHING_ASKED = EngineRequest(request_id="", prompt=(), max_tokens=0)
 _FIELD = "disaggregated_params"
 _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
     "aggregated": ("context_and_generation",),
@@ -305,8 +285,8 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
 }
 
 
-def phase_of(request: Request, role: Role) -> GenerationPhase:
-    """Return the phase that a request asks a worker for; raise `RequestInvalid` if the role does not serve it.
+def phase_of(request: Request, role: Role) -> EngineRequest:
+    """Return an engine request of the phase that a request asks for; raise `RequestInvalid` if the role has not that.
 
     role          without              `disaggregated_params.request_type`
                   the key              context_only          generation_only   context_and_generation
@@ -323,13 +303,15 @@ def phase_of(request: Request, role: Role) -> GenerationPhase:
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
     handoff = handoff_of_request(request.disaggregated_params)
     if handoff is None:
-        return GenerationPhase()
+        return NOTHING_ASKED
     kind, allowed = handoff.request_type, _REQUEST_TYPES[role]
     if kind is not None and kind not in allowed:
         raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
     if kind == "context_and_generation":
-        return GenerationPhase(is_context_and_generation=role == "decode")
+        return msgspec.structs.replace(NOTHING_ASKED, is_context_and_generation=role == "decode")
     if role != "prefill":
-        return GenerationPhase(handoff=handoff)
+        return msgspec.structs.replace(NOTHING_ASKED, handoff=handoff)
     has_media = handoff.multimodal_embedding_handles is not None
-    return GenerationPhase(handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id)
+    return msgspec.structs.replace(
+        NOTHING_ASKED, handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id
+    )

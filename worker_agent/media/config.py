@@ -7,9 +7,8 @@ from pydantic import Field, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
-from worker_agent.media.addresses import parsed_networks
 from worker_agent.media.parts import MediaRules
-from worker_agent.media.urls import FetchRules
+from worker_agent.media.urls import FetchRules, parsed_networks
 
 _RULES, _FETCH = MediaRules(), FetchRules()
 _PORT = Annotated[int, Field(ge=1, le=65535)]

@@ -24,9 +24,8 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from kv_runtime.http.answer_body import bounded_body
-from worker_agent.media.addresses import Address
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
+from worker_agent.media.urls import Address, FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 FETCH_S = 10.0

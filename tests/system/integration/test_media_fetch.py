@@ -14,13 +14,12 @@ from aiohttp import web
 
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
-from worker_agent.media.addresses import Address
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import REDIRECTS_MAX, checked_sockets, client_url
 from worker_agent.media.loader import FETCHES_MAX, MediaLoader
 from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.urls import FetchRules, http_target
+from worker_agent.media.urls import Address, FetchRules, http_target
 from worker_agent.port.types import Media
 
 HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")

@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker_agent.media_samples import PNG, data_url, refused
-from worker_agent.media.addresses import address_refusal, parsed_networks
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.urls import (
     URL_CHARACTERS_MAX,
     FetchRules,
+    address_refusal,
     checked_addresses,
     decoded_data,
     file_path,
     http_target,
+    parsed_networks,
     redirected,
 )
 

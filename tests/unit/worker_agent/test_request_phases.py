@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import Request, RequestInvalid, decode_chat
-from worker_agent.api.request_rules import GenerationPhase, phase_of
+from worker_agent.api.request_rules import NOTHING_ASKED, phase_of
 from worker_agent.port.handoff import Handoff
 
 STATE = {"first_gen_tokens": [4], "encoded_opaque_state": "/w=="}
@@ -22,31 +23,31 @@ def asked(params: dict[str, Any] | None) -> Request:
 
 @pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
 def test_a_request_that_says_nothing_asks_for_what_the_role_does(role: Role) -> None:
-    assert phase_of(asked(None), role) == GenerationPhase()
+    assert phase_of(asked(None), role) == NOTHING_ASKED
 
 
 @pytest.mark.parametrize("kind", ["context_only", "generation_only"])
 def test_a_decode_worker_goes_on_where_the_prefill_worker_stopped(kind: str) -> None:
     phase = phase_of(asked({"request_type": kind, **STATE}), "decode")
-    assert phase == GenerationPhase(handoff=Handoff(request_type=kind, **HANDOFF))  # type: ignore[arg-type]
+    assert phase == replace(NOTHING_ASKED, handoff=Handoff(request_type=kind, **HANDOFF))  # type: ignore[arg-type]
 
 
 def test_a_decode_worker_serves_alone_where_it_is_asked_for_all() -> None:
-    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == GenerationPhase(
-        is_context_and_generation=True
+    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == replace(
+        NOTHING_ASKED, is_context_and_generation=True
     )
-    assert phase_of(asked({"request_type": "context_and_generation"}), "aggregated") == GenerationPhase()
+    assert phase_of(asked({"request_type": "context_and_generation"}), "aggregated") == NOTHING_ASKED
 
 
 def test_a_prefill_worker_may_be_told_the_transfer_s_id_and_nothing_else() -> None:
-    assert phase_of(asked({"request_type": "context_only", "disagg_request_id": 7}), "prefill") == GenerationPhase(
-        transfer_id=7
+    assert phase_of(asked({"request_type": "context_only", "disagg_request_id": 7}), "prefill") == replace(
+        NOTHING_ASKED, transfer_id=7
     )
 
 
 def test_a_prefill_worker_takes_what_an_encode_worker_said() -> None:
     handoff = Handoff(multimodal_embedding_handles=({"a": 1},))
-    assert phase_of(asked(MEDIA), "prefill") == GenerationPhase(handoff=handoff)
+    assert phase_of(asked(MEDIA), "prefill") == replace(NOTHING_ASKED, handoff=handoff)
 
 
 @pytest.mark.parametrize(
