@@ -66,15 +66,13 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     """Return what answers for the engine."""
     text, ids = load_text("byte"), count(1)
     rules = RequestRules(engine.describe(), text, default_max_tokens=16, role=role, loras=())
-    clock = SystemClock()
     return Completions(
         engine,
         text,
         EnginePrompts(text, MediaLoader(MediaSection()), None),
         rules,
         names=(model,),
-        wall_ns=clock.wall_ns,
-        now_s=clock.now,
+        clock=SystemClock(),
         new_id=lambda: f"id{next(ids)}",
         parsing=AnswerParsing(PLAIN, text),
     )

@@ -9,6 +9,7 @@ GET  /status            whether the log is connected, and the position of each r
 """
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai.requests import decode_chat, decode_completion
+from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.metrics import metrics_handler
@@ -52,9 +54,7 @@ class AgentApi:
         served_names: tuple[str, ...],
         default_max_tokens: int,
         inflight_requests_max: int,
-        wall_ns: Callable[[], int],
-        now_s: Callable[[], float],
-        new_id: Callable[[], str],
+        clock: Clock,
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
         status: Callable[[], dict[str, Any]],
         fault: Callable[[], str | None] = lambda: None,
@@ -64,6 +64,7 @@ class AgentApi:
         answer_format: AnswerFormat = PLAIN,
         embeddings: bool = False,
         tracer: WorkerTracer | None = None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         """`embeddings`: serve simulated embeddings. `tracer`: None: requests have no spans."""
         self._description = engine.describe()
@@ -83,8 +84,7 @@ class AgentApi:
             prompts,
             rules,
             names=self._names,
-            wall_ns=wall_ns,
-            now_s=now_s,
+            clock=clock,
             new_id=new_id,
             body_limits=body_limits,
             parsing=self._parsing,

@@ -11,25 +11,16 @@ Tokens are processed one by one, so that the result does not depend on how many 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
+from kv_runtime.text.model import Detokenizer
 from worker_agent.api.parsers.calls import Event, joined
 from worker_agent.api.parsers.families import AnswerParser
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineOutput
-
-
-class Detokenizer(Protocol):
-    """Turns one choice's tokens into text as they come."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the text that `ids` complete."""
-
-    def flush(self) -> str:
-        """Return the withheld text."""
 
 
 class TokenSpan(NamedTuple):

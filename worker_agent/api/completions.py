@@ -31,6 +31,7 @@ from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.openai.requests import Request, RequestInvalid
+from kv_runtime.clock import Clock
 from kv_runtime.http.answers import error_body, error_response
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
@@ -71,16 +72,15 @@ class Completions:
         rules: RequestRules,
         *,
         names: tuple[str, ...],
-        wall_ns: Callable[[], int],
-        now_s: Callable[[], float],
+        clock: Clock,
         new_id: Callable[[], str],
         body_limits: BodyLimits = DEFAULT_LIMITS,
         parsing: AnswerParsing,
     ) -> None:
-        self._now_s, self._parsing = now_s, parsing
+        self._clock, self._parsing = clock, parsing
         self._bodies = RequestBodies(body_limits)
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
-        self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
+        self._names, self._new_id = names, new_id
         self._rendering = asyncio.Semaphore(1)
 
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
@@ -110,7 +110,7 @@ class Completions:
         return handled
 
     def _answer(self, request: Request, request_id: str, prompts: int) -> CompletionAnswer | ResponseAnswer:
-        created = self._wall_ns() // _NS_PER_S
+        created = self._clock.wall_ns() // _NS_PER_S
         if isinstance(request, ResponseChat):
             return ResponseAnswer(request, request_id, created)
         return CompletionAnswer(request, request_id, created, self._text.token_bytes, prompts)
@@ -151,7 +151,7 @@ class Completions:
             self._text,
             engine_request,
             request.stops,
-            now_s=self._now_s,
+            now_s=self._clock.now,
             before=before,
             shown_tokens=self._parsing.shown_tokens,
             parser_of=self._parsing.parser_of(request, prompt, answer_id),

@@ -25,7 +25,7 @@ from worker_agent.media.encode_wire import (
     EncodeAnswer,
     EncodeRequest,
     EncodeUnreadable,
-    read_request,
+    decoded,
 )
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
@@ -83,7 +83,7 @@ class EncodeApi:
 
     async def _answered(self, http: web.Request) -> HandledRequest:
         try:
-            request = read_request(await http.read())
+            request = decoded(await http.read(), EncodeRequest)
             if request.model not in self._served_names:
                 return no_such_model(request.model, self._served_names), "refused"
             answer = await self._encoded(request)

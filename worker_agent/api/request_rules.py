@@ -24,7 +24,7 @@ interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
 
 import base64
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
+from kv_runtime.text.model import Text
 from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
 from worker_agent.port.handoff import handoff_of_request
 from worker_agent.port.sampling import Guide, Sampling
@@ -40,62 +41,8 @@ from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 STOP_TOKENS_MAX = 128
 BIASES_MAX = 1024
 BAD_WORDS_MAX = 128
-_Item = TypeVar("_Item")
-
-
-class Vocabulary(Protocol):
-    """A model's tokens."""
-
-    vocab_size: int
-    eos_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Return the text's tokens."""
-
-
-def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
-    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
-    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
-
-
-def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
-    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
-    biases = request.logit_bias or {}
-    if len(biases) > BIASES_MAX:
-        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
-    return tuple((_token(key, vocabulary.vocab_size), bias) for key, bias in biases.items())
-
-
-def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
-    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
-    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, vocabulary)))
-
-
-def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
-    if items is not None and len(items) > items_max:
-        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
-    return items or ()
-
-
-def _token(key: str, vocab_size: int) -> int:
-    if int(key) >= vocab_size:
-        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
-    return int(key)
-
-
-def _tokens_of(at: int, word: str, vocabulary: Vocabulary) -> Iterator[int]:
-    encoded = [vocabulary.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}")]
-    single = [ids[0] for ids in encoded if len(ids) == 1]
-    if not single:
-        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
-    yield from single
-
-
-_TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16
-
+_TOKEN_BYTES = 4
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
@@ -112,6 +59,47 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_whitespace_pattern": (),
 }
 """Options that no engine supports, and their neutral values."""
+_Item = TypeVar("_Item")
+
+
+def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
+    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
+    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
+    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
+
+
+def logit_bias_of(request: Request, text: Text) -> tuple[tuple[int, float], ...]:
+    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
+    biases = request.logit_bias or {}
+    if len(biases) > BIASES_MAX:
+        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
+    return tuple((_token(key, text.vocab_size), bias) for key, bias in biases.items())
+
+
+def bad_token_ids_of(request: Request, text: Text) -> tuple[int, ...]:
+    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
+    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
+    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, text)))
+
+
+def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
+    if items is not None and len(items) > items_max:
+        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
+    return items or ()
+
+
+def _token(key: str, vocab_size: int) -> int:
+    if int(key) >= vocab_size:
+        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
+    return int(key)
+
+
+def _tokens_of(at: int, word: str, text: Text) -> Iterator[int]:
+    encoded = [text.encode(each, add_special_tokens=False) for each in (word, f" {word.lstrip()}")]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if not single:
+        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
+    yield from single
 
 
 class RequestRules:
@@ -120,7 +108,7 @@ class RequestRules:
     def __init__(
         self,
         description: EngineDescription,
-        vocabulary: Vocabulary,
+        text: Text,
         *,
         default_max_tokens: int,
         role: Role = "aggregated",
@@ -128,8 +116,8 @@ class RequestRules:
         stop_tokens: Collection[int] = (),
     ) -> None:
         """`stop_tokens` end answers, in addition to the model's end tokens."""
-        self._description, self._vocabulary = description, vocabulary
-        self._end_ids = vocabulary.eos_ids | frozenset(stop_tokens)
+        self._description, self._text = description, text
+        self._end_ids = text.eos_ids | frozenset(stop_tokens)
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
 
     @property
@@ -159,8 +147,8 @@ class RequestRules:
             stop_token_ids=stop_token_ids_of(request, self._end_ids),
             queue_priority=_queue_priority(request),
             logits_processors=processors,
-            logit_bias=logit_bias_of(request, self._vocabulary),
-            bad_token_ids=bad_token_ids_of(request, self._vocabulary),
+            logit_bias=logit_bias_of(request, self._text),
+            bad_token_ids=bad_token_ids_of(request, self._text),
         )
 
     def engine_request(

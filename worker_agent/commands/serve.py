@@ -182,7 +182,6 @@ async def _parts(
     await events.consolidator.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     report(f"worker {worker_id} on {registration.base_url}")
-    life = _EngineLife(worker.engine, membership)
     return [
         Part("membership", membership.run, 0),
         Part("worker-id", membership.watch, 0),
@@ -192,35 +191,30 @@ async def _parts(
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
         *events.parts(first_stage=2),
-        *life.parts(stage=3),
+        *_engine_parts(worker.engine, membership, stage=3),
         *([] if worker.tracing is None else [worker.tracing.exporter.part(2)]),
         Part("event-log", worker.log.run, 8),
     ]
 
 
-class _EngineLife:
-    """Drives the engine; at the stop lets it finish the transfers that it began, and ends it.
+def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Part]:
+    """Return the two parts of the engine: one drives it until the other has stopped it.
 
-    If the engine dies, the part withdraws the worker and raises `PartGaveUp`.
+    The transfers that it began may end. If it dies, the worker is withdrawn, and its part raises `PartGaveUp`.
     """
 
-    def __init__(self, engine: Engine, membership: Membership) -> None:
-        self._engine, self._membership = engine, membership
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the two parts: one drives the engine until the other has stopped it."""
-        return [Part("engine", self._drive, stage), Part("engine-end", self._end, stage)]
-
-    async def _drive(self, _: asyncio.Event) -> None:
+    async def drive(_: asyncio.Event) -> None:
         try:
-            await self._engine.run()
+            await engine.run()
         except EngineStopped as error:
-            self._membership.withdraw(str(error))
+            membership.withdraw(str(error))
             raise PartGaveUp(str(error)) from error
 
-    async def _end(self, stop: asyncio.Event) -> None:
+    async def end(stop: asyncio.Event) -> None:
         await stop.wait()
-        await self._engine.stop(_ABORTS_S)
+        await engine.stop(_ABORTS_S)
+
+    return [Part("engine", drive, stage), Part("engine-end", end, stage)]
 
 
 def _canary(worker: _WorkerParts) -> Canary | None:
@@ -237,9 +231,7 @@ def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
         served_names=worker.chosen.names,
         default_max_tokens=settings.engine.default_max_tokens,
         inflight_requests_max=settings.worker.inflight_requests_max,
-        wall_ns=worker.clock.wall_ns,
-        now_s=worker.clock.now,
-        new_id=lambda: uuid.uuid4().hex,
+        clock=worker.clock,
         position=worker.events.position,
         status=lambda: {**streams_status([worker.events.consolidator]), "sources": worker.events.status()},
         fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,

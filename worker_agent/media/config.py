@@ -1,9 +1,9 @@
 """The configuration sections of media and of the transfer of embeddings."""
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
@@ -11,6 +11,14 @@ from worker_agent.media.parts import MediaRules
 from worker_agent.media.urls import FetchRules, parsed_networks
 
 _RULES, _FETCH = MediaRules(), FetchRules()
+
+
+def _checked(network: str) -> str:
+    ip_network(network)
+    return network
+
+
+_NETWORK = Annotated[str, AfterValidator(_checked)]
 _PORT = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -33,16 +41,10 @@ class MediaSection(Section):
         (), description="of URLs that are fetched for requests; empty: none"
     )
     ports: tuple[_PORT, ...] = Field(_FETCH.ports, max_length=64, description="that are asked")
-    networks: tuple[str, ...] = Field(
+    networks: tuple[_NETWORK, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
-
-    @field_validator("networks")
-    @classmethod
-    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        parsed_networks(networks)
-        return networks
 
     @field_validator("directories")
     @classmethod
@@ -98,7 +100,7 @@ class TransferSection(Section):
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
     )
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
-    networks: tuple[str, ...] = Field(
+    networks: tuple[_NETWORK, ...] = Field(
         ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
     )
     over: Literal["auto", "http", "nixl"] = Field(
@@ -112,9 +114,3 @@ class TransferSection(Section):
         if host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
             raise ValueError(f"found {host!r}, allowed one address of this machine")
         return host
-
-    @field_validator("networks")
-    @classmethod
-    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        parsed_networks(networks)
-        return networks

@@ -48,7 +48,7 @@ from worker_agent.media.encode_wire import (
     EncodeRequest,
     EncodeUnreadable,
     Form,
-    read_answer,
+    decoded,
 )
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
@@ -256,7 +256,7 @@ class EncodeClient:
                 data = await bounded_body(response, _ANSWER_BYTES_MAX)
                 if data is None or response.status != _OK:
                     raise _refusal(response, data)
-                return read_answer(data)
+                return decoded(data, EncodeAnswer)
         except TimeoutError as error:
             raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
         except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:

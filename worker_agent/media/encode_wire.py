@@ -13,7 +13,7 @@ A descriptor comes over the network and may have any content: the fetching worke
 process with a descriptor can read the embeddings: its token, agent and memory address are not shown or logged.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -95,21 +95,12 @@ class EncodeUnreadable(Exception):
     """Bytes that are not a valid request or answer; the message is the reason."""
 
 
-_request_decoder = msgspec.json.Decoder(EncodeRequest)
-_answer_decoder = msgspec.json.Decoder(EncodeAnswer)
+Message = TypeVar("Message", EncodeRequest, EncodeAnswer)
 
 
-def read_request(data: bytes) -> EncodeRequest:
-    """Return the request; raise `EncodeUnreadable`."""
+def decoded(data: bytes, kind: type[Message]) -> Message:
+    """Return the request or the answer; raise `EncodeUnreadable`."""
     try:
-        return _request_decoder.decode(data)
-    except UNDECODABLE as error:
-        raise EncodeUnreadable(str(error)) from error
-
-
-def read_answer(data: bytes) -> EncodeAnswer:
-    """Return the answer; raise `EncodeUnreadable`."""
-    try:
-        return _answer_decoder.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
         raise EncodeUnreadable(str(error)) from error

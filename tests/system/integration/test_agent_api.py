@@ -114,7 +114,7 @@ async def worker(
 
 async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token() -> None:
     clock = ManualClock(now_s=5.0)
-    async with serving(_Timed(clock), drive=False, now_s=clock.now) as agent:
+    async with serving(_Timed(clock), drive=False, clock=clock) as agent:
         whole = await agent.ask(CHAT, {"messages": HELLO})
         stream = await agent.ask(CHAT, {"messages": HELLO, "stream": True})
     assert whole.headers[DECODE_HEADER] == "500.000"
