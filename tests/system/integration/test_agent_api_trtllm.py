@@ -107,27 +107,6 @@ async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, str
     assert (answered.status, error["code"]) == (200 if streamed else 500, "request_failed")
 
 
-@pytest.mark.parametrize(
-    ("role", "wishes"), [("aggregated", {"n": 4, "temperature": 0.5}), ("prefill", {}), ("aggregated", {"logprobs": 1})]
-)
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_client_that_goes_away_leaves_no_request_in_the_engine(
-    trtllm: Fake, role: Role, wishes: dict[str, Any], streamed: bool
-) -> None:
-    trtllm.control.hold()
-    async with agent(trtllm, role=role) as (running, engine):
-        _, writer = await running.open(COMPLETIONS, {**ASKED, **wishes, "stream": streamed})
-        await eventually(lambda: len(trtllm.control.results) == 1)
-        (result,) = trtllm.control.results
-        writer.transport.abort()
-        await eventually(lambda: running.api.requests_total["cancelled"] == 1)
-        trtllm.control.release()
-        await eventually(lambda: result.finished or result.aborted())
-        assert running.api.running == 0
-        async with asyncio.timeout(10):
-            await engine.stop(3600.0)  # it waits for requests that are not over
-
-
 async def test_a_dead_engine_s_worker_is_not_healthy(trtllm: Fake) -> None:
     reasons: list[str | None] = [None]
     async with agent(trtllm, fault=lambda: reasons[0]) as (running, _):
