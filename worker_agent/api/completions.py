@@ -38,7 +38,7 @@ from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
-from worker_agent.api.generation import Generation, SeveralPrompts, full_pieces
+from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
@@ -94,8 +94,16 @@ class Completions:
             engine_requests = await self._engine_requests(http, read, before)
             first, prompts = engine_requests[0], len(engine_requests)
             answer = self._answer(request, first.request_id, prompts)
-            generations = [self._generation(request, each, answer.id, before) for each in engine_requests]
-            generation = generations[0] if prompts == 1 else SeveralPrompts(generations, request.n or 1)
+            generation = Generation(
+                self._engine,
+                self._text,
+                engine_requests,
+                request.stops,
+                now_s=self._clock.now,
+                before=before,
+                shown_tokens=self._parsing.shown_tokens,
+                parser_of=self._parsing.parser_of(request, first.prompt[: len(first.prompt) - len(before)], answer.id),
+            )
             if request.stream:
                 handled = await self._stream(http, generation, answer, include_usage=request.include_usage)
             else:
@@ -142,24 +150,9 @@ class Completions:
             for prompt in prompts
         ]
 
-    def _generation(
-        self, request: Request, engine_request: EngineRequest, answer_id: str, before: tuple[int, ...]
-    ) -> Generation:
-        prompt = engine_request.prompt[: len(engine_request.prompt) - len(before)]
-        return Generation(
-            self._engine,
-            self._text,
-            engine_request,
-            request.stops,
-            now_s=self._clock.now,
-            before=before,
-            shown_tokens=self._parsing.shown_tokens,
-            parser_of=self._parsing.parser_of(request, prompt, answer_id),
-        )
-
     async def _unstreamed(
         self,
-        generation: Generation | SeveralPrompts,
+        generation: Generation,
         answer: CompletionAnswer | ResponseAnswer,
         engine_request: EngineRequest,
     ) -> HandledRequest:
@@ -187,7 +180,7 @@ class Completions:
     async def _stream(
         self,
         http: web.Request,
-        generation: Generation | SeveralPrompts,
+        generation: Generation,
         answer: CompletionAnswer | ResponseAnswer,
         *,
         include_usage: bool,

@@ -52,15 +52,6 @@ _REQUEST_ID, _RANK = "x-request-id", "x-dp-rank"
 _SERVER_FAULT = 500
 
 
-class WorkerSpan:
-    """The span of a request that is being served; `http` is the request with this span's `traceparent`."""
-
-    def __init__(self, http: web.Request, parent: TraceParent | None, trace_id: int, span_id: int) -> None:
-        self.parent, self.trace_id, self.span_id, self.began_ns = parent, trace_id, span_id, time_ns()
-        self.is_sampled = False
-        self.http = http
-
-
 class WorkerTracer:
     """Traces the requests of one worker; for its event loop. `send` gets a request's span, and does not block."""
 
@@ -72,29 +63,35 @@ class WorkerTracer:
         self._model = text(model)
         self._bits = Random().getrandbits  # noqa: S311 - ids are no secrets
 
-    def begin(self, http: web.Request) -> WorkerSpan:
-        """Return the span of a request that came; its body was not read yet."""
-        parent = _trace_of(http)
+    def begin(self, http: web.Request) -> tuple[web.Request, Callable[[str, int], None]]:
+        """Return the request with the `traceparent` of its span, and what to call at its end.
+
+        That takes the outcome, and the answer's status, 0: the router left before it; it hands the span over, if it is
+        to be sent.
+        """
+        parent, began_ns = _trace_of(http), time_ns()
         trace_id = self._bits(_TRACE_ID_BITS) or 1 if parent is None else parent.trace_id
-        span = WorkerSpan(http, parent, trace_id, self._bits(_SPAN_ID_BITS) or 1)
-        span.is_sampled = self._sampling.is_sampled(trace_id, parent=None if parent is None else parent.is_sampled)
+        span_id = self._bits(_SPAN_ID_BITS) or 1
+        is_sampled = self._sampling.is_sampled(trace_id, parent=None if parent is None else parent.is_sampled)
         headers = http.headers.copy()
-        headers[TRACEPARENT.decode()] = TraceParent(trace_id, span.span_id, span.is_sampled).header().decode()
+        headers[TRACEPARENT.decode()] = TraceParent(trace_id, span_id, is_sampled).header().decode()
         if parent is None:
             headers.popall(TRACESTATE.decode(), None)
-        span.http = http.clone(headers=headers)
-        return span
 
-    def ended(self, span: WorkerSpan, outcome: str, status: int) -> None:
-        """Hand the span over, if it is to be sent; `status` of the answer, 0: the router left before it."""
-        has_failed = outcome in ("failed", "cut") or status >= _SERVER_FAULT
-        if span.is_sampled or self._sampling.is_kept(has_failed=has_failed, ttft_s=None):
-            parent_id = 0 if span.parent is None else span.parent.span_id
-            data = self._data(span, outcome, status, error=outcome if has_failed else "")
-            self._send(TraceData(span.trace_id, parent_id, (data,)))
+        def ended(outcome: str, status: int) -> None:
+            has_failed = outcome in ("failed", "cut") or status >= _SERVER_FAULT
+            if is_sampled or self._sampling.is_kept(has_failed=has_failed, ttft_s=None):
+                name, attributes = self._described(http, outcome, status)
+                error = outcome if has_failed else ""
+                if error:
+                    attributes["error.type"] = error
+                data = SpanData(name, "server", span_id, began_ns, time_ns(), attributes, error)
+                self._send(TraceData(trace_id, 0 if parent is None else parent.span_id, (data,)))
 
-    def _data(self, span: WorkerSpan, outcome: str, status: int, *, error: str) -> SpanData:
-        http = span.http
+        return http.clone(headers=headers), ended
+
+    def _described(self, http: web.Request, outcome: str, status: int) -> tuple[str, Attributes]:
+        """Return the span's name and attributes."""
         operation = _OPERATIONS.get(http.path, _CHAT)
         attributes = self._attributes | {
             "gen_ai.operation.name": operation,
@@ -105,14 +102,10 @@ class WorkerTracer:
         }
         if status:
             attributes["http.response.status_code"] = status
-        if error:
-            attributes["error.type"] = error
         for header, name in ((_REQUEST_ID, "kvrouter.request_id"), (_RANK, "kvrouter.dp_rank")):
             if found := http.headers.get(header):
                 attributes[name] = text(found)
-        return SpanData(
-            f"{operation} {self._model}", "server", span.span_id, span.began_ns, time_ns(), attributes, error
-        )
+        return f"{operation} {self._model}", attributes
 
 
 class InFlight:
@@ -135,8 +128,9 @@ class InFlight:
             return self._overloaded()
         self.running += 1
         outcome: RequestOutcome = "failed"
-        span = None if self._tracer is None or http.method != "POST" else self._tracer.begin(http)
-        served, status = http if span is None else span.http, 0
+        served, ended, status = http, None, 0
+        if self._tracer is not None and http.method == "POST":
+            served, ended = self._tracer.begin(http)
         try:
             with bound_contextvars(**_log_names(served)):
                 answered, outcome = await answer(served)
@@ -152,8 +146,8 @@ class InFlight:
         finally:
             self.running -= 1
             self.ended[outcome] += 1
-            if span is not None and self._tracer is not None:
-                self._tracer.ended(span, outcome, status)
+            if ended is not None:
+                ended(outcome, status)
 
     def _overloaded(self) -> web.Response:
         message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"

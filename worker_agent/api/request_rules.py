@@ -34,7 +34,7 @@ from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from kv_runtime.text.model import Text
 from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
-from worker_agent.port.handoff import handoff_of_request
+from worker_agent.port.handoff import read_handoff
 from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
@@ -289,7 +289,7 @@ def phase_of(request: Request, role: Role) -> EngineRequest:
     """
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
-    handoff = handoff_of_request(request.disaggregated_params)
+    handoff = read_handoff(request.disaggregated_params)
     if handoff is None:
         return NOTHING_ASKED
     kind, allowed = handoff.request_type, _REQUEST_TYPES[role]

@@ -34,6 +34,7 @@ from kv_protocol import fleet, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, WorkerDraining, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.openai.errors import RequestInvalid
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.http.answer_body import bounded_body
@@ -52,7 +53,7 @@ from worker_agent.media.encode_wire import (
 )
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
-from worker_agent.port.handoff import Handoff, HandoffInvalid, handoff_of_json
+from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
@@ -290,10 +291,10 @@ def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefus
 
 def _handles(answer: EncodeAnswer) -> EncodedMedia:
     try:
-        handoff = handoff_of_json(answer.disaggregated_params)
-    except HandoffInvalid as error:
+        handoff = read_handoff(answer.disaggregated_params)
+    except RequestInvalid as error:
         raise EncoderUnavailable(str(error)) from error
-    if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
+    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
         raise EncoderUnavailable("not a handle for each item")
     return EncodedMedia(handoff=handoff)
 

@@ -15,11 +15,11 @@ Media may be fetched from public addresses and configured networks:
     ::ffff:a.b.c.d (IPv4-mapped)               a.b.c.d
     64:ff9b::a.b.c.d (NAT64)                   a.b.c.d
     in a network that is named                 allowed
-    in a network of the tables below           refused for that network's reason
+    in a network of the table below            refused for that network's reason
     IPv6 outside 2000::/3                      refused: reserved
     any other                                  allowed
 
-The tables are ours, because `is_global` differs between Python versions. Addresses of tunnels (6to4, Teredo, NAT64 of
+The table is ours, because `is_global` differs between Python versions. Addresses of tunnels (6to4, Teredo, NAT64 of
 local prefixes) are refused, whatever address they contain.
 
 Source: RFC 2397 (data), RFC 8089 (file), RFC 3986; the WHATWG URL standard, "ends in a number checker".
@@ -31,7 +31,7 @@ Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others us
 
 import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -244,41 +244,21 @@ _METADATA = frozenset(
         "fd00:ec2::23",
     )
 )
-_REASON_OF_V4: tuple[tuple[str, MediaReason], ...] = (
-    ("0.0.0.0/8", "address_unspecified"),
-    ("10.0.0.0/8", "address_private"),
-    ("100.64.0.0/10", "address_cgnat"),
-    ("127.0.0.0/8", "address_loopback"),
-    ("169.254.0.0/16", "address_link_local"),
-    ("172.16.0.0/12", "address_private"),
-    ("192.0.0.0/24", "address_reserved"),
-    ("192.0.2.0/24", "address_reserved"),
-    ("192.31.196.0/24", "address_reserved"),
-    ("192.52.193.0/24", "address_reserved"),
-    ("192.88.99.0/24", "address_reserved"),
-    ("192.168.0.0/16", "address_private"),
-    ("192.175.48.0/24", "address_reserved"),
-    ("198.18.0.0/15", "address_reserved"),
-    ("198.51.100.0/24", "address_reserved"),
-    ("203.0.113.0/24", "address_reserved"),
-    ("224.0.0.0/4", "address_multicast"),
-    ("240.0.0.0/4", "address_reserved"),
-)
-_REASON_OF_V6: tuple[tuple[str, MediaReason], ...] = (
-    ("::/128", "address_unspecified"),
-    ("::1/128", "address_loopback"),
-    ("2001::/23", "address_reserved"),
-    ("2001:db8::/32", "address_reserved"),
-    ("2002::/16", "address_reserved"),
-    ("2620:4f:8000::/48", "address_reserved"),
-    ("3fff::/20", "address_reserved"),
-    ("fc00::/7", "address_private"),
-    ("fe80::/10", "address_link_local"),
-    ("fec0::/10", "address_private"),
-    ("ff00::/8", "address_multicast"),
-)
+_NETWORKS: Mapping[MediaReason, tuple[str, ...]] = {
+    "address_unspecified": ("0.0.0.0/8", "::/128"),
+    "address_loopback": ("127.0.0.0/8", "::1/128"),
+    "address_private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"),
+    "address_cgnat": ("100.64.0.0/10",),
+    "address_link_local": ("169.254.0.0/16", "fe80::/10"),
+    "address_multicast": ("224.0.0.0/4", "ff00::/8"),
+    "address_reserved": (
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+    ),
+}
 _TABLE: tuple[tuple[Network, MediaReason], ...] = tuple(
-    (ip_network(text), reason) for text, reason in (*_REASON_OF_V4, *_REASON_OF_V6)
+    (ip_network(text), reason) for reason, texts in _NETWORKS.items() for text in texts
 )
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
