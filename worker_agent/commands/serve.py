@@ -40,9 +40,8 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
-from worker_agent.api.app import AgentApi
+from worker_agent.api.app import AgentApi, streams_status
 from worker_agent.api.in_flight import SERVICE, worker_tracer
-from worker_agent.api.status import streams_status
 from worker_agent.commands.engine_choice import EngineChoice, build_engine, engine_text
 from worker_agent.commands.served_media import ServedMedia
 from worker_agent.commands.served_metrics import served_families
