@@ -51,7 +51,7 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import EventPath, WorkerStreams, end_unrun, event_path, polled_engine
 from worker_agent.events.mirror import ENGINE
-from worker_agent.fleet.canary import Canary, CanaryWatch, MonitoredEngine
+from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.reports import LoadReports
@@ -153,14 +153,18 @@ async def _parts(
     worker: _WorkerParts, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
     """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
-    idle, registry, events = _canary(worker), new_registry(), worker.events
-    api = _api(worker, idle)
+    registry, events, wait_s = new_registry(), worker.events, worker.settings.worker.canary_wait_s
+    watch: CanaryWatch | None = None
+    if wait_s:
+        is_decode = worker.settings.worker.role == "decode"
+        begin_id = worker.text.bos_id
+        watch = CanaryWatch(worker.engine, worker.clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
+    api = _api(worker, watch)
     http = _http(worker, api, registry)
     await worker.media.start()
     await http.start()
     registration = _registration(worker, api, http.port)
     membership = Membership(registration, worker.worker_id, worker.clock, found)
-    watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
     loads = LoadReports(
         worker.engine,
@@ -184,7 +188,7 @@ async def _parts(
     return [
         Part("membership", membership.run, 0),
         Part("worker-id", membership.watch, 0),
-        *([] if watch is None else [Part("canary", watch.run, 0)]),
+        *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
         Part("http", http.run, 1, lambda: {"requests": api.running}),
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
@@ -216,15 +220,10 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
     return [Part("engine", drive, stage), Part("engine-end", end, stage)]
 
 
-def _canary(worker: _WorkerParts) -> Canary | None:
-    wait_s = worker.settings.worker.canary_wait_s
-    return Canary(worker.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
-
-
-def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
+def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
     settings, engine = worker.settings, worker.engine
     return AgentApi(
-        engine if idle is None else MonitoredEngine(engine, idle, worker.clock),
+        engine if watch is None else MonitoredEngine(engine, watch.canary, worker.clock),
         worker.text,
         worker.media.prompts,
         served_names=worker.chosen.names,
@@ -256,19 +255,6 @@ def _http(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> H
         hosts=section.host_names(),
         drain_s=section.drain_s,
         handler_cancellation=True,
-    )
-
-
-def _canary_watch(worker: _WorkerParts, idle: Canary, membership: Membership) -> CanaryWatch:
-    section = worker.settings.worker
-    return CanaryWatch(
-        worker.engine,
-        idle,
-        membership,
-        worker.clock,
-        timeout_s=section.canary_wait_s,
-        begin_id=worker.text.bos_id,
-        is_decode=section.role == "decode",
     )
 
 
