@@ -1,16 +1,16 @@
 """The configuration sections of media and of the transfer of embeddings."""
 
-from ipaddress import ip_address, ip_network
+from collections.abc import Iterable
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
-from worker_agent.media.parts import MediaRules
-from worker_agent.media.urls import FetchRules, parsed_networks
 
-_RULES, _FETCH = MediaRules(), FetchRules()
+Network = IPv4Network | IPv6Network
 
 
 def _checked(network: str) -> str:
@@ -22,14 +22,19 @@ _NETWORK = Annotated[str, AfterValidator(_checked)]
 _PORT = Annotated[int, Field(ge=1, le=65535)]
 
 
+def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first invalid one."""
+    return tuple(ip_network(text) for text in texts)
+
+
 class MediaSection(Section):
     """Images and embeddings of requests: accepted types, sizes and sources; by default only `data:` URLs."""
 
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
-        _RULES.kinds, description="what requests may bring; embeddings only as .safetensors"
+        ("image",), description="what requests may bring; embeddings only as .safetensors"
     )
     part_bytes_max: int = Field(
-        _RULES.part_bytes_max,
+        50 << 20,
         ge=1,
         le=1 << 32,
         description="bytes of one; of all of a request as many, or 128 MiB; more costs memory",
@@ -40,7 +45,7 @@ class MediaSection(Section):
     schemes: tuple[Literal["https", "http"], ...] = Field(
         (), description="of URLs that are fetched for requests; empty: none"
     )
-    ports: tuple[_PORT, ...] = Field(_FETCH.ports, max_length=64, description="that are asked")
+    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="that are asked")
     networks: tuple[_NETWORK, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
@@ -54,16 +59,10 @@ class MediaSection(Section):
                 raise ValueError(f"found {directory!r}, allowed absolute paths without `..`, and not the root")
         return directories
 
-    @property
-    def rules(self) -> MediaRules:
-        """The rules for accepted media."""
-        together = max(_RULES.request_bytes_max, self.part_bytes_max)
-        return MediaRules(kinds=self.kinds, part_bytes_max=self.part_bytes_max, request_bytes_max=together)
-
-    @property
-    def fetch_rules(self) -> FetchRules:
-        """The rules for fetched URLs."""
-        return FetchRules(schemes=self.schemes, ports=self.ports, networks=parsed_networks(self.networks))
+    @cached_property
+    def allowed_networks(self) -> tuple[Network, ...]:
+        """The `networks`."""
+        return parsed_networks(self.networks)
 
 
 class ImageModelSection(Section):

@@ -24,8 +24,9 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from kv_runtime.http.answer_body import bounded_body
+from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.media.urls import Address, FetchRules, HttpTarget, checked_addresses, http_target, redirected
+from worker_agent.media.urls import Address, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 FETCH_S = 10.0
@@ -50,7 +51,7 @@ class FetchedBody(NamedTuple):
 class MediaFetch:
     """Fetches media for requests. `resolve` returns all addresses of a name; it raises OSError if it finds none."""
 
-    def __init__(self, rules: FetchRules, *, fetch_s: float = FETCH_S, resolve: Resolve | None = None) -> None:
+    def __init__(self, rules: MediaSection, *, fetch_s: float = FETCH_S, resolve: Resolve | None = None) -> None:
         self._rules, self._fetch_s = rules, fetch_s
         self._resolve = resolve or system_addresses
 

@@ -23,11 +23,11 @@ from kv_runtime.http.answer_body import bounded_body
 from kv_runtime.http.answers import openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
-from worker_agent.media.config import TransferSection
+from worker_agent.media.config import TransferSection, parsed_networks
 from worker_agent.media.embedding_transfer import TTL_S, EmbeddingTransfer, new_token, refused
 from worker_agent.media.encode_wire import HttpDescriptor
 from worker_agent.media.parts import content_digest
-from worker_agent.media.urls import Address, parsed_networks
+from worker_agent.media.urls import Address
 
 PATH = "/v1/embeddings/offer"
 TOKEN_HEADER = "x-embedding-token"  # noqa: S105 - its name

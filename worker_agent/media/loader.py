@@ -45,9 +45,9 @@ class MediaLoader:
     """
 
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:
-        self.rules = section.rules
+        self.rules = section
         self._files = MediaFiles(section.directories)
-        self._fetch = MediaFetch(section.fetch_rules, fetch_s=fetch_s, resolve=resolve)
+        self._fetch = MediaFetch(section, fetch_s=fetch_s, resolve=resolve)
         self._slots = asyncio.Semaphore(FETCHES_MAX)
         self.loaded_total: Counter[str] = Counter()
         self.loaded_bytes_total = 0

@@ -31,16 +31,16 @@ Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others us
 
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Mapping, Sequence
+from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
+from worker_agent.media.config import MediaSection, Network
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 
 URL_CHARACTERS_MAX = 8192
 """Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
@@ -56,14 +56,6 @@ _SLICE_CHARACTERS = 1 << 20
 """Base64 characters decoded at once: a multiple of 4."""
 _DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORECASE)
 _DATA_HEAD_CHARACTERS_MAX = 128
-
-
-class FetchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules for fetched URLs: schemes and ports, and networks besides the public ones."""
-
-    schemes: tuple[str, ...] = ()
-    ports: tuple[int, ...] = (80, 443)
-    networks: tuple[Network, ...] = ()
 
 
 class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +89,7 @@ def scheme_of(url: str) -> str:
     return scheme.lower() if separator and "/" not in scheme else ""
 
 
-def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
+def http_target(url: str, field: str, rules: MediaSection) -> HttpTarget:
     """Return the target of `url`, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
@@ -124,7 +116,7 @@ def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
     return HttpTarget(scheme=scheme, host=host, port=port, path=path, literal=literal)
 
 
-def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchRules) -> HttpTarget:
+def redirected(base: HttpTarget, location: str | None, field: str, rules: MediaSection) -> HttpTarget:
     """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL of printable ASCII")
@@ -138,14 +130,14 @@ def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchR
 
 
 def checked_addresses(
-    addresses: Sequence[Address], target: HttpTarget, field: str, rules: FetchRules
+    addresses: Sequence[Address], target: HttpTarget, field: str, rules: MediaSection
 ) -> tuple[Address, ...]:
     """Return the addresses of the target's host if there are any and all are allowed; else raise `MediaRefused`.
 
     One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
     for address in addresses:
-        if reason := address_refusal(address, rules.networks):
+        if reason := address_refusal(address, rules.allowed_networks):
             shown = f"{shown_url(target.url)} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:
@@ -263,11 +255,6 @@ _TABLE: tuple[tuple[Network, MediaReason], ...] = tuple(
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _V4_MASK = 0xFFFF_FFFF
-
-
-def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first invalid one."""
-    return tuple(ip_network(text) for text in texts)
 
 
 def real_address(address: Address) -> Address:

@@ -19,7 +19,7 @@ from worker_agent.media.fetch import REDIRECTS_MAX, checked_sockets, client_url
 from worker_agent.media.loader import FETCHES_MAX, MediaLoader
 from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.urls import Address, FetchRules, http_target
+from worker_agent.media.urls import Address, http_target
 from worker_agent.port.types import Media
 
 HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
@@ -199,7 +199,7 @@ def test_no_socket_is_made_for_an_unchecked_address() -> None:
     "url", ["http://[::1]:80/a%2Fb?c=%2F&d", "http://a_b.example.:80/", "https://1.2.3.4:443/%zz?<>"]
 )
 def test_the_client_reads_a_target_as_it_was_checked(url: str) -> None:
-    target = http_target(url, "f", FetchRules(schemes=("http", "https")))
+    target = http_target(url, "f", MediaSection(schemes=("http", "https")))
     read = client_url(target)
     assert (read.scheme, read.raw_host, read.port, read.raw_path_qs) == (
         target.scheme,
