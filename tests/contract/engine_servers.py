@@ -31,6 +31,7 @@ from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.system.integration.event_path import PlayedSource
 from worker_agent.api.answer_parsing import AnswerParsing
+from worker_agent.api.bodies import RequestBodies
 from worker_agent.api.completions import Completions
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
@@ -73,6 +74,7 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
         rules,
         names=(model,),
         clock=SystemClock(),
+        bodies=RequestBodies(),
         new_id=lambda: f"id{next(ids)}",
         parsing=AnswerParsing(PLAIN, text),
     )

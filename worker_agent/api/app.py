@@ -40,10 +40,10 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing
 from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
-from worker_agent.api.bodies import DEFAULT_LIMITS
+from worker_agent.api.bodies import DEFAULT_LIMITS, RequestBodies
 from worker_agent.api.completions import Completions
 from worker_agent.api.embeddings import Embeddings
-from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome, WorkerTracer
+from worker_agent.api.in_flight import Answer, InFlight, WorkerTracer
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
@@ -53,7 +53,6 @@ from worker_agent.events.metrics import consolidator_families
 from worker_agent.port.types import Engine
 
 BARRIER_S = 5.0
-_OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
 class AgentApi:
@@ -84,6 +83,7 @@ class AgentApi:
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        bodies = RequestBodies(body_limits)
         rules = RequestRules(
             self._description,
             text,
@@ -100,39 +100,27 @@ class AgentApi:
             names=self._names,
             clock=clock,
             new_id=new_id,
-            body_limits=body_limits,
+            bodies=bodies,
             parsing=self._parsing,
         )
-        self._role = role
-        self._embeddings = (
-            Embeddings(text, names=self._names, tokens_max=self._description.max_seq_len, body_limits=body_limits)
-            if embeddings
-            else None
-        )
+        self._role, self._embeddings = role, None
+        if embeddings:
+            tokens_max = self._description.max_seq_len
+            self._embeddings = Embeddings(text, bodies, names=self._names, tokens_max=tokens_max)
         self._position, self._status, self._fault = position, status, fault
-        self._in_flight = InFlight(inflight_requests_max, tracer)
-
-    @property
-    def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by outcome."""
-        return {outcome: self._in_flight.ended[outcome] for outcome in _OUTCOMES}
+        self.in_flight = InFlight(inflight_requests_max, tracer)
 
     @property
     def tool_calls_total(self) -> dict[str, int]:
         """How many tool calls the answers had, by ending."""
         return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
 
-    @property
-    def running(self) -> int:
-        """How many requests are being served."""
-        return self._in_flight.running
-
     def app(self, registry: CollectorRegistry, *, token: str, body_bytes_max: int) -> web.Application:
         """Return the application that serves the endpoints."""
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                *(web.post(PATHS[name], self._in_flight.serving(answer)) for name, answer in self._answers().items()),
+                *(web.post(PATHS[name], self.in_flight.serving(answer)) for name, answer in self._answers().items()),
                 web.get("/v1/models", self._models),
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
@@ -181,10 +169,10 @@ class AgentApi:
         reason = self._fault()
         if reason is not None:
             return json_response({"status": "failed", "reason": reason}, 503)
-        return json_response({"status": "ok", "running_requests": self.running})
+        return json_response({"status": "ok", "running_requests": self.in_flight.running})
 
     async def _show_status(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok", "running_requests": self.running, **self._status()})
+        return json_response({"status": "ok", "running_requests": self.in_flight.running, **self._status()})
 
     async def _version(self, _: web.Request) -> web.Response:
         described = self._description

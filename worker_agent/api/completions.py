@@ -19,7 +19,6 @@ An unstreamed answer with many log probabilities is rendered on a thread, one su
 """
 
 import asyncio
-import math
 import re
 from collections.abc import Callable
 from contextlib import aclosing
@@ -27,29 +26,26 @@ from functools import partial
 
 from aiohttp import web
 
-from kv_protocol.body_limits import BodyLimits, Bytes
+from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.openai.requests import Request, RequestInvalid
 from kv_runtime.clock import Clock
-from kv_runtime.http.answers import error_body, error_response
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
-from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
+from worker_agent.api.bodies import ReadRequest, RequestBodies, engine_refusal, failure, no_such_model, refusal, worked
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.responses import ResponseAnswer, ResponseChat
 from worker_agent.port.types import (
-    EncoderUnavailable,
     Engine,
     EngineError,
     EngineRequest,
     EngineStopped,
-    RequestRefused,
 )
 
 _RANK = re.compile("[0-9]{1,4}")
@@ -74,11 +70,10 @@ class Completions:
         names: tuple[str, ...],
         clock: Clock,
         new_id: Callable[[], str],
-        body_limits: BodyLimits = DEFAULT_LIMITS,
+        bodies: RequestBodies,
         parsing: AnswerParsing,
     ) -> None:
-        self._clock, self._parsing = clock, parsing
-        self._bodies = RequestBodies(body_limits)
+        self._clock, self._parsing, self._bodies = clock, parsing, bodies
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._new_id = names, new_id
         self._rendering = asyncio.Semaphore(1)
@@ -110,10 +105,8 @@ class Completions:
                 handled = await self._unstreamed(generation, answer, first)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
-        except RequestRefused as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
         except EngineError as error:
-            return _failed(error), "failed"
+            return engine_refusal(error)
         self._parsing.count(generation.parsers)
         return handled
 
@@ -204,7 +197,7 @@ class Completions:
                 if is_continuable and isinstance(error, EngineStopped) and http.transport is not None:
                     http.transport.abort()  # another worker resumes the stream
                     return response, "failed"
-                ending = answer.failed(str(error), _failure(error)[1])
+                ending = answer.failed(str(error), failure(error)[1])
             else:
                 ending, outcome = answer.ending(generation.usage(), include_usage=include_usage), "ok"
         await response.write(ending)
@@ -215,18 +208,3 @@ class Completions:
 def _conversation(http: web.Request) -> str | None:
     session = http.headers.get("x-session-id", "")
     return session if session.isprintable() and 0 < len(session) <= _SESSION_CHARACTERS_MAX else None
-
-
-def _failed(error: EngineError) -> web.Response:
-    status, body = _failure(error)
-    response = web.Response(status=status, body=body, content_type="application/json")
-    if isinstance(error, EncoderUnavailable) and error.retry_s is not None:
-        response.headers["Retry-After"] = str(math.ceil(error.retry_s))
-    return response
-
-
-def _failure(error: EngineError) -> tuple[int, bytes]:
-    if not isinstance(error, EngineStopped):
-        return 500, error_body(str(error), "server_error", code="request_failed")
-    code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
-    return 503, error_body(str(error), "server_error", code=code)

@@ -27,7 +27,7 @@ import msgspec
 from aiohttp import web
 from blake3 import blake3
 
-from kv_protocol.body_limits import BodyLimits, Bytes
+from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.hashing import pack_tokens, unpack_tokens
 from kv_protocol.ids import TokenId
@@ -82,9 +82,8 @@ _decoder = msgspec.json.Decoder(EmbeddingsRequest)
 class Embeddings:
     """The endpoint of one worker. `names` are values of `model`; a text has `tokens_max` tokens at most."""
 
-    def __init__(self, text: Text, *, names: Sequence[str], tokens_max: int, body_limits: BodyLimits) -> None:
-        self._text, self._names, self._tokens_max = text, tuple(names), tokens_max
-        self._bodies = RequestBodies(body_limits)
+    def __init__(self, text: Text, bodies: RequestBodies, *, names: Sequence[str], tokens_max: int) -> None:
+        self._text, self._bodies, self._names, self._tokens_max = text, bodies, tuple(names), tokens_max
 
     async def embed(self, http: web.Request) -> HandledRequest:
         """Return the answer, and the request's outcome."""

@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 
 from kv_runtime.http.answers import error_response
-from worker_agent.api.bodies import no_such_model
-from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
+from worker_agent.api.bodies import engine_refusal, no_such_model
+from worker_agent.api.in_flight import HandledRequest, InFlight
 from worker_agent.media.embedding_transfer import EmbeddingCache, EmbeddingTransfer, NoRoom
 from worker_agent.media.encode_wire import (
     PATH,
@@ -33,9 +33,7 @@ from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import media_part
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.handoff import Handoff, handoff_json
-from worker_agent.port.types import EngineError, EngineStopped, Media, RequestRefused
-
-OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
+from worker_agent.port.types import EngineError, Media
 
 
 class ImageEncoder(Protocol):
@@ -65,21 +63,11 @@ class EncodeApi:
         self._encoder, self._loader, self._facts = encoder, loader, facts
         self._transfer, self._cache = transfer, cache
         self._served_names = served_names
-        self._in_flight = InFlight(inflight_requests_max)
-
-    @property
-    def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by outcome."""
-        return {outcome: self._in_flight.ended[outcome] for outcome in OUTCOMES}
-
-    @property
-    def running(self) -> int:
-        """How many prompts are being encoded."""
-        return self._in_flight.running
+        self.in_flight = InFlight(inflight_requests_max)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoint, for the worker's application, whose token and body limit apply."""
-        return [web.post(PATH, self._in_flight.serving(self._answered))]
+        return [web.post(PATH, self.in_flight.serving(self._answered))]
 
     async def _answered(self, http: web.Request) -> HandledRequest:
         try:
@@ -91,18 +79,14 @@ class EncodeApi:
             self._loader.refused_total[error.reason] += 1
             message, kind = str(error), "invalid_request_error"
             return error_response(400, message, kind, param=error.field, code=error.reason), "refused"
-        except RequestRefused as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
         except EncodeUnreadable as error:
             return error_response(400, str(error), "invalid_request_error"), "refused"
         except NoRoom as error:
             response = error_response(503, str(error), "server_error", code="overloaded")
             response.headers["Retry-After"] = "1"
             return response, "refused"
-        except EngineStopped as error:
-            return error_response(503, str(error), "server_error", code="engine_stopped"), "failed"
         except EngineError as error:
-            return error_response(500, str(error), "server_error", code="request_failed"), "failed"
+            return engine_refusal(error)
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:

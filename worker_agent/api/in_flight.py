@@ -117,6 +117,12 @@ class InFlight:
         self.running = 0
         self.ended: Counter[RequestOutcome] = Counter()
 
+    @property
+    def requests_total(self) -> dict[str, int]:
+        """How many requests have ended, by outcome."""
+        outcomes: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
+        return {outcome: self.ended[outcome] for outcome in outcomes}
+
     def serving(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Return the handler of requests that `answer` answers."""
         return partial(self._serve, answer)

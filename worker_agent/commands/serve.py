@@ -174,7 +174,7 @@ async def _parts(
         worker_id=worker_id,
         instance=worker.instance,
         dp_ranks=registration.dp_ranks,
-        in_flight=lambda: api.running,
+        in_flight=lambda: api.in_flight.running,
     )
     Projection(registry, partial(agent_families, worker_id, worker.rules, events, loads, api))
     Projection(registry, partial(served_families, worker_id, worker.engine, watch))
@@ -189,7 +189,7 @@ async def _parts(
         Part("membership", membership.run, 0),
         Part("worker-id", membership.watch, 0),
         *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
-        Part("http", http.run, 1, lambda: {"requests": api.running}),
+        Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),

@@ -145,13 +145,13 @@ def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: 
     lookups = {"hit": cache.hits_total, "miss": cache.misses_total}
     ends = {end: getattr(offers, f"{end}_total") for end in ("taken", "released", "expired", "refused")}
     for name, meaning, figures in (
-        ("encode_requests", "Encoding requests, by outcome", api.requests_total),
+        ("encode_requests", "Encoding requests, by outcome", api.in_flight.requests_total),
         ("embedding_lookups", "Lookups in the cache of embeddings, by outcome", lookups),
         ("embedding_offers", "Offered embeddings, by outcome", ends),
     ):
         yield counter(name, meaning, ("worker", "outcome"), by_name((worker,), figures))
     for name, meaning, value in (
-        ("encode_inflight_requests", "Prompts being encoded", api.running),
+        ("encode_inflight_requests", "Prompts being encoded", api.in_flight.running),
         ("embedding_cache_bytes", "Memory of cached embeddings", cache.size_bytes),
         ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
     ):

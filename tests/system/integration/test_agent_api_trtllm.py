@@ -100,7 +100,7 @@ async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, str
         result.queue.put(trtllm.llmapi.RequestError("lost its blocks"))
         answered = await asking
         assert engine.fault is None
-        assert running.api.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}
+        assert running.api.in_flight.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}
         trtllm.control.release()
         assert (await running.ask(COMPLETIONS, ASKED)).status == 200
     error = (answered.events[-1] if streamed else answered.body)["error"]

@@ -116,7 +116,7 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
     assert prompt.media == ()
     assert prompt.handoff is not None
     assert prompt.handoff.multimodal_hashes == tuple(digest_words(content_digest(data)) for data in (PNG, GIF))
-    assert made.api.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
+    assert made.api.in_flight.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
 
 
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
@@ -170,7 +170,7 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
         refused_total = list(media_families("w", made.loader))[-1].samples
         reasons = {each.labels["reason"]: each.value for each in refused_total}
         assert reasons == {"url_scheme": 1, "content": 1, "path_outside": 1}
-        assert made.api.requests_total["refused"] == 3
+        assert made.api.in_flight.requests_total["refused"] == 3
 
 
 async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
@@ -182,7 +182,7 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
             await sent_away
         trtllm.control.release()
         await asyncio.gather(*others)
-        assert made.api.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
+        assert made.api.in_flight.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
         async with session.post(made.url + PATH, data=body, headers=headers) as response:
             assert response.status == 400
             assert (await response.json())["error"]["message"]
-        assert made.api.requests_total["refused"] == 1
+        assert made.api.in_flight.requests_total["refused"] == 1
 
 
 @pytest.mark.parametrize(
