@@ -75,18 +75,6 @@ async def test_choices_with_log_probabilities_are_the_same_streamed_and_whole(
     assert whole.usage["completion_tokens"] == 90
 
 
-async def test_each_choice_stops_at_its_own_stop_string_and_the_request_with_the_last(trtllm: Fake) -> None:
-    asked = {**ASKED, "n": 2, "temperature": 0.7, "seed": 1}
-    async with agent(trtllm) as (running, _):
-        free = await running.ask(COMPLETIONS, asked)
-        one, other = free.said(0)["text"], free.said(1)["text"]
-        stop = next(one[at : at + 3] for at in range(9) if one[at : at + 3] not in other)
-        for answered in await both(running, COMPLETIONS, {**asked, "stop": stop}):
-            assert [answered.said(choice)["finish_reason"] for choice in (0, 1)] == ["stop", "length"]
-            assert (answered.said(0)["text"], answered.said(1)["text"]) == (one[: one.index(stop)], other)
-            assert answered.usage["completion_tokens"] == one.index(stop) + 3 + 12
-
-
 # --------------------------------------------------------------------------------------------- what goes wrong
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, streamed: bool) -> None:
