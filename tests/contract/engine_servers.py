@@ -30,8 +30,8 @@ from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.system.integration.event_path import PlayedSource
-from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.bodies import RequestBodies
+from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts

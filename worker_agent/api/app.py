@@ -39,8 +39,8 @@ from kv_runtime.telemetry import Family, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing
-from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.api.bodies import DEFAULT_LIMITS, RequestBodies
+from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
 from worker_agent.api.embeddings import Embeddings
 from worker_agent.api.in_flight import Answer, InFlight, WorkerTracer
@@ -82,15 +82,17 @@ class AgentApi:
         """`embeddings`: serve simulated embeddings. `tracer`: None: requests have no spans."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
-        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
         bodies = RequestBodies(body_limits)
+        self.tool_calls_total = parsing.tool_calls_total
+        """How many tool calls the answers had, by ending."""
         rules = RequestRules(
             self._description,
             text,
             default_max_tokens=default_max_tokens,
             role=role,
             loras=loras,
-            stop_tokens=self._parsing.stop_tokens,
+            stop_tokens=parsing.stop_tokens,
         )
         self._completions = Completions(
             engine,
@@ -101,7 +103,7 @@ class AgentApi:
             clock=clock,
             new_id=new_id,
             bodies=bodies,
-            parsing=self._parsing,
+            parsing=parsing,
         )
         self._role, self._embeddings = role, None
         if embeddings:
@@ -109,11 +111,6 @@ class AgentApi:
             self._embeddings = Embeddings(text, bodies, names=self._names, tokens_max=tokens_max)
         self._position, self._status, self._fault = position, status, fault
         self.in_flight = InFlight(inflight_requests_max, tracer)
-
-    @property
-    def tool_calls_total(self) -> dict[str, int]:
-        """How many tool calls the answers had, by ending."""
-        return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
 
     def app(self, registry: CollectorRegistry, *, token: str, body_bytes_max: int) -> web.Application:
         """Return the application that serves the endpoints."""

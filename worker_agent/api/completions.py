@@ -33,9 +33,9 @@ from kv_protocol.openai.requests import Request, RequestInvalid
 from kv_runtime.clock import Clock
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
-from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
 from worker_agent.api.bodies import ReadRequest, RequestBodies, engine_refusal, failure, no_such_model, refusal, worked
+from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
