@@ -9,7 +9,7 @@ Embeddings are cached by digest: repeated media are not encoded again. Handles a
 worker. An item that comes as embeddings, a `.safetensors` file, is checked and passed on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -112,15 +112,11 @@ class EncodeApi:
         known |= {digest: data for digest, data in cached.items() if data is not None}
         missing = [each for digest, each in images.items() if digest not in known]
         if missing:
-            known |= await self._computed(missing)
+            files = await self._encoder.embeddings(self._facts.placeholder * len(missing), missing)
+            for image, data in zip(missing, files, strict=True):
+                known[image.digest] = data
+                self._cache.put(image.digest, data)
         return [known[each.digest] for each in media]
-
-    async def _computed(self, images: Sequence[Media]) -> Mapping[str, bytes]:
-        files = await self._encoder.embeddings(self._facts.placeholder * len(images), images)
-        computed = {image.digest: data for image, data in zip(images, files, strict=True)}
-        for digest, data in computed.items():
-            self._cache.put(digest, data)
-        return computed
 
     async def _offered(self, files: Sequence[bytes]) -> tuple[EmbeddingDescriptor, ...]:
         """Offer all files and return their descriptors; if one does not fit, none is offered."""

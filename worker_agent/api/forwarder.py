@@ -3,13 +3,12 @@
     direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
               process is not on the requests' path; it may be slow or restart without effect on them
     forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
-              names it only to workers that take token ids, too. The engine knows neither the router's header nor its
-              ids
+              names it only to workers that take token ids, too. The engine knows neither its header nor its ids
 
 POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the router
 disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection is
-aborted, so that a partial answer is not taken for a complete one. The engine's own errors are
-passed on; before its first byte this process answers:
+aborted, so that a partial answer is not taken for a complete one. The engine's own errors are passed on; before its
+first byte this process answers:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
     502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
@@ -123,18 +122,12 @@ class Forwarder:
 
     async def _handle(self, http: web.Request) -> HandledRequest:
         rank = http.headers.get(ROUTER_RANK_HEADER)
-        if rank is not None and not self._is_rank(rank):
-            return self._no_such_rank(rank), "refused"
+        if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in self._dp_ranks):
+            found, allowed = as_json(rank, _FOUND_CHARACTERS_MAX), f"one of {self._dp_ranks}"
+            message = f"{ROUTER_RANK_HEADER}: found {found}, allowed {allowed}"
+            return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER), "refused"
         body = without_prompt_ids(await http.read())
         return await self._answered(http, body, None if rank is None else int(rank))
-
-    def _is_rank(self, rank: str) -> bool:
-        return _RANK.fullmatch(rank) is not None and int(rank) in self._dp_ranks
-
-    def _no_such_rank(self, rank: str) -> web.Response:
-        allowed = f"one of {self._dp_ranks}"
-        message = f"{ROUTER_RANK_HEADER}: found {as_json(rank, _FOUND_CHARACTERS_MAX)}, allowed {allowed}"
-        return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
         assert self._session is not None

@@ -44,7 +44,11 @@ class ServedMedia:
         self.loader = MediaLoader(settings.media)
         self._moves_embeddings = role == "encode" or settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.transfer, clock)
-        self._client = self._configured_client(model, clock)
+        self._client: EncodeClient | None = None
+        if (form := settings.encode.form) != "none":
+            workers = EncodeWorkers(model, settings.worker.advertised_host if form == "handles" else "", clock)
+            token = settings.worker.token.get_secret_value()
+            self._client = EncodeClient(workers, self._transfer, model=model, form=form, token=token)
         self.rule = image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
         self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
@@ -93,19 +97,6 @@ class ServedMedia:
             yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
             yield from encode_families(worker, self._api, self._cache, self._transfer.offers)
-
-    def _configured_client(self, model: str, clock: Clock) -> EncodeClient | None:
-        section = self._settings.encode
-        if section.form == "none":
-            return None
-        host = self._settings.worker.advertised_host if section.form == "handles" else ""
-        return EncodeClient(
-            EncodeWorkers(model, host, clock),
-            self._transfer,
-            model=model,
-            form=section.form,
-            token=self._settings.worker.token.get_secret_value(),
-        )
 
 
 def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:

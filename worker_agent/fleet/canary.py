@@ -121,19 +121,13 @@ class CanaryWatch:
         number = self.requests_total.total()
         request = canary_request(f"canary-{number}", self._begin_id, self.canary.dp_rank, is_decode=self._is_decode)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._await_answer(request)
+            async with asyncio.timeout(self._timeout_s), aclosing(self._engine.generate(request)) as outputs:
+                last = [output async for output in outputs][-1]
         except TimeoutError:
             return "late", f"no token within {self._timeout_s} s"
         except EngineError as error:
             return "failed", str(error)
-        return "ok", ""
-
-    async def _await_answer(self, request: EngineRequest) -> None:
-        async with aclosing(self._engine.generate(request)) as outputs:
-            last = [output async for output in outputs][-1]
-        if last.finish_reason == "error":
-            raise EngineError("the generation failed")
+        return ("failed", "the generation failed") if last.finish_reason == "error" else ("ok", "")
 
     def _judge(self, membership: Membership, outcome: CanaryOutcome, reason: str) -> None:
         rank, was_fit = self.canary.dp_rank, self.canary.is_fit

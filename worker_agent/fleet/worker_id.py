@@ -99,7 +99,8 @@ class WorkerId:
             after_seq = next((each.seq for each in messages if each.subject == subject), 0)
             try:
                 if "replace" in actions:  # a reader that accepted the forged address keeps it until `WorkerLeft`
-                    after_seq = await self._publish(subject, self._leave_event("registration forged"), after_seq)
+                    left = WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason="registration forged")
+                    after_seq = await self._publish(subject, left, after_seq)
                 claimed = replace(registration, drained=self._is_drained)
                 self._own_seq = await self._publish(subject, claimed, after_seq)
             except LastSequenceDiffers:
@@ -128,9 +129,6 @@ class WorkerId:
                 self._claim = NO_CLAIM
             return
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
-
-    def _leave_event(self, reason: str) -> WorkerLeft:
-        return WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason=reason)
 
     async def _publish(self, subject: str, event: FleetEvent, after_seq: int) -> int:
         data, claim = fleet.encode(event), 0 if self._claim == NO_CLAIM else self._claim

@@ -76,7 +76,7 @@ _log = structlog.get_logger("load_reports")
 
 
 class LoadReports:
-    """`poll` belongs to a thread, `run` to the event loop. `in_flight`: how many requests of ours the engine has."""
+    """`thread` polls, `run` belongs to the event loop. `in_flight`: how many requests of ours the engine has."""
 
     def __init__(
         self,
@@ -113,10 +113,6 @@ class LoadReports:
     def parts(self, stage: int) -> list[Part]:
         """Return the parts: the polling thread, and the announcing task."""
         return [self.thread.part(stage=stage), Part("load-reports", self.run, stage)]
-
-    def poll(self, stop: threading.Event) -> None:
-        """Keep the newest reports until `stop` is set; raise `PartGaveUp` after too many failures."""
-        self.thread.run(stop)
 
     def _polls(self, stop: threading.Event) -> None:
         while not stop.is_set():
