@@ -88,7 +88,12 @@ class Completions:
             before = await worked(read.is_large, lambda: self._rules.before(request))
             engine_requests = await self._engine_requests(http, read, before)
             first, prompts = engine_requests[0], len(engine_requests)
-            answer = self._answer(request, first.request_id, prompts)
+            created = self._clock.wall_ns() // _NS_PER_S
+            answer: CompletionAnswer | ResponseAnswer
+            if isinstance(request, ResponseChat):
+                answer = ResponseAnswer(request, first.request_id, created)
+            else:
+                answer = CompletionAnswer(request, first.request_id, created, self._text.token_bytes, prompts)
             generation = Generation(
                 self._engine,
                 self._text,
@@ -109,12 +114,6 @@ class Completions:
             return engine_refusal(error)
         self._parsing.count(generation.parsers)
         return handled
-
-    def _answer(self, request: Request, request_id: str, prompts: int) -> CompletionAnswer | ResponseAnswer:
-        created = self._clock.wall_ns() // _NS_PER_S
-        if isinstance(request, ResponseChat):
-            return ResponseAnswer(request, request_id, created)
-        return CompletionAnswer(request, request_id, created, self._text.token_bytes, prompts)
 
     async def _engine_requests(
         self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]

@@ -131,7 +131,10 @@ class InFlight:
         """Return the response of `answer` to the request, and count the outcome."""
         if self.running >= self._requests_max:
             self.ended["refused"] += 1
-            return self._overloaded()
+            message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"
+            response = error_response(503, message, "server_error", code="overloaded")
+            response.headers["Retry-After"] = "1"
+            return response
         self.running += 1
         outcome: RequestOutcome = "failed"
         served, ended, status = http, None, 0
@@ -154,12 +157,6 @@ class InFlight:
             self.ended[outcome] += 1
             if ended is not None:
                 ended(outcome, status)
-
-    def _overloaded(self) -> web.Response:
-        message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"
-        response = error_response(503, message, "server_error", code="overloaded")
-        response.headers["Retry-After"] = "1"
-        return response
 
 
 def _log_names(http: web.Request) -> dict[str, str]:

@@ -142,13 +142,6 @@ def build_engine(
     return TensorRTLLMEngine(chosen.args, clock, model=chosen.names[0], settings=own, call=call)
 
 
-def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
-    if not settings.engine.answer:
-        return TokenSource()
-    ids = text.encode(settings.engine.answer, add_special_tokens=False)
-    return scripted((*ids, *sorted(text.eos_ids)[:1]))
-
-
 def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> SimulatedEngine:
     engine = settings.engine
     description = EngineDescription(
@@ -163,9 +156,12 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         dp_ranks=tuple(range(engine.dp_ranks)),
         kv_cache_dtype=SIMULATED,
     )
+    source = TokenSource()
+    if engine.answer:
+        source = scripted((*text.encode(engine.answer, add_special_tokens=False), *sorted(text.eos_ids)[:1]))
     simulator = Simulator(
         description,
-        token_source=_token_source(settings, text),
+        token_source=source,
         new_pool=partial(rank_pool, host_blocks=engine.host_blocks),
         role=settings.worker.role,
     )

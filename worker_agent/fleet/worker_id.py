@@ -179,15 +179,11 @@ class WorkerId:
                 messages.append(NewestMessage(None, subject=subject, refused="no event"))
             actions = [await self._action(each, registration) for each in messages]
             if "wait" not in actions:
-                self._note_drain(messages, actions)
+                for each, what in zip(messages, actions, strict=True):
+                    if what == "keep":  # an operator's drain of this instance; later registrations keep it
+                        self._is_drained = drained_by_hand(each.event, before=self._is_drained)
                 return messages, actions
             await self._clock.sleep(_WAIT_S)
-
-    def _note_drain(self, messages: list[NewestMessage], actions: list[Action]) -> None:
-        """Note an operator's drain of this instance from its newest event; later registrations keep it."""
-        for each, what in zip(messages, actions, strict=True):
-            if what == "keep":
-                self._is_drained = drained_by_hand(each.event, before=self._is_drained)
 
     async def _action(self, message: NewestMessage, own: WorkerRegistered | None) -> Action:
         """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""

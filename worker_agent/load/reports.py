@@ -224,7 +224,11 @@ def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
     """Return the rank and the report of a row of statistics; raise `RowSkipped` if it is incomplete."""
     if not isinstance(row, dict):
         raise RowSkipped("not_a_map", row)
-    cache, batching = _cache(row), _batching(row)
+    cache, batching = row.get("kvCacheStats"), row.get("inflightBatchingStats")
+    if not isinstance(cache, dict):
+        raise RowSkipped("cache", cache)
+    if batching is not None and not isinstance(batching, dict):
+        raise RowSkipped("batching", batching)
     phases = None if batching is None else PhaseLoad(**{ours: _count(batching, name) for ours, name in _PHASES.items()})
     return _rank(row), LoadReport(
         instance=instance,
@@ -248,20 +252,6 @@ def at_rest(last: LoadReport) -> LoadReport:
 
 def _rank(row: dict[str, Any]) -> int:
     return 0 if row.get("attentionDpRank") is None else _required_count(row, "attentionDpRank", "rank")
-
-
-def _cache(row: dict[str, Any]) -> dict[str, Any]:
-    section = row.get("kvCacheStats")
-    if not isinstance(section, dict):
-        raise RowSkipped("cache", section)
-    return section
-
-
-def _batching(row: dict[str, Any]) -> dict[str, Any] | None:
-    section = row.get("inflightBatchingStats")
-    if section is not None and not isinstance(section, dict):
-        raise RowSkipped("batching", section)
-    return section
 
 
 def _required_count(section: dict[str, Any], name: str, problem: str) -> int:

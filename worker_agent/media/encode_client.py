@@ -52,7 +52,7 @@ from worker_agent.media.encode_wire import (
     decoded,
 )
 from worker_agent.media.parts import MediaPart, embeddings_media
-from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
+from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
@@ -284,8 +284,11 @@ def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefus
         reported = msgspec.json.decode(data, type=_ErrorBody).error
     except msgspec.DecodeError:
         reported = _Error()
-    if response.status == _REFUSED and reported.code in MEDIA_REASONS:
-        return _refused(reported.code, reported)
+    reason = next((each for each in get_args(MediaReason) if each == reported.code), None)
+    if response.status == _REFUSED and reason is not None:  # `<field>: found <found>, allowed <allowed>`
+        head, _, allowed = reported.message.rpartition(", allowed ")
+        field, _, found = head.partition(": found ")
+        return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
     return EncoderUnavailable(f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After")))
 
 
@@ -297,14 +300,6 @@ def _handles(answer: EncodeAnswer) -> EncodedMedia:
     if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
         raise EncoderUnavailable("not a handle for each item")
     return EncodedMedia(handoff=handoff)
-
-
-def _refused(code: str, reported: _Error) -> MediaRefused:
-    """Parse the encode worker's refusal: `<field>: found <found>, allowed <allowed>`."""
-    head, _, allowed = reported.message.rpartition(", allowed ")
-    field, _, found = head.partition(": found ")
-    reason = next(each for each in get_args(MediaReason) if each == code)
-    return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
 
 
 def _retry_s(header: str | None) -> float | None:
