@@ -93,7 +93,7 @@ def read_of(events: list[Event]) -> Read:
             calls.append({"name": event.name, "arguments": ""})
         elif isinstance(event, ToolCallArguments):
             assert event.index == len(calls) - 1
-            calls[event.index]["arguments"] += event.delta
+            calls[event.index]["arguments"] += event.text
     content = "".join(event.text for event in events if isinstance(event, ContentDelta))
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     return Read(content or None, reasoning or None, calls)

@@ -196,7 +196,7 @@ def _calls(events: Sequence[Event]) -> dict[int, dict[str, Any]]:
             calls[event.index] = {"id": event.id, "type": "function", "function": function}
         elif not isinstance(event, ContentDelta | ReasoningDelta):
             call = calls.setdefault(event.index, {"function": {"arguments": ""}})
-            call["function"]["arguments"] += event.delta
+            call["function"]["arguments"] += event.text
     return calls
 
 

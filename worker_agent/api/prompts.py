@@ -82,8 +82,11 @@ class EnginePrompts:
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
                 return [EnginePrompt(tokens=await worked(is_long, work))]
-            split = self._split(request)
-            if split is not None and split.parts:
+            if names_media(request.messages):
+                if self._facts is None:
+                    allowed = "text: the model takes no media"
+                    raise MediaRefused("text_only", "messages", "parts that are not text", allowed)
+                split = split_chat(request.messages, self._loader.rules, self._facts.placeholder)
                 return [await self._with_media(request, split, body)]
         field = prompt_field(request)
         prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
@@ -103,13 +106,6 @@ class EnginePrompts:
             each if isinstance(each, bytes) else self._text.pack(each, add_special_tokens=adds)
             for each in request.read_prompts()
         ]
-
-    def _split(self, request: ChatRequest) -> MediaChat | None:
-        if not names_media(request.messages):
-            return None
-        if self._facts is None:
-            raise MediaRefused("text_only", "messages", "parts that are not text", "text: the model takes no media")
-        return split_chat(request.messages, self._loader.rules, self._facts.placeholder)
 
     async def _with_media(self, request: ChatRequest, split: MediaChat, body: Body) -> EnginePrompt:
         """Return the prompt of a chat with media, one image token an item."""

@@ -286,8 +286,8 @@ class ResponseAnswer:
             return self._close() + self._begin("function_call", event)
         if isinstance(event, ToolCallArguments):
             assert self._open is not None, "a call begins before its arguments"
-            self._open.texts.append(event.delta)
-            return self._event("function_call_arguments.delta", **self._open.place, delta=event.delta)
+            self._open.texts.append(event.text)
+            return self._event("function_call_arguments.delta", **self._open.place, delta=event.text)
         kind: Kind = "message" if isinstance(event, ContentDelta) else "reasoning"
         before = b""
         if self._open is None or self._open.kind != kind:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -52,7 +53,7 @@ class ToolCallArguments(msgspec.Struct, frozen=True, tag=True):
     """More of the arguments of a call that has begun; not empty."""
 
     index: int
-    delta: str
+    text: str
 
 
 Event = ContentDelta | ReasoningDelta | ToolCallStarted | ToolCallArguments
@@ -60,26 +61,13 @@ Event = ContentDelta | ReasoningDelta | ToolCallStarted | ToolCallArguments
 
 def joined(events: Iterable[Event]) -> list[Event]:
     """Return the events with neighbours of one kind joined: text that continues the event before is added to it."""
-    return [_as_one(list(run)) for _, run in groupby(events, _key)]
-
-
-def _key(event: Event) -> tuple[object, ...]:
-    """Return what events of one run have in common; of a call's begin it is alone."""
-    if isinstance(event, ToolCallStarted | ToolCallArguments):
-        return type(event), event.index
-    return (type(event),)
-
-
-def _as_one(run: list[Event]) -> Event:
-    first = run[0]
-    if len(run) == 1 or isinstance(first, ToolCallStarted):
-        return first
-    if isinstance(first, ToolCallArguments):
-        return ToolCallArguments(
-            first.index, "".join(each.delta for each in run if isinstance(each, ToolCallArguments))
-        )
-    texts = (each.text for each in run if isinstance(each, ContentDelta | ReasoningDelta))
-    return type(first)("".join(texts))
+    runs: list[list[Any]] = [
+        list(run) for _, run in groupby(events, lambda each: (type(each), getattr(each, "index", 0)))
+    ]
+    return [
+        run[0] if len(run) == 1 else msgspec.structs.replace(run[0], text="".join(each.text for each in run))
+        for run in runs
+    ]
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
