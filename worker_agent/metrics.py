@@ -10,8 +10,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.metrics import consolidator_families
 from worker_agent.events.mirror import ENGINE
-from worker_agent.load.publisher import LoadReports
-from worker_agent.load.reports import LoadRows
+from worker_agent.load.reports import LoadReports, LoadRows
 
 ENGINE_EVENT_KINDS = (
     *("created", "stored", "removed", "updated"),
@@ -70,11 +69,11 @@ def agent_families(
     yield thread_family(worker, {**event_threads(path), "iteration-stats": loads.thread})
     failures = [(at, loads.poll_failures_total)]
     yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
-    requests = by_name(at, api.requests_total)
+    requests = by_name(at, api.in_flight.requests_total)
     yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
     meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
     yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.tool_calls_total))
-    yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.running)])
+    yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.in_flight.running)])
 
 
 def event_threads(path: Consolidator) -> dict[str, SupervisedThread]:

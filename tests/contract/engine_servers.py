@@ -30,18 +30,17 @@ from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.system.integration.event_path import PlayedSource
-from worker_agent.api.answer_parsing import AnswerParsing
+from worker_agent.api.bodies import RequestBodies
+from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineError, EngineStopped
+from worker_agent.port.types import Engine, EngineError, EngineStopped
 
 _POLL_S = 0.01
 _MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU"}
@@ -68,15 +67,14 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     """Return what answers for the engine."""
     text, ids = load_text("byte"), count(1)
     rules = RequestRules(engine.describe(), text, default_max_tokens=16, role=role, loras=())
-    clock = SystemClock()
     return Completions(
         engine,
         text,
-        EnginePrompts(text, ChatMedia(text, MediaLoader(MediaSection()), None)),
+        EnginePrompts(text, MediaLoader(MediaSection()), None),
         rules,
         names=(model,),
-        wall_ns=clock.wall_ns,
-        now_s=clock.now,
+        clock=SystemClock(),
+        bodies=RequestBodies(),
         new_id=lambda: f"id{next(ids)}",
         parsing=AnswerParsing(PLAIN, text),
     )

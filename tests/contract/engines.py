@@ -1,4 +1,4 @@
-"""The engines that obey `worker_agent.port.engine`, small and equal in size, and words for what is asked of them.
+"""The engines that obey `worker_agent.port.types`, small and equal in size, and words for what is asked of them.
 
     simulated   stepped by the machine's clock, twenty times as fast; KV is carried over HTTP on loopback
     trtllm      `TensorRTLLMEngine` over the fake package; it computes as fast as it can
@@ -29,8 +29,7 @@ from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import TransferSection
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 BLOCK_SIZE = 4
 BLOCKS = 64

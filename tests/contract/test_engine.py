@@ -1,4 +1,4 @@
-"""What every engine does, whichever it is: the contract of `worker_agent.port.engine`."""
+"""What every engine does, whichever it is: the contract of `worker_agent.port.types`."""
 
 import asyncio
 from contextlib import aclosing

@@ -9,14 +9,14 @@ import pytest
 
 from kv_protocol.fleet import Role
 from tests.contract.engines import BLOCK_SIZE, PROMPT, RunEngine, outputs, request, rows_until, run_engine, tokens_of
+from tests.support.engine_description import handoff_of_json
 from tests.support.trtllm import trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import content_digest
-from worker_agent.port.engine import Engine
-from worker_agent.port.handoff import Handoff, handoff_json, handoff_of_json
+from worker_agent.port.handoff import Handoff, handoff_json
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineOutput, Media, RequestRefused
+from worker_agent.port.types import Engine, EngineOutput, Media, RequestRefused
 
 __all__ = ["run_engine", "trtllm"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.planting import plant
 from tests.support.tool_calls import Case, fed, golden_cases, parsed, read_of
-from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.parsers.calls import Event, joined
 from worker_agent.api.parsers.reader import Reader
 
 CASES = golden_cases()

@@ -12,12 +12,12 @@ import pytest
 from kv_protocol.fleet import Role, WorkerDraining, WorkerLeft, WorkerRegistered
 from tests.contract.worker_kinds import KINDS, PLACEHOLDER, kinds_with
 from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground, post
+from tests.support.engine_description import handoff_of_json
 from tests.system.integration.agent_http import CHAT, COMPLETIONS
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url
 from worker_agent.media.encode_wire import PATH
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import content_digest
-from worker_agent.port.handoff import handoff_of_json
 
 __all__ = ["ground"]
 

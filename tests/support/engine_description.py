@@ -1,7 +1,10 @@
-"""The description of a small engine, for tests to which most of its figures do not matter."""
+"""The description of a small engine, for tests to which most of its figures do not matter, and handoffs of engines."""
 
 from typing import Any
 
+import msgspec
+
+from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EngineDescription
 
 
@@ -19,3 +22,10 @@ def described(**changed: Any) -> EngineDescription:
         "kv_cache_dtype": "simulated",
     }
     return EngineDescription(**fields | changed)
+
+
+def handoff_of_json(data: bytes) -> Handoff:
+    """Return the handoff in a JSON object, which there is."""
+    handoff = read_handoff(msgspec.Raw(data))
+    assert handoff is not None
+    return handoff

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.paths import RECORDINGS
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
-from worker_agent.api.parsers.events import (
+from worker_agent.api.parsers.calls import (
+    AnswerOptions,
     ContentDelta,
     Event,
     ReasoningDelta,
@@ -14,7 +14,7 @@ from worker_agent.api.parsers.events import (
     ToolCallStarted,
     joined,
 )
-from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 
 _DIRECTORY = RECORDINGS / "tool_calls"
 
@@ -93,7 +93,7 @@ def read_of(events: list[Event]) -> Read:
             calls.append({"name": event.name, "arguments": ""})
         elif isinstance(event, ToolCallArguments):
             assert event.index == len(calls) - 1
-            calls[event.index]["arguments"] += event.delta
+            calls[event.index]["arguments"] += event.text
     content = "".join(event.text for event in events if isinstance(event, ContentDelta))
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     return Read(content or None, reasoning or None, calls)

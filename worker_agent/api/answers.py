@@ -1,4 +1,4 @@
-"""Renders answers of the OpenAI HTTP interface: unstreamed ones, chunks of a stream, usage.
+r"""Renders answers of the OpenAI HTTP interface: unstreamed ones, chunks of a stream, usage.
 
     a choice of          has, besides `index`, `logprobs`, `finish_reason`
     chat, unstreamed     message {role, content, refusal}
@@ -16,25 +16,41 @@ If the worker has parsers, their events become
 
 `reasoning_content` is TensorRT-LLM's and SGLang's name; vLLM had it too, and now has `reasoning`.
 
+Log probabilities:
+
+    chat         {content: [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}, ..]}, ..], refusal}
+    completion   {tokens, token_logprobs, top_logprobs: [{token: logprob}, ..], text_offset}; offsets are characters
+                 from the begin of the choice's text; the chosen token is always among the top
+    prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
+
+    a token without log probabilities chat: logprob -9999 and no top; completion, prompt: null
+    a logprob below -9999, or none    -9999
+    a token with broken characters    token: U+FFFD for the broken part, and its bytes; completion: `bytes:\xe2\x80`
+
+Each entry is encoded as JSON by itself (`msgspec.Raw`): the objects of one entry are freed before the next is built,
+and a thread that renders a long answer lets other threads run between entries.
+
 A stream of n choices opens with the role of each, and closes each with its reason; all carry their index. An answer
 that another worker began keeps its id, and does not open again.
-Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
+Source: the OpenAI interface (chat completion object: -9999.0 "signifies that the token is very unlikely");
+`disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface; `reasoning`: vllm-project/vllm,
 `docs/features/reasoning_outputs.md`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from kv_protocol.openai.requests import ChatRequest, Request
-from worker_agent.api.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
-from worker_agent.api.choice_text import Piece
-from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStarted
+from worker_agent.api.choice_text import Piece, TokenSpan
+from worker_agent.api.parsers.calls import ContentDelta, Event, ReasoningDelta, ToolCallStarted
 from worker_agent.port.handoff import Handoff, handoff_keys, without_media
-from worker_agent.port.sampling import TokenLogprobs
+from worker_agent.port.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
+TokenBytes = Callable[[int], bytes | None]
+"""Returns the bytes of a token; None if unknown."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -180,7 +196,7 @@ def _calls(events: Sequence[Event]) -> dict[int, dict[str, Any]]:
             calls[event.index] = {"id": event.id, "type": "function", "function": function}
         elif not isinstance(event, ContentDelta | ReasoningDelta):
             call = calls.setdefault(event.index, {"function": {"arguments": ""}})
-            call["function"]["arguments"] += event.delta
+            call["function"]["arguments"] += event.text
     return calls
 
 
@@ -194,3 +210,86 @@ def _prompt_part(prompt: Sequence[int]) -> dict[str, Any]:
 
 def _sse(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+# ---------------------------------------------------------------- log probabilities
+def chat_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the value of a chat choice's `logprobs`."""
+    return {"content": [_encoded(_chat_entry(span, token_bytes)) for span in spans], "refusal": None}
+
+
+def completion_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the value of a completion choice's `logprobs`."""
+    return {
+        "tokens": [_spelt(span.token_id, token_bytes) for span in spans],
+        "token_logprobs": [span.logprobs and bounded_logprob(span.logprobs.chosen.logprob) for span in spans],
+        "top_logprobs": [_encoded(_top(span.logprobs, token_bytes)) for span in spans],
+        "text_offset": [span.start for span in spans],
+    }
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
+) -> list[msgspec.Raw | None]:
+    """Return an entry for each token of the prompt; None for the first, which has no context."""
+    padded = [*logprobs, *[None] * (len(prompt) - len(logprobs))]
+    return [
+        None if token is None or not at else _encoded(_prompt_entry(token, token_bytes))
+        for at, token in enumerate(padded)
+    ]
+
+
+def _encoded(entry: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(entry))
+
+
+def _chat_entry(span: TokenSpan, token_bytes: TokenBytes) -> dict[str, Any]:
+    logprobs = span.logprobs or TokenLogprobs(chosen=TokenLogprob(token_id=span.token_id, logprob=UNLIKELY))
+    return {
+        **_chat_token(logprobs.chosen, token_bytes),
+        "top_logprobs": [_chat_token(each, token_bytes) for each in logprobs.top],
+    }
+
+
+def _chat_token(token: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
+    data = token_bytes(token.token_id)
+    return {
+        "token": _text(data),
+        "logprob": bounded_logprob(token.logprob),
+        "bytes": None if data is None else list(data),
+    }
+
+
+def _top(logprobs: TokenLogprobs | None, token_bytes: TokenBytes) -> dict[str, float] | None:
+    if logprobs is None:
+        return None
+    return {_spelt(each.token_id, token_bytes): bounded_logprob(each.logprob) for each in _with_chosen(logprobs)}
+
+
+def _prompt_entry(logprobs: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
+    return {
+        str(each.token_id): {
+            "logprob": bounded_logprob(each.logprob),
+            "rank": each.rank,
+            "decoded_token": _text(token_bytes(each.token_id)),
+        }
+        for each in _with_chosen(logprobs)
+    }
+
+
+def _with_chosen(logprobs: TokenLogprobs) -> Iterator[TokenLogprob]:
+    yield from logprobs.top
+    if all(each.token_id != logprobs.chosen.token_id for each in logprobs.top):
+        yield logprobs.chosen
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode(errors="replace")
+
+
+def _spelt(token_id: int, token_bytes: TokenBytes) -> str:
+    data = token_bytes(token_id) or b""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -6,10 +6,16 @@ GET  /v1/kv/position    each rank's (epoch, last_seq) after all events that the 
 GET  /status            whether the log is connected, and the position of each rank's stream
 
 `/health` and `/live` answer 503 if the engine is dead: {"status": "failed", "reason"}.
+
+A process that publishes streams and serves no requests (`worker-agent attach`):
+
+GET /health, /live, /status    whether the log is connected, every rank's position, and why its set may be wrong
+GET /version, /metrics
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -21,24 +27,32 @@ from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai.requests import decode_chat, decode_completion
+from kv_runtime.clock import Clock
+from kv_runtime.config.sections import ControlSection
+from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
+from kv_runtime.http.server import HttpServer
+from kv_runtime.telemetry import Family, Projection, new_registry
 from kv_runtime.text.model import Text
-from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
-from worker_agent.api.bodies import DEFAULT_LIMITS
+from kv_runtime.tracing.exporter import span_families
+from kv_runtime.tracing.service import Tracing
+from worker_agent.api.bodies import DEFAULT_LIMITS, RequestBodies
+from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
-from worker_agent.api.embeddings_endpoint import Embeddings
-from worker_agent.api.in_flight import Answer, InFlight, RequestOutcome
+from worker_agent.api.embeddings import Embeddings
+from worker_agent.api.in_flight import Answer, InFlight, WorkerTracer
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules
-from worker_agent.api.response_requests import decode_response
-from worker_agent.api.tracing import WorkerTracer
-from worker_agent.port.engine import Engine
+from worker_agent.api.responses import decode_response
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.metrics import consolidator_families
+from worker_agent.port.types import Engine
 
 BARRIER_S = 5.0
-_OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
 class AgentApi:
@@ -53,9 +67,7 @@ class AgentApi:
         served_names: tuple[str, ...],
         default_max_tokens: int,
         inflight_requests_max: int,
-        wall_ns: Callable[[], int],
-        now_s: Callable[[], float],
-        new_id: Callable[[], str],
+        clock: Clock,
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
         status: Callable[[], dict[str, Any]],
         fault: Callable[[], str | None] = lambda: None,
@@ -65,18 +77,22 @@ class AgentApi:
         answer_format: AnswerFormat = PLAIN,
         embeddings: bool = False,
         tracer: WorkerTracer | None = None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         """`embeddings`: serve simulated embeddings. `tracer`: None: requests have no spans."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
-        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        bodies = RequestBodies(body_limits)
+        self.tool_calls_total = parsing.tool_calls_total
+        """How many tool calls the answers had, by ending."""
         rules = RequestRules(
             self._description,
             text,
             default_max_tokens=default_max_tokens,
             role=role,
             loras=loras,
-            stop_tokens=self._parsing.stop_tokens,
+            stop_tokens=parsing.stop_tokens,
         )
         self._completions = Completions(
             engine,
@@ -84,42 +100,24 @@ class AgentApi:
             prompts,
             rules,
             names=self._names,
-            wall_ns=wall_ns,
-            now_s=now_s,
+            clock=clock,
             new_id=new_id,
-            body_limits=body_limits,
-            parsing=self._parsing,
+            bodies=bodies,
+            parsing=parsing,
         )
-        self._role = role
-        self._embeddings = (
-            Embeddings(text, names=self._names, tokens_max=self._description.max_seq_len, body_limits=body_limits)
-            if embeddings
-            else None
-        )
+        self._role, self._embeddings = role, None
+        if embeddings:
+            tokens_max = self._description.max_seq_len
+            self._embeddings = Embeddings(text, bodies, names=self._names, tokens_max=tokens_max)
         self._position, self._status, self._fault = position, status, fault
-        self._in_flight = InFlight(inflight_requests_max, tracer)
-
-    @property
-    def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by outcome."""
-        return {outcome: self._in_flight.ended[outcome] for outcome in _OUTCOMES}
-
-    @property
-    def tool_calls_total(self) -> dict[str, int]:
-        """How many tool calls the answers had, by ending."""
-        return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
-
-    @property
-    def running(self) -> int:
-        """How many requests are being served."""
-        return self._in_flight.running
+        self.in_flight = InFlight(inflight_requests_max, tracer)
 
     def app(self, registry: CollectorRegistry, *, token: str, body_bytes_max: int) -> web.Application:
         """Return the application that serves the endpoints."""
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                *(web.post(PATHS[name], self._in_flight.serving(answer)) for name, answer in self._answers().items()),
+                *(web.post(PATHS[name], self.in_flight.serving(answer)) for name, answer in self._answers().items()),
                 web.get("/v1/models", self._models),
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
@@ -168,13 +166,70 @@ class AgentApi:
         reason = self._fault()
         if reason is not None:
             return json_response({"status": "failed", "reason": reason}, 503)
-        return json_response({"status": "ok", "running_requests": self.running})
+        return json_response({"status": "ok", "running_requests": self.in_flight.running})
 
     async def _show_status(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok", "running_requests": self.running, **self._status()})
+        return json_response({"status": "ok", "running_requests": self.in_flight.running, **self._status()})
 
     async def _version(self, _: web.Request) -> web.Response:
         described = self._description
         return json_response(
             {"agent": version("kv-router"), "engine": described.event_source, "version": described.version}
         )
+
+
+# ---------------------------------------------------------------- streams
+def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
+    """Return the streams' positions; `log` is `away` while it is disconnected, and batches wait."""
+    is_away = any(each.is_log_away for each in consolidators)
+    return {
+        "log": "away" if is_away else "connected",
+        "ranks": [
+            {
+                "worker_id": each.worker_id,
+                "dp_rank": dp_rank,
+                "epoch": outbox.epoch,
+                "seq": outbox.last_seq,
+                "published_seq": outbox.published_seq,
+                "waiting_bytes": outbox.waiting_bytes,
+                "dropped_batches": outbox.dropped_batches_total,
+                "is_refused": each.streams[dp_rank].is_refused,
+                "stale": each.stale(dp_rank),
+            }
+            for each in consolidators
+            for dp_rank in each.core.dp_ranks
+            for outbox in [each.core.outbox(dp_rank)]
+        ],
+    }
+
+
+def status_server(
+    control: ControlSection,
+    log: EventLog,
+    tracing: Tracing | None,
+    consolidators: Callable[[], Sequence[Consolidator]],
+    *,
+    families: Callable[[], Iterable[Family]],
+    sources: Callable[[], list[dict[str, Any]]],
+) -> HttpServer:
+    """Return the server, not started. The process is healthy while it answers; stale ranks do not make it unhealthy.
+
+    `families` are further metrics; `sources` returns the status of the sources that this process polls.
+    """
+    registry = new_registry()
+    Projection(registry, lambda: consolidator_families(consolidators()))
+    Projection(registry, families)
+    Projection(registry, lambda: log_families(log.statistics()))
+    Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
+
+    async def health(_: web.Request) -> web.Response:
+        return json_response({"status": "ok", **streams_status(consolidators()), "sources": sources()})
+
+    async def shown_version(_: web.Request) -> web.Response:
+        return json_response({"version": version("kv-router")})
+
+    app = web.Application(middlewares=[openai_errors, require_token(control.token.get_secret_value())])
+    app.add_routes([web.get(path, health) for path in ("/health", "/live", "/status")])
+    app.add_routes([web.get("/version", shown_version), web.get("/metrics", metrics_handler(registry))])
+    hosts = control.host_names()
+    return HttpServer(app, control.host, control.port, hosts=hosts, connections_max=CONTROL_CONNECTIONS_MAX)

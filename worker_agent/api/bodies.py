@@ -1,10 +1,11 @@
-"""Decodes request bodies: small ones on the event loop, large ones on a thread.
+"""Decodes request bodies, small ones on the event loop, large ones on a thread; and answers those that are refused.
 
 One thread at a time reads a large body, within bounds (`kv_protocol/body_limits.py`): other large bodies wait, and the
 event loop streams meanwhile. An unreadable request gets a 400, a 413 or a 404 (`refusal`, `no_such_model`).
 """
 
 import asyncio
+import math
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
@@ -13,8 +14,10 @@ from aiohttp import web
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
-from kv_runtime.http.answers import error_response
+from kv_runtime.http.answers import error_body, error_response
 from kv_runtime.text.chat_messages import TextError
+from worker_agent.api.in_flight import HandledRequest
+from worker_agent.port.types import EncoderUnavailable, EngineError, EngineStopped, RequestRefused
 
 DEFAULT_LIMITS = BodyLimits(section="worker")
 _Done = TypeVar("_Done")
@@ -70,6 +73,25 @@ def no_such_model(model: str, names: Iterable[str]) -> web.Response:
     """Return the answer to a request for a model that is not one of `names`."""
     message = f"model: found {as_json(model)}, allowed {', '.join(names)}"
     return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
+
+
+def engine_refusal(error: EngineError) -> HandledRequest:
+    """Return the answer to a request that the engine refuses, or fails before the answer began, and its outcome."""
+    if isinstance(error, RequestRefused):
+        return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
+    status, body = failure(error)
+    response = web.Response(status=status, body=body, content_type="application/json")
+    if isinstance(error, EncoderUnavailable) and error.retry_s is not None:
+        response.headers["Retry-After"] = str(math.ceil(error.retry_s))
+    return response, "failed"
+
+
+def failure(error: EngineError) -> tuple[int, bytes]:
+    """Return the status and the error body of an engine that failed."""
+    if not isinstance(error, EngineStopped):
+        return 500, error_body(str(error), "server_error", code="request_failed")
+    code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
+    return 503, error_body(str(error), "server_error", code=code)
 
 
 async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work

@@ -19,7 +19,6 @@ An unstreamed answer with many log probabilities is rendered on a thread, one su
 """
 
 import asyncio
-import math
 import re
 from collections.abc import Callable
 from contextlib import aclosing
@@ -27,24 +26,27 @@ from functools import partial
 
 from aiohttp import web
 
-from kv_protocol.body_limits import BodyLimits, Bytes
+from kv_protocol.body_limits import Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.openai.requests import Request, RequestInvalid
-from kv_runtime.http.answers import error_body, error_response
+from kv_runtime.clock import Clock
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
-from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import CompletionAnswer
-from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
-from worker_agent.api.generation import Generation, SeveralPrompts, full_pieces
+from worker_agent.api.bodies import ReadRequest, RequestBodies, engine_refusal, failure, no_such_model, refusal, worked
+from worker_agent.api.choice_text import AnswerParsing
+from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
-from worker_agent.api.response_answers import ResponseAnswer
-from worker_agent.api.response_requests import ResponseChat
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.api.responses import ResponseAnswer, ResponseChat
+from worker_agent.port.types import (
+    Engine,
+    EngineError,
+    EngineRequest,
+    EngineStopped,
+)
 
 _RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128
@@ -66,16 +68,14 @@ class Completions:
         rules: RequestRules,
         *,
         names: tuple[str, ...],
-        wall_ns: Callable[[], int],
-        now_s: Callable[[], float],
+        clock: Clock,
         new_id: Callable[[], str],
-        body_limits: BodyLimits = DEFAULT_LIMITS,
+        bodies: RequestBodies,
         parsing: AnswerParsing,
     ) -> None:
-        self._now_s, self._parsing = now_s, parsing
-        self._bodies = RequestBodies(body_limits)
+        self._clock, self._parsing, self._bodies = clock, parsing, bodies
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
-        self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
+        self._names, self._new_id = names, new_id
         self._rendering = asyncio.Semaphore(1)
 
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
@@ -88,27 +88,32 @@ class Completions:
             before = await worked(read.is_large, lambda: self._rules.before(request))
             engine_requests = await self._engine_requests(http, read, before)
             first, prompts = engine_requests[0], len(engine_requests)
-            answer = self._answer(request, first.request_id, prompts)
-            generations = [self._generation(request, each, answer.id, before) for each in engine_requests]
-            generation = generations[0] if prompts == 1 else SeveralPrompts(generations, request.n or 1)
+            created = self._clock.wall_ns() // _NS_PER_S
+            answer: CompletionAnswer | ResponseAnswer
+            if isinstance(request, ResponseChat):
+                answer = ResponseAnswer(request, first.request_id, created)
+            else:
+                answer = CompletionAnswer(request, first.request_id, created, self._text.token_bytes, prompts)
+            generation = Generation(
+                self._engine,
+                self._text,
+                engine_requests,
+                request.stops,
+                now_s=self._clock.now,
+                before=before,
+                shown_tokens=self._parsing.shown_tokens,
+                parser_of=self._parsing.parser_of(request, first.prompt[: len(first.prompt) - len(before)], answer.id),
+            )
             if request.stream:
                 handled = await self._stream(http, generation, answer, include_usage=request.include_usage)
             else:
                 handled = await self._unstreamed(generation, answer, first)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
-        except RequestRefused as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
         except EngineError as error:
-            return _failed(error), "failed"
+            return engine_refusal(error)
         self._parsing.count(generation.parsers)
         return handled
-
-    def _answer(self, request: Request, request_id: str, prompts: int) -> CompletionAnswer | ResponseAnswer:
-        created = self._wall_ns() // _NS_PER_S
-        if isinstance(request, ResponseChat):
-            return ResponseAnswer(request, request_id, created)
-        return CompletionAnswer(request, request_id, created, self._text.token_bytes, prompts)
 
     async def _engine_requests(
         self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]
@@ -137,24 +142,9 @@ class Completions:
             for prompt in prompts
         ]
 
-    def _generation(
-        self, request: Request, engine_request: EngineRequest, answer_id: str, before: tuple[int, ...]
-    ) -> Generation:
-        prompt = engine_request.prompt[: len(engine_request.prompt) - len(before)]
-        return Generation(
-            self._engine,
-            self._text,
-            engine_request,
-            request.stops,
-            now_s=self._now_s,
-            before=before,
-            shown_tokens=self._parsing.shown_tokens,
-            parser_of=self._parsing.parser_of(request, prompt, answer_id),
-        )
-
     async def _unstreamed(
         self,
-        generation: Generation | SeveralPrompts,
+        generation: Generation,
         answer: CompletionAnswer | ResponseAnswer,
         engine_request: EngineRequest,
     ) -> HandledRequest:
@@ -182,7 +172,7 @@ class Completions:
     async def _stream(
         self,
         http: web.Request,
-        generation: Generation | SeveralPrompts,
+        generation: Generation,
         answer: CompletionAnswer | ResponseAnswer,
         *,
         include_usage: bool,
@@ -206,7 +196,7 @@ class Completions:
                 if is_continuable and isinstance(error, EngineStopped) and http.transport is not None:
                     http.transport.abort()  # another worker resumes the stream
                     return response, "failed"
-                ending = answer.failed(str(error), _failure(error)[1])
+                ending = answer.failed(str(error), failure(error)[1])
             else:
                 ending, outcome = answer.ending(generation.usage(), include_usage=include_usage), "ok"
         await response.write(ending)
@@ -217,18 +207,3 @@ class Completions:
 def _conversation(http: web.Request) -> str | None:
     session = http.headers.get("x-session-id", "")
     return session if session.isprintable() and 0 < len(session) <= _SESSION_CHARACTERS_MAX else None
-
-
-def _failed(error: EngineError) -> web.Response:
-    status, body = _failure(error)
-    response = web.Response(status=status, body=body, content_type="application/json")
-    if isinstance(error, EncoderUnavailable) and error.retry_s is not None:
-        response.headers["Retry-After"] = str(math.ceil(error.retry_s))
-    return response
-
-
-def _failure(error: EngineError) -> tuple[int, bytes]:
-    if not isinstance(error, EngineStopped):
-        return 500, error_body(str(error), "server_error", code="request_failed")
-    code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
-    return 503, error_body(str(error), "server_error", code=code)

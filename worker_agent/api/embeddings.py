@@ -1,4 +1,4 @@
-"""Simulated embeddings for `/v1/embeddings`: unit vectors that depend only on the token ids.
+"""`POST /v1/embeddings` of a simulated worker (`engine.embeddings`): unit vectors that depend only on the token ids.
 
     input              texts     each is
     ----------------   -------   -------------------------------
@@ -7,38 +7,43 @@
     [1, 2]             1         these token ids
     [[1, 2], [3]]      2         these token ids
 
+    invalid body, texts or lengths    400, the field, found, allowed; 413 beyond a bound
+    another model                     404
+
 Equal ids have equal vectors, different ids different ones; vectors have no semantic meaning. There are at most
-`INPUTS_MAX` texts, and `NUMBERS_MAX` numbers in all vectors together.
+`INPUTS_MAX` texts, and `NUMBERS_MAX` numbers in all vectors together. Texts are tokenized and vectors computed on a
+thread, because the work grows with the body.
 Source of the shapes: the OpenAI API reference, "Create embeddings".
 """
 
+import asyncio
 import base64
 import math
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
+from aiohttp import web
 from blake3 import blake3
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.hashing import pack_tokens
+from kv_protocol.hashing import pack_tokens, unpack_tokens
 from kv_protocol.ids import TokenId
 from kv_protocol.openai.errors import RequestInvalid, explained
 from kv_protocol.openai.option_table import Priority
 from kv_protocol.openai.options import NvExt
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
+from worker_agent.api.bodies import RequestBodies, no_such_model, refusal
+from worker_agent.api.in_flight import HandledRequest
 
 DIMENSIONS = 256
 """Dimensions of a vector, unless the request names another number."""
 DIMENSIONS_MAX = 4096
 INPUTS_MAX = 2048
 NUMBERS_MAX = 1 << 20
-
-Vector: TypeAlias = "array[float]"
-"""Of f32s."""
-Dimensions = Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)]
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +52,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Dimensions | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
     priority: Priority | None = None
@@ -74,39 +79,58 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 _decoder = msgspec.json.Decoder(EmbeddingsRequest)
 
 
-def decode_embeddings(body: Bytes) -> EmbeddingsRequest:
-    """Return the request in `body`; raise `RequestInvalid`, which names the field."""
+class Embeddings:
+    """The endpoint of one worker. `names` are values of `model`; a text has `tokens_max` tokens at most."""
+
+    def __init__(self, text: Text, bodies: RequestBodies, *, names: Sequence[str], tokens_max: int) -> None:
+        self._text, self._bodies, self._names, self._tokens_max = text, bodies, tuple(names), tokens_max
+
+    async def embed(self, http: web.Request) -> HandledRequest:
+        """Return the answer, and the request's outcome."""
+        try:
+            request = (await self._bodies.read(http, _decoded)).request
+            if request.model not in self._names:
+                return no_such_model(request.model, self._names), "refused"
+            body = await asyncio.to_thread(self._answer, request)
+        except (RequestInvalid, TextError) as error:
+            return refusal(error), "refused"
+        return web.Response(body=body, content_type="application/json"), "ok"
+
+    def _answer(self, request: EmbeddingsRequest) -> bytes:
+        texts: Sequence[str | list[int]] = request.texts()
+        every = [self._ids(request, at, each) for at, each in enumerate(texts)]
+        for at, ids in enumerate(every):
+            if len(ids) > self._tokens_max:
+                raise RequestInvalid(f"input[{at}]", f"{len(ids)} tokens", f"at most {self._tokens_max} tokens")
+        data = [
+            {"object": "embedding", "index": at, "embedding": _embedding(ids, request)} for at, ids in enumerate(every)
+        ]
+        tokens = sum(map(len, every))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
+
+    def _ids(self, request: EmbeddingsRequest, at: int, text: str | list[int]) -> Sequence[int]:
+        if not isinstance(text, str):
+            return text
+        try:
+            return unpack_tokens(self._text.pack(text, add_special_tokens=request.add_special_tokens is not False))
+        except TextError as error:
+            raise TextError(f"input[{at}]", error.found, error.allowed) from error
+
+
+def _decoded(body: Bytes) -> EmbeddingsRequest:
     try:
         return _decoder.decode(body)
     except UNDECODABLE as error:
         raise explained(error, body, EmbeddingsRequest) from error
 
 
-def unit_vector(token_ids: Sequence[int], dimensions: int) -> Vector:
-    """Return the vector of length 1 of these ids."""
-    drawn = array("i", blake3(pack_tokens(token_ids)).digest(length=4 * dimensions))
-    if sys.byteorder == "big":
-        drawn.byteswap()
-    numbers = [number + 0.5 for number in drawn]  # never 0
-    length = math.hypot(*numbers)
-    return array("f", [number / length for number in numbers])
-
-
-def embeddings_answer(request: EmbeddingsRequest, vectors: Sequence[Vector], tokens: int) -> bytes:
-    """Return the body of the answer; `tokens` is the number of tokens of all texts."""
-    encode = _base64 if request.encoding_format == "base64" else _numbers
-    data = [{"object": "embedding", "index": at, "embedding": encode(vector)} for at, vector in enumerate(vectors)]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
-
-
-def _numbers(vector: Vector) -> list[float]:
-    return list(vector)
-
-
-def _base64(vector: Vector) -> str:
-    """Return the numbers as base64 of little-endian f32s."""
-    if sys.byteorder == "big":
-        vector = vector[:]
-        vector.byteswap()
-    return base64.b64encode(vector.tobytes()).decode()
+def _embedding(token_ids: Sequence[int], request: EmbeddingsRequest) -> str | tuple[float, ...]:
+    """Return the vector of length 1 of these ids, of f32s: as numbers, or as base64 of their little-endian bytes."""
+    count = request.dimensions or DIMENSIONS
+    drawn = struct.unpack(f"<{count}i", blake3(pack_tokens(token_ids)).digest(length=4 * count))
+    length = math.hypot(*(number + 0.5 for number in drawn))  # none is 0
+    vector = struct.pack(f"<{count}f", *((number + 0.5) / length for number in drawn))
+    if request.encoding_format == "base64":
+        return base64.b64encode(vector).decode()
+    return struct.unpack(f"<{count}f", vector)

@@ -9,27 +9,31 @@ Embeddings are cached by digest: repeated media are not encoded again. Handles a
 worker. An item that comes as embeddings, a `.safetensors` file, is checked and passed on.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from kv_runtime.http.answers import error_response
-from worker_agent.api.bodies import no_such_model
-from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
-from worker_agent.media.embedding_stores import EmbeddingCache, NoRoom
-from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeRequest, EncodeUnreadable, read_request
+from worker_agent.api.bodies import engine_refusal, no_such_model
+from worker_agent.api.in_flight import HandledRequest, InFlight
+from worker_agent.media.embedding_transfer import EmbeddingCache, EmbeddingTransfer, NoRoom
+from worker_agent.media.encode_wire import (
+    PATH,
+    EmbeddingDescriptor,
+    EncodeAnswer,
+    EncodeRequest,
+    EncodeUnreadable,
+    decoded,
+)
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.parts import media_part
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
 from worker_agent.port.handoff import Handoff, handoff_json
-from worker_agent.port.types import EngineError, EngineStopped, Media, RequestRefused
-
-OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
+from worker_agent.port.types import EngineError, Media
 
 
 class ImageEncoder(Protocol):
@@ -50,7 +54,7 @@ class EncodeApi:
         encoder: ImageEncoder,
         loader: MediaLoader,
         facts: ImageFacts,
-        transfer: EmbeddingTransfer,
+        transfer: EmbeddingTransfer[Any, Any],
         cache: EmbeddingCache,
         *,
         served_names: tuple[str, ...],
@@ -59,59 +63,44 @@ class EncodeApi:
         self._encoder, self._loader, self._facts = encoder, loader, facts
         self._transfer, self._cache = transfer, cache
         self._served_names = served_names
-        self._in_flight = InFlight(inflight_requests_max)
-
-    @property
-    def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by outcome."""
-        return {outcome: self._in_flight.ended[outcome] for outcome in OUTCOMES}
-
-    @property
-    def running(self) -> int:
-        """How many prompts are being encoded."""
-        return self._in_flight.running
+        self.in_flight = InFlight(inflight_requests_max)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoint, for the worker's application, whose token and body limit apply."""
-        return [web.post(PATH, self._in_flight.serving(self._answered))]
+        return [web.post(PATH, self.in_flight.serving(self._answered))]
 
     async def _answered(self, http: web.Request) -> HandledRequest:
         try:
-            request = read_request(await http.read())
+            request = decoded(await http.read(), EncodeRequest)
             if request.model not in self._served_names:
                 return no_such_model(request.model, self._served_names), "refused"
             answer = await self._encoded(request)
         except MediaRefused as error:
+            self._loader.refused_total[error.reason] += 1
             message, kind = str(error), "invalid_request_error"
             return error_response(400, message, kind, param=error.field, code=error.reason), "refused"
-        except RequestRefused as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
         except EncodeUnreadable as error:
             return error_response(400, str(error), "invalid_request_error"), "refused"
         except NoRoom as error:
             response = error_response(503, str(error), "server_error", code="overloaded")
             response.headers["Retry-After"] = "1"
             return response, "refused"
-        except EngineStopped as error:
-            return error_response(503, str(error), "server_error", code="engine_stopped"), "failed"
         except EngineError as error:
-            return error_response(500, str(error), "server_error", code="request_failed"), "failed"
+            return engine_refusal(error)
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:
-        with self._loader.counting():
-            parts = [media_part(each.field, each.url, self._loader.rules) for each in request.media]
-            places = request.prompt.count(self._facts.placeholder)
-            if places != len(parts):
-                raise MediaRefused("placeholder", "prompt", f"{places} placeholders", f"{len(parts)}, one an item")
+        parts = [media_part(each.field, each.url, self._loader.rules) for each in request.media]
+        places = request.prompt.count(self._facts.placeholder)
+        if places != len(parts):
+            raise MediaRefused("placeholder", "prompt", f"{places} placeholders", f"{len(parts)}, one an item")
         media = await self._loader.load(parts)
         digests = tuple(each.digest for each in media)
         if request.form == "embeddings":
             return EncodeAnswer(digests=digests, embeddings=await self._offered(await self._embeddings(media)))
         files = of_kind(media, "embeddings")
         if files:
-            with self._loader.counting():
-                raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
+            raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
         handoff = await self._encoder.encode(request.prompt, media)
         return EncodeAnswer(digests=digests, disaggregated_params=msgspec.Raw(handoff_json(handoff)))
 
@@ -123,15 +112,11 @@ class EncodeApi:
         known |= {digest: data for digest, data in cached.items() if data is not None}
         missing = [each for digest, each in images.items() if digest not in known]
         if missing:
-            known |= await self._computed(missing)
+            files = await self._encoder.embeddings(self._facts.placeholder * len(missing), missing)
+            for image, data in zip(missing, files, strict=True):
+                known[image.digest] = data
+                self._cache.put(image.digest, data)
         return [known[each.digest] for each in media]
-
-    async def _computed(self, images: Sequence[Media]) -> Mapping[str, bytes]:
-        files = await self._encoder.embeddings(self._facts.placeholder * len(images), images)
-        computed = {image.digest: data for image, data in zip(images, files, strict=True)}
-        for digest, data in computed.items():
-            self._cache.put(digest, data)
-        return computed
 
     async def _offered(self, files: Sequence[bytes]) -> tuple[EmbeddingDescriptor, ...]:
         """Offer all files and return their descriptors; if one does not fit, none is offered."""

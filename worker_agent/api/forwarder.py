@@ -3,21 +3,38 @@
     direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
               process is not on the requests' path; it may be slow or restart without effect on them
     forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
-              names it only to workers that take token ids, too. The engine knows neither the router's header nor its
-              ids (`forwarding.py`)
+              names it only to workers that take token ids, too. The engine knows neither its header nor its ids
 
 POST and GET of every path: the router knows which are open. Bytes of an answer are passed on unparsed. If the router
 disconnects, the engine's request is ended; if the engine disconnects during an answer, the router's connection is
-aborted, so that a partial answer is not taken for a complete one. The engine's own errors are
-passed on; before its first byte this process answers:
+aborted, so that a partial answer is not taken for a complete one. The engine's own errors are passed on; before its
+first byte this process answers:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
     502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
     504   no byte of it came within `silence_s`
+
+    in the router's request                                  the engine gets
+    ------------------------------------------------------   -----------------------------------------------------------
+    `kv_prompt_ids`, the body's first key                    nothing: the key and its value are cut out, the rest stays
+                                                             byte for byte
+    `x-dp-rank`                                              `X-data-parallel-rank` (vLLM, SGLang)
+    `authorization`                                          the engine's own key, or none
+    other routing and hop-by-hop headers                     nothing
+    everything else                                          the same
+
+Token ids cannot be passed on: no engine's chat endpoint takes them beside messages, and in a completion they would
+change `echo` and log probabilities. So the engine encodes the text itself, as for any client. TensorRT-LLM refuses
+bodies with unknown keys.
+
+Source: the router's `router/prompt/chains.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and
+SGLang `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
+(`extra="forbid"`).
 """
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -27,19 +44,27 @@ from aiohttp import web
 from kv_protocol.openai.errors import as_json
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, openai_errors
-from worker_agent.api.forwarding import ROUTER_RANK_HEADER, engine_headers, response_headers, without_prompt_ids
-from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
-from worker_agent.api.tracing import WorkerTracer
-
-__all__ = ["Forwarder", "RequestOutcome"]
+from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome, WorkerTracer
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
 """Longest pause in an answer; routers have their own, shorter bounds."""
 _KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
+RANK_HEADER = "X-data-parallel-rank"
+ROUTER_RANK_HEADER = "x-dp-rank"
 _RANK = re.compile("[0-9]{1,4}")
 _FOUND_CHARACTERS_MAX = 16
+_PROMPT_IDS = re.compile(rb'\s*\{\s*"kv_prompt_ids"\s*:\s*"[A-Za-z0-9+/=]*"\s*(,?)')
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_ROUTERS_OWN = frozenset({"x-dp-rank", "x-worker-instance-id", "x-prefill-instance-id", "x-decision-id"})
+_NOT_FORWARDED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", RANK_HEADER.lower(), "expect"}
+_NOT_RETURNED = _HOP_BY_HOP | {"date", "server"}
 
 
 class Forwarder:
@@ -97,18 +122,12 @@ class Forwarder:
 
     async def _handle(self, http: web.Request) -> HandledRequest:
         rank = http.headers.get(ROUTER_RANK_HEADER)
-        if rank is not None and not self._is_rank(rank):
-            return self._no_such_rank(rank), "refused"
+        if rank is not None and (_RANK.fullmatch(rank) is None or int(rank) not in self._dp_ranks):
+            found, allowed = as_json(rank, _FOUND_CHARACTERS_MAX), f"one of {self._dp_ranks}"
+            message = f"{ROUTER_RANK_HEADER}: found {found}, allowed {allowed}"
+            return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER), "refused"
         body = without_prompt_ids(await http.read())
         return await self._answered(http, body, None if rank is None else int(rank))
-
-    def _is_rank(self, rank: str) -> bool:
-        return _RANK.fullmatch(rank) is not None and int(rank) in self._dp_ranks
-
-    def _no_such_rank(self, rank: str) -> web.Response:
-        allowed = f"one of {self._dp_ranks}"
-        message = f"{ROUTER_RANK_HEADER}: found {as_json(rank, _FOUND_CHARACTERS_MAX)}, allowed {allowed}"
-        return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
         assert self._session is not None
@@ -152,3 +171,29 @@ class Forwarder:
 
 def _failed(status: int, message: str) -> web.Response:
     return error_response(status, message, "server_error", code="engine_unreachable")
+
+
+def without_prompt_ids(body: bytes) -> bytes:
+    """Return `body` without the router's `kv_prompt_ids`, if that is its first key; else `body` itself."""
+    found = _PROMPT_IDS.match(body)
+    if found is None:
+        return body
+    return b"{" + body[found.end() :]
+
+
+def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
+    """Return the headers that the engine gets, names and values; `dp_rank` None: the engine chooses the rank."""
+    received = list(headers)
+    options = [value for name, value in received if name.lower() == "connection"]
+    dropped = _NOT_FORWARDED | {option.strip().lower() for value in options for option in value.split(",")}
+    forwarded = [(name, value) for name, value in received if name.lower() not in dropped]
+    if dp_rank is not None:
+        forwarded.append((RANK_HEADER, str(dp_rank)))
+    if api_key:
+        forwarded.append(("Authorization", f"Bearer {api_key}"))
+    return forwarded
+
+
+def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers of the router's response, without those of the engine's connection."""
+    return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]

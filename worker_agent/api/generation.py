@@ -13,13 +13,13 @@ An answer that another worker began continues behind its tokens (`before`), whic
 text begins where that worker's ended, and its usage covers both. `take_token_ids` returns the new token ids, so that
 yet another worker can resume the answer.
 
-The generations of one request with several prompts, side by side, as if they were one.
-
+The prompts of one request are generated side by side, as if they were one; if one fails, all do, and are aborted.
 Choice c of prompt p is choice p * n + c of the answer. Source: the OpenAI API reference, "Create completion";
 vllm-project/vllm, `vllm/entrypoints/openai/completion/serving.py` (`merge_async_iterators`, the index of a choice).
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -29,11 +29,10 @@ import msgspec
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import usage
 from worker_agent.api.choice_text import ChoiceText, Piece
-from worker_agent.api.parsers.answer import AnswerParser
-from worker_agent.api.parsers.events import joined
-from worker_agent.port.engine import Engine
+from worker_agent.api.parsers.calls import joined
+from worker_agent.api.parsers.families import AnswerParser
 from worker_agent.port.sampling import TokenLogprobs
-from worker_agent.port.types import EngineError, EngineOutput, EngineRequest, RequestRefused
+from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 
 class GenerationFailed(EngineError):
@@ -41,13 +40,13 @@ class GenerationFailed(EngineError):
 
 
 class Generation:
-    """One request at an engine."""
+    """One request at an engine: an engine request for each of its prompts."""
 
     def __init__(
         self,
         engine: Engine,
         text: Text,
-        engine_request: EngineRequest,
+        engine_requests: Sequence[EngineRequest],
         stops: tuple[str, ...],
         *,
         now_s: Callable[[], float],
@@ -57,29 +56,30 @@ class Generation:
     ) -> None:
         """`now_s` reads a monotonic clock; `parser_of` builds a choice's parser, which sees `shown_tokens`."""
         self._now_s = now_s
-        self._engine, self._engine_request, self._before = engine, engine_request, before
-        with_logprobs = engine_request.sampling.logprobs is not None
+        self._engine, self._requests, self._before = engine, engine_requests, before
+        wishes = engine_requests[0].sampling
+        self._choices_each = wishes.choices
         self._choices = list[ChoiceText]()
-        for choice in range(engine_request.sampling.choices):
-            parser = parser_of(choice)
+        for choice in range(wishes.choices * len(engine_requests)):
+            parser, with_logprobs = parser_of(choice), wishes.logprobs is not None
             detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
             self._choices.append(ChoiceText(choice, detokenizer, stops, with_logprobs=with_logprobs, parser=parser))
         if before:
             self._choices[0].resume(before)
         self._new_token_ids: list[int] = []
-        self._first: EngineOutput | None = None
+        self._firsts: dict[int, EngineOutput] = {}  # by prompt
         self._first_s: float | None = None
-        self._cached_tokens = 0
+        self._cached_tokens = Counter[int]()  # by prompt
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The prompt as the engine computed it, if it differs from the request's."""
-        return () if self._first is None else self._first.prompt
+        """The only prompt as the engine computed it, if it differs from the request's."""
+        return self._firsts[0].prompt if 0 in self._firsts else ()
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """The log probabilities of the prompt's tokens."""
-        return () if self._first is None else self._first.prompt_logprobs
+        """The log probabilities of the only prompt's tokens."""
+        return self._firsts[0].prompt_logprobs if 0 in self._firsts else ()
 
     @property
     def parsers(self) -> list[AnswerParser]:
@@ -92,44 +92,89 @@ class Generation:
         return 0.0 if self._first_s is None else self._now_s() - self._first_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield a piece for each output, even an empty one; closing the generator aborts the request.
+        """Yield a piece for each output as they come, even an empty one; closing the generator aborts the request.
 
         Raises:
             GenerationFailed: the engine failed this request only.
             RequestRefused, EngineStopped: as `Engine.generate`.
         """
-        if not self._engine_request.max_tokens or self._choices[0].is_over:  # only the finish reason is missing
+        if not self._requests[0].max_tokens or self._choices[0].is_over:  # only the finish reason is missing
             reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
             yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
             return
-        async with aclosing(self._engine.generate(self._engine_request)) as outputs:
+        of_prompts = [self._pieces_of(at) for at in range(len(self._requests))]
+        async with aclosing(of_prompts[0] if len(of_prompts) == 1 else _merged(of_prompts)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _pieces_of(self, prompt: int) -> AsyncGenerator[Piece, None]:
+        first = prompt * self._choices_each
+        choices = self._choices[first : first + self._choices_each]
+        async with aclosing(self._engine.generate(self._requests[prompt])) as outputs:
             async for output in outputs:
-                yield self._piece(output)
-                if all(choice.is_over for choice in self._choices):
+                yield self._piece(prompt, choices[output.choice], output)
+                if all(choice.is_over for choice in choices):
                     return
         raise GenerationFailed("the engine ended this request without a reason")
 
     def usage(self) -> dict[str, Any]:
         """Return the usage so far, of all choices together; with the reuse of a prefill worker."""
-        handoff = self._engine_request.handoff
-        cached = self._cached_tokens if handoff is None or handoff.cached_tokens is None else handoff.cached_tokens
-        isl = len(self.prompt or self._engine_request.prompt) - len(self._before)
-        return usage(isl, sum(choice.tokens for choice in self._choices), min(cached, isl))
+        prompt_tokens = cached_tokens = 0
+        for at, request in enumerate(self._requests):
+            computed, handoff = self._firsts[at].prompt if at in self._firsts else (), request.handoff
+            isl = len(computed or request.prompt) - len(self._before)
+            cached = self._cached_tokens[at]
+            if handoff is not None and handoff.cached_tokens is not None:
+                cached = handoff.cached_tokens
+            prompt_tokens, cached_tokens = prompt_tokens + isl, cached_tokens + min(cached, isl)
+        return usage(prompt_tokens, sum(choice.tokens for choice in self._choices), cached_tokens)
 
     def take_token_ids(self) -> list[int]:
         """Return the token ids since the last call, of a single choice."""
         token_ids, self._new_token_ids = self._new_token_ids, []
         return token_ids
 
-    def _piece(self, output: EngineOutput) -> Piece:
-        if output.finish_reason == "error" and not self._choices[output.choice].is_over:
+    def _piece(self, prompt: int, choice: ChoiceText, output: EngineOutput) -> Piece:
+        if output.finish_reason == "error" and not choice.is_over:
             raise GenerationFailed("the engine ended this request with an error; its log says why")
         if output.choice == 0:  # the others of a prompt reuse what the first one computed
-            self._cached_tokens = output.cached_tokens
-        if self._first is None:
-            self._first, self._first_s = output, self._now_s()
+            self._cached_tokens[prompt] = output.cached_tokens
+        if self._first_s is None:
+            self._first_s = self._now_s()
+        self._firsts.setdefault(prompt, output)
         self._new_token_ids += output.token_ids
-        return self._choices[output.choice].push(output)
+        return choice.push(output)
+
+
+async def _merged(generators: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of all as they come; raise what the first raises. At the end all are closed."""
+    coming: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=len(generators))
+
+    async def run(pieces: AsyncGenerator[Piece, None]) -> None:
+        end = None
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    await coming.put(piece)
+        except EngineError as error:
+            end = error
+        await coming.put(end)
+
+    running = [asyncio.create_task(run(each)) for each in generators]
+    try:
+        left = len(running)
+        while left:
+            came = await coming.get()
+            if isinstance(came, Exception):
+                raise came
+            if came is None:
+                left -= 1
+            else:
+                yield came
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def full_pieces(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
@@ -150,59 +195,3 @@ def _joined(pieces: list[Piece]) -> Piece:
         finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
         handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),
     )
-
-
-class SeveralPrompts:
-    """A generation for each prompt, of `choices` choices each."""
-
-    prompt: tuple[int, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    parsers: Sequence[AnswerParser] = ()
-
-    def __init__(self, generations: Sequence[Generation], choices: int) -> None:
-        self._generations, self._choices = generations, choices
-
-    @property
-    def decode_s(self) -> float:
-        """The time since the first token; 0 if none came."""
-        return max(each.decode_s for each in self._generations)
-
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of all as they come; closing the generator aborts all. Raises as `Generation.pieces`."""
-        coming: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=len(self._generations))
-
-        async def run(at: int, generation: Generation) -> None:
-            end = None
-            try:
-                async with aclosing(generation.pieces()) as own:
-                    async for piece in own:
-                        await coming.put(msgspec.structs.replace(piece, choice=at * self._choices + piece.choice))
-            except (EngineError, RequestRefused) as error:
-                end = error
-            await coming.put(end)
-
-        running = [asyncio.create_task(run(*each)) for each in enumerate(self._generations)]
-        try:
-            left = len(running)
-            while left:
-                came = await coming.get()
-                if isinstance(came, Exception):
-                    raise came
-                if came is None:
-                    left -= 1
-                else:
-                    yield came
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def usage(self) -> dict[str, Any]:
-        """Return the usage so far, of all prompts together."""
-        each = [generation.usage() for generation in self._generations]
-        cached = sum(of["prompt_tokens_details"]["cached_tokens"] for of in each)
-        return usage(sum(of["prompt_tokens"] for of in each), sum(of["completion_tokens"] for of in each), cached)
-
-    def take_token_ids(self) -> list[int]:
-        """Return none: no other worker resumes several choices."""
-        return []

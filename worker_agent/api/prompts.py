@@ -1,13 +1,23 @@
 """Turns a request into the prompt that the engine computes: token ids, and media among them.
 
 computed by another worker    that worker's prompt with its media: nothing is rendered or loaded
-a chat with media             `worker_agent/media/chats.py`
+a chat with media             rendered here, with a placeholder for each, tokenized, counted; the media are loaded, or
+                              encoded by an encode worker, whose handles or embeddings replace them. `kv_prompt_ids`
+                              were computed without the images, and are ignored; `nvext.token_data` is ambiguous there,
+                              and refused
 `kv_prompt_ids`               the router's, of the same text
 `nvext.token_data`            the client's
 any other                     rendered, and tokenized; a completion may have several
+
+the model takes no images     a part that is not text is refused (`text_only`)
+it takes them                 further image tokens are refused (`placeholder`): they would get features of no image
 """
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
+
+import msgspec
 
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
@@ -15,20 +25,41 @@ from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid, is
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import worked
 from worker_agent.api.request_rules import prompt_field, prompt_ids
-from worker_agent.media.chats import NO_IMAGES, ChatMedia, EnginePrompt
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.image_models import ImageFacts, check_placeholders
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.parts import MediaChat, MediaPart, names_media, split_chat
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.port.handoff import Handoff
+from worker_agent.port.types import Media
 
 TOKENS_MAX = 1 << 30
+NO_IMAGES = Body(b"")
 _OFF_LOOP_BYTES = 4 << 10
 """The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
 _SLICE = 256 << 10
 _TOKEN_BYTES = 4
 
 
-class EnginePrompts:
-    """Prompts of one worker's requests."""
+class EnginePrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
 
-    def __init__(self, text: Text, media: ChatMedia) -> None:
-        self._text, self._media = text, media
+    `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
+    """
+
+    tokens: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    text: str | None = None
+    handoff: Handoff | None = None
+
+
+class EnginePrompts:
+    """Prompts of one worker's requests. `facts` None: its model takes no images; `encoder` None: the engine encodes."""
+
+    def __init__(
+        self, text: Text, loader: MediaLoader, facts: ImageFacts | None, encoder: EncodeClient | None = None
+    ) -> None:
+        self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
     async def prompts(
         self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX
@@ -39,18 +70,28 @@ class EnginePrompts:
             RequestInvalid, TextError: they name the field; `MediaRefused` is one of them.
             EncoderUnavailable: the encode worker does not answer.
         """
+        try:
+            return await self._prompts(request, body, tokens_max)
+        except MediaRefused as refused:
+            self._loader.refused_total[refused.reason] += 1
+            raise
+
+    async def _prompts(self, request: Request, body: Body, tokens_max: int) -> list[EnginePrompt]:
         is_long = len(body.text) > _OFF_LOOP_BYTES
         if isinstance(request, ChatRequest):
             if is_given(request.prompt_token_ids):
                 work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
                 return [EnginePrompt(tokens=await worked(is_long, work))]
-            chat = await self._media.prompt(request, body)
-            if chat is not None:
-                return [chat]
+            if names_media(request.messages):
+                if self._facts is None:
+                    allowed = "text: the model takes no media"
+                    raise MediaRefused("text_only", "messages", "parts that are not text", allowed)
+                split = split_chat(request.messages, self._loader.rules, self._facts.placeholder)
+                return [await self._with_media(request, split, body)]
         field = prompt_field(request)
         prompts = await worked(is_long, lambda: [_tokens(each, field, tokens_max) for each in self._packed(request)])
         for tokens in prompts:
-            self._media.check(tokens, 0, field)
+            self._check(tokens, 0, field)
         return [EnginePrompt(tokens=tokens) for tokens in prompts]
 
     def _packed(self, request: Request) -> list[bytes]:
@@ -65,6 +106,31 @@ class EnginePrompts:
             each if isinstance(each, bytes) else self._text.pack(each, add_special_tokens=adds)
             for each in request.read_prompts()
         ]
+
+    async def _with_media(self, request: ChatRequest, split: MediaChat, body: Body) -> EnginePrompt:
+        """Return the prompt of a chat with media, one image token an item."""
+        if request.nvext is not None and request.nvext.prompt_ids() is not None:
+            raise RequestInvalid("nvext.token_data", "token ids beside media", "either of them")
+        rendered = await asyncio.to_thread(self._text.render_chat, split.messages, **request.template_options)
+        tokens = await asyncio.to_thread(self._text.encode, rendered, add_special_tokens=False)
+        self._check(tokens, len(split.parts), "messages")
+
+        def read() -> list[MediaPart]:
+            return [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
+
+        parts = await asyncio.to_thread(read) if body.escaped else read()
+        media: tuple[Media, ...] = ()
+        handoff: Handoff | None = None
+        if self._encoder is None:
+            media = await self._loader.load(parts)
+        else:
+            media, handoff = await self._encoder.encode(rendered, parts)
+        return EnginePrompt(tokens=tuple(tokens), media=media, text=rendered, handoff=handoff)
+
+    def _check(self, tokens: Sequence[int], items: int, field: str) -> None:
+        """Raise `MediaRefused` unless a prompt has one image token for each of its media, and no more."""
+        if self._facts is not None:
+            check_placeholders(tokens, self._facts.image_token_id, items, field)
 
 
 def _tokens(packed: bytes, field: str, tokens_max: int) -> tuple[int, ...]:

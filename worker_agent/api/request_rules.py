@@ -24,7 +24,7 @@ interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
 
 import base64
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,70 +32,17 @@ from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
+from kv_runtime.text.model import Text
 from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
-from worker_agent.port.handoff import Handoff, handoff_of_request
+from worker_agent.port.handoff import read_handoff
 from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
 STOP_TOKENS_MAX = 128
 BIASES_MAX = 1024
 BAD_WORDS_MAX = 128
-_Item = TypeVar("_Item")
-
-
-class Vocabulary(Protocol):
-    """A model's tokens."""
-
-    vocab_size: int
-    eos_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Return the text's tokens."""
-
-
-def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
-    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
-    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
-
-
-def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
-    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
-    biases = request.logit_bias or {}
-    if len(biases) > BIASES_MAX:
-        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
-    return tuple((_token(key, vocabulary.vocab_size), bias) for key, bias in biases.items())
-
-
-def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
-    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
-    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, vocabulary)))
-
-
-def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
-    if items is not None and len(items) > items_max:
-        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
-    return items or ()
-
-
-def _token(key: str, vocab_size: int) -> int:
-    if int(key) >= vocab_size:
-        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
-    return int(key)
-
-
-def _tokens_of(at: int, word: str, vocabulary: Vocabulary) -> Iterator[int]:
-    encoded = [vocabulary.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}")]
-    single = [ids[0] for ids in encoded if len(ids) == 1]
-    if not single:
-        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
-    yield from single
-
-
-_TOKEN_BYTES = 4
 _PROCESSORS_MAX = 16
-
+_TOKEN_BYTES = 4
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
@@ -112,27 +59,47 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_whitespace_pattern": (),
 }
 """Options that no engine supports, and their neutral values."""
+_Item = TypeVar("_Item")
 
 
-class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of these names of an `EngineRequest`."""
-
-    handoff: Handoff | None = None
-    transfer_id: int | None = None
-    is_context_and_generation: bool = False
+def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
+    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
+    own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
+    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
 
 
-class RequestOptions(GenerationPhase, frozen=True, kw_only=True):
-    """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
+def logit_bias_of(request: Request, text: Text) -> tuple[tuple[int, float], ...]:
+    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
+    biases = request.logit_bias or {}
+    if len(biases) > BIASES_MAX:
+        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
+    return tuple((_token(key, text.vocab_size), bias) for key, bias in biases.items())
 
-    lora_name: str | None
-    cache_salt: str | None
-    sampling: Sampling
-    stop_token_ids: tuple[int, ...]
-    queue_priority: float | None
-    logits_processors: tuple[str, ...]
-    logit_bias: tuple[tuple[int, float], ...]
-    bad_token_ids: tuple[int, ...]
+
+def bad_token_ids_of(request: Request, text: Text) -> tuple[int, ...]:
+    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
+    words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
+    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, text)))
+
+
+def _bounded(items: Sequence[_Item] | None, field: str, items_max: int) -> Sequence[_Item]:
+    if items is not None and len(items) > items_max:
+        raise RequestInvalid(field, Verbatim(f"{len(items)} items"), f"at most {items_max}")
+    return items or ()
+
+
+def _token(key: str, vocab_size: int) -> int:
+    if int(key) >= vocab_size:
+        raise RequestInvalid("logit_bias", key, f"tokens 0..{vocab_size - 1}")
+    return int(key)
+
+
+def _tokens_of(at: int, word: str, text: Text) -> Iterator[int]:
+    encoded = [text.encode(each, add_special_tokens=False) for each in (word, f" {word.lstrip()}")]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if not single:
+        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
+    yield from single
 
 
 class RequestRules:
@@ -141,7 +108,7 @@ class RequestRules:
     def __init__(
         self,
         description: EngineDescription,
-        vocabulary: Vocabulary,
+        text: Text,
         *,
         default_max_tokens: int,
         role: Role = "aggregated",
@@ -149,8 +116,8 @@ class RequestRules:
         stop_tokens: Collection[int] = (),
     ) -> None:
         """`stop_tokens` end answers, in addition to the model's end tokens."""
-        self._description, self._vocabulary = description, vocabulary
-        self._end_ids = vocabulary.eos_ids | frozenset(stop_tokens)
+        self._description, self._text = description, text
+        self._end_ids = text.eos_ids | frozenset(stop_tokens)
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
 
     @property
@@ -159,8 +126,12 @@ class RequestRules:
         tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
         return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
 
-    def wishes(self, request: Request) -> RequestOptions:
-        """Return the request's options; raise `RequestInvalid` if this worker does not support one."""
+    def wishes(self, request: Request) -> EngineRequest:
+        """Return an engine request of the options that do not depend on the prompt, without id, prompt and length.
+
+        Raises:
+            RequestInvalid: this worker does not support one of them.
+        """
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
         processors = tuple(request.logits_processors or ())
@@ -168,22 +139,22 @@ class RequestRules:
             found = Verbatim(f"{len(processors)} names")
             raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
         check_supported(request, sampling, processors, self._description.skills)
-        return RequestOptions(
-            **msgspec.structs.asdict(phase),
+        return msgspec.structs.replace(
+            phase,
             lora_name=request.model if request.model in self._loras else None,
             cache_salt=request.salt or None,
             sampling=sampling,
             stop_token_ids=stop_token_ids_of(request, self._end_ids),
             queue_priority=_queue_priority(request),
             logits_processors=processors,
-            logit_bias=logit_bias_of(request, self._vocabulary),
-            bad_token_ids=bad_token_ids_of(request, self._vocabulary),
+            logit_bias=logit_bias_of(request, self._text),
+            bad_token_ids=bad_token_ids_of(request, self._text),
         )
 
     def engine_request(
         self,
         request: Request,
-        wishes: RequestOptions,
+        wishes: EngineRequest,
         prompt: tuple[int, ...],
         *,
         request_id: str,
@@ -208,12 +179,8 @@ class RequestRules:
             max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
             min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))
             others["sampling"] = msgspec.structs.replace(sampling, min_tokens=min_tokens)
-        return EngineRequest(
-            request_id=request_id,
-            prompt=prompt + before,
-            max_tokens=max_tokens,
-            dp_rank=dp_rank,
-            **(msgspec.structs.asdict(wishes) | others),
+        return msgspec.structs.replace(
+            wishes, request_id=request_id, prompt=prompt + before, max_tokens=max_tokens, dp_rank=dp_rank, **others
         )
 
     @staticmethod
@@ -297,6 +264,7 @@ def _queue_priority(request: Request) -> float | None:
     return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None
 
 
+NOTHING_ASKED = EngineRequest(request_id="", prompt=(), max_tokens=0)
 _FIELD = "disaggregated_params"
 _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
     "aggregated": ("context_and_generation",),
@@ -305,8 +273,8 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
 }
 
 
-def phase_of(request: Request, role: Role) -> GenerationPhase:
-    """Return the phase that a request asks a worker for; raise `RequestInvalid` if the role does not serve it.
+def phase_of(request: Request, role: Role) -> EngineRequest:
+    """Return an engine request of the phase that a request asks for; raise `RequestInvalid` if the role has not that.
 
     role          without              `disaggregated_params.request_type`
                   the key              context_only          generation_only   context_and_generation
@@ -321,15 +289,17 @@ def phase_of(request: Request, role: Role) -> GenerationPhase:
     """
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
-    handoff = handoff_of_request(request.disaggregated_params)
+    handoff = read_handoff(request.disaggregated_params)
     if handoff is None:
-        return GenerationPhase()
+        return NOTHING_ASKED
     kind, allowed = handoff.request_type, _REQUEST_TYPES[role]
     if kind is not None and kind not in allowed:
         raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
     if kind == "context_and_generation":
-        return GenerationPhase(is_context_and_generation=role == "decode")
+        return msgspec.structs.replace(NOTHING_ASKED, is_context_and_generation=role == "decode")
     if role != "prefill":
-        return GenerationPhase(handoff=handoff)
+        return msgspec.structs.replace(NOTHING_ASKED, handoff=handoff)
     has_media = handoff.multimodal_embedding_handles is not None
-    return GenerationPhase(handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id)
+    return msgspec.structs.replace(
+        NOTHING_ASKED, handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id
+    )

@@ -18,7 +18,7 @@ At most one of them may be given. Source: `docs/SOURCES.md` D6.5; the OpenAI int
 vLLM's for `guided_*` and `structured_outputs`.
 """
 
-from collections.abc import Iterator
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,6 +43,18 @@ _COPIED = (
 )  # fmt: skip
 _STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 """Keys of `structured_outputs` that no engine supports."""
+_STRUCTURED: tuple[GuideKind | Literal["choice"], ...] = (
+    "json", "regex", "grammar", "structural_tag", "choice", "json_object",
+)  # fmt: skip
+"""Its others: the kinds of guides."""
+_GUIDED: tuple[tuple[str, GuideKind | Literal["choice"]], ...] = (
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_grammar", "grammar"),
+    ("structural_tag", "structural_tag"),
+    ("guided_choice", "choice"),
+)
+"""Fields of a request, and the kinds of their guides."""
 
 
 def sampling_of(request: Request) -> Sampling:
@@ -112,7 +124,13 @@ def _prompt_logprobs(request: Request) -> int | None:
 
 
 def _guide(request: Request) -> tuple[str, Guide | None]:
-    given = [*_guided(request), *_of_structured(request)]
+    wished = [(field, kind, getattr(request, field)) for field, kind in _GUIDED]
+    if (outputs := request.structured_outputs) is not None:
+        for option in _STRUCTURED_UNKNOWN:
+            if (value := getattr(outputs, option)) not in (None, False):
+                raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
+        wished += [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in _STRUCTURED]
+    given = [(field, _guide_of(kind, value)) for field, kind, value in wished if value not in (None, False)]
     if (guide := _of_response_format(request.response_format)) is not None:
         given.append(("response_format", guide))
     if len(given) > 1:
@@ -120,35 +138,10 @@ def _guide(request: Request) -> tuple[str, Guide | None]:
     return given[0] if given else ("", None)
 
 
-def _guided(request: Request) -> Iterator[tuple[str, Guide]]:
-    if request.guided_json is not None:
-        yield "guided_json", Guide(kind="json", value=plain(request.guided_json))
-    if request.guided_regex is not None:
-        yield "guided_regex", Guide(kind="regex", value=request.guided_regex)
-    if request.guided_grammar is not None:
-        yield "guided_grammar", Guide(kind="grammar", value=request.guided_grammar)
-    if request.structural_tag is not None:
-        yield "structural_tag", Guide(kind="structural_tag", value=plain(request.structural_tag))
-    if request.guided_choice is not None:
-        yield "guided_choice", Guide(kind="regex", value=choice_pattern(request.guided_choice))
-
-
-def _of_structured(request: Request) -> Iterator[tuple[str, Guide]]:
-    outputs = request.structured_outputs
-    if outputs is None:
-        return
-    for option in _STRUCTURED_UNKNOWN:
-        if (value := getattr(outputs, option)) not in (None, False):
-            raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
-    kinds: tuple[GuideKind, ...] = ("json", "regex", "grammar", "structural_tag")
-    for kind in kinds:
-        value = getattr(outputs, kind)
-        if value is not None:
-            yield f"structured_outputs.{kind}", Guide(kind=kind, value=plain(value))
-    if outputs.choice is not None:
-        yield "structured_outputs.choice", Guide(kind="regex", value=choice_pattern(outputs.choice))
-    if outputs.json_object:
-        yield "structured_outputs.json_object", Guide(kind="json_object")
+def _guide_of(kind: GuideKind | Literal["choice"], value: Any) -> Guide:  # noqa: ANN401 - as the kind has it
+    if kind == "choice":
+        return Guide(kind="regex", value=choice_pattern(value))
+    return Guide(kind=kind) if kind == "json_object" else Guide(kind=kind, value=plain(value))
 
 
 def _of_response_format(response_format: AnyFormat | None) -> Guide | None:

@@ -25,8 +25,7 @@ from kv_runtime.supervise import until
 from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.engines.server import EngineServer
 from worker_agent.load.engine_metrics import read_loads, samples_in
-from worker_agent.load.publisher import announce_load
-from worker_agent.load.reports import LoadRows
+from worker_agent.load.reports import LoadRows, announce_load
 
 _log = structlog.get_logger("engine_loads")
 POLL_S = 0.5

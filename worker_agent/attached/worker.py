@@ -37,7 +37,7 @@ from kv_runtime.text.loading import local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
-from worker_agent.api.tracing import worker_tracer
+from worker_agent.api.in_flight import worker_tracer
 from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.health import HealthWatch

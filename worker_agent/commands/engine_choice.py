@@ -25,7 +25,6 @@ from kv_runtime.main_thread import ThreadCall
 from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import UnreadText, load_text
 from kv_runtime.text.model import Text
-from worker_agent.commands.served_media import ServedMedia
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
@@ -36,7 +35,6 @@ from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
 from worker_agent.engines.simulated.tokens import ScriptedSource, TokenSource
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.port.engine import Engine
 from worker_agent.port.types import EngineDescription
 
 _OPTIONS = {
@@ -55,7 +53,10 @@ class EngineChoice(NamedTuple):
     """The chosen engine's parameters; `args` are TensorRT-LLM's, None for the simulated engine."""
 
     args: EngineArgs | None
-    model: str
+    names: tuple[str, ...]
+    """The model's names in requests; the first is its name in the fleet."""
+    text: str
+    """`byte`, or the directory of tokenizer and template."""
     polls_events: bool
     has_statistics: bool
     event_buffer: int
@@ -66,14 +67,6 @@ class EngineChoice(NamedTuple):
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
     """This field and those above from `block_reuse` on are for the registration, which documents them."""
-
-
-class BuiltEngine(NamedTuple):
-    """The engine, not yet started. Either `simulated` or `trtllm` is the same object with its own type."""
-
-    engine: Engine
-    simulated: SimulatedEngine | None
-    trtllm: TensorRTLLMEngine | None
 
 
 def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> EngineChoice:
@@ -89,7 +82,8 @@ def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumsta
     engine = settings.engine
     return EngineChoice(
         None,
-        engine.model or SIMULATED,
+        engine.served_names or (engine.model or SIMULATED,),
+        engine.text or BYTE_MODEL,
         polls_events=True,
         has_statistics=True,
         event_buffer=EVENT_BUFFER_MAX_SIZE,
@@ -106,9 +100,11 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
     check_model(args)
     check_files(args)
     _check_together(settings, args)
+    model = model or str(args.value("model"))
     return EngineChoice(
         args,
-        model or str(args.value("model")),
+        settings.engine.served_names or (model,),
+        settings.engine.text or model,
         polls_events=circumstances.publishes_kv_events and role != "encode",
         has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
         event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,
@@ -128,53 +124,22 @@ def _named_backend(args: EngineArgs) -> str:
     return "" if backend in (None, "DEFAULT") else str(backend)
 
 
-def served_names(settings: AgentSettings, chosen: EngineChoice) -> tuple[str, ...]:
-    """Return the model's names in requests; the first is its name in the fleet."""
-    return settings.engine.served_names or (chosen.model,)
-
-
 def engine_text(settings: AgentSettings, chosen: EngineChoice) -> Text:
     """Return the model's tokenizer and chat template; raise `TextError`."""
-    text = load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
+    text = load_text(chosen.text, chat_template=settings.engine.chat_template)
     if isinstance(text, UnreadText):
         text.refuse()
     return text
 
 
-def served_media(settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock) -> ServedMedia:
-    """Return the worker's media handling; raise `TextError` if the model's image settings are inconsistent."""
-    return ServedMedia(
-        settings,
-        text,
-        clock,
-        model=served_names(settings, chosen)[0],
-        model_path=_text_path(settings, chosen) if chosen.takes_media else "",
-        role=settings.worker.role,
-    )
-
-
-def _text_path(settings: AgentSettings, chosen: EngineChoice) -> str:
-    return settings.engine.text or (BYTE_MODEL if chosen.args is None else chosen.model)
-
-
 def build_engine(
     settings: AgentSettings, chosen: EngineChoice, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
-) -> BuiltEngine:
-    """Return the engine, which `call` loads and shuts down; raise `EngineError` for a bad logits processor."""
-    name = served_names(settings, chosen)[0]
+) -> SimulatedEngine | TensorRTLLMEngine:
+    """Return the engine, not yet started, which `call` loads and shuts down; raise `EngineError` if that cannot be."""
     if chosen.args is None:
-        simulated = _simulated(settings, name, text, clock)
-        return BuiltEngine(simulated, simulated, None)
+        return _simulated(settings, chosen.names[0], text, clock)
     own = settings.trtllm.settings(text, settings.telemetry.log_level)
-    trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own, call=call)
-    return BuiltEngine(trtllm, None, trtllm)
-
-
-def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
-    if not settings.engine.answer:
-        return TokenSource()
-    ids = text.encode(settings.engine.answer, add_special_tokens=False)
-    return ScriptedSource(script=(*ids, *sorted(text.eos_ids)[:1]))
+    return TensorRTLLMEngine(chosen.args, clock, model=chosen.names[0], settings=own, call=call)
 
 
 def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> SimulatedEngine:
@@ -191,9 +156,14 @@ def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> 
         dp_ranks=tuple(range(engine.dp_ranks)),
         kv_cache_dtype=SIMULATED,
     )
+    source = TokenSource()
+    if engine.answer:
+        source = ScriptedSource(
+            script=(*text.encode(engine.answer, add_special_tokens=False), *sorted(text.eos_ids)[:1])
+        )
     simulator = Simulator(
         description,
-        token_source=_token_source(settings, text),
+        token_source=source,
         new_pool=partial(rank_pool, host_blocks=engine.host_blocks),
         role=settings.worker.role,
     )

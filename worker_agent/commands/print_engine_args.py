@@ -74,30 +74,21 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(command)
-    def wrapped(
-        *,
-        extra_engine_args: Path | None,
-        override_engine_args: str | None,
-        publish_kv_events: bool,
-        connector: Any,  # noqa: ANN401 - click has checked the choices
-        modality: str,
-        gpu_count: int | None,
-        allow_unknown_engine_args: bool,
-        dynamic: tuple[str, ...],
-        **others: Any,  # noqa: ANN401
-    ) -> None:
-        flags = {name: others.pop(name.replace("-", "_")) for name in _NAMED}
+    def wrapped(**options: Any) -> None:  # noqa: ANN401 - click has checked them
         sources = EngineArgsSources(
-            flags=flags, extra=extra_engine_args, override=override_engine_args, dynamic=dynamic
+            flags={name: options.pop(name.replace("-", "_")) for name in _NAMED},
+            extra=options.pop("extra_engine_args"),
+            override=options.pop("override_engine_args"),
+            dynamic=options.pop("dynamic"),
         )
         circumstances = Circumstances(
-            publishes_kv_events=publish_kv_events,
-            connector=connector,
-            is_multimodal=modality == "multimodal",
-            gpu_count=gpu_count,
-            allows_unknown=allow_unknown_engine_args,
+            publishes_kv_events=options.pop("publish_kv_events"),
+            connector=options.pop("connector"),
+            is_multimodal=options.pop("modality") == "multimodal",
+            gpu_count=options.pop("gpu_count"),
+            allows_unknown=options.pop("allow_unknown_engine_args"),
         )
-        command(sources=sources, circumstances=circumstances, **others)
+        command(sources=sources, circumstances=circumstances, **options)
 
     options = [*(click.option(f"--{name}", **how) for name, how in _NAMED.items()), *_OTHERS]
     decorated: Callable[..., None] = wrapped

@@ -32,9 +32,9 @@ from kv_runtime.telemetry import configure_logs
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.loading import load_text
 from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
+from worker_agent.api.app import status_server
+from worker_agent.api.in_flight import SERVICE
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
-from worker_agent.api.status import status_server
-from worker_agent.api.tracing import SERVICE
 from worker_agent.attached.config import SERVERS, AttachSettings
 from worker_agent.attached.worker import AttachedWorker, Host, check
 from worker_agent.commands.engine_choice import chosen_engine

@@ -25,7 +25,6 @@ from functools import partial
 from typing import NamedTuple
 
 import zmq.asyncio
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.fleet import WorkerRegistered
@@ -41,31 +40,24 @@ from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
-from worker_agent.api.app import AgentApi
-from worker_agent.api.status import streams_status
-from worker_agent.api.tracing import SERVICE, worker_tracer
-from worker_agent.commands.engine_choice import (
-    BuiltEngine,
-    EngineChoice,
-    build_engine,
-    engine_text,
-    served_media,
-    served_names,
-)
+from worker_agent.api.app import AgentApi, streams_status
+from worker_agent.api.in_flight import SERVICE, worker_tracer
+from worker_agent.commands.engine_choice import EngineChoice, build_engine, engine_text
 from worker_agent.commands.served_media import ServedMedia
 from worker_agent.commands.served_metrics import served_families
 from worker_agent.config import AgentSettings
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
-from worker_agent.fleet.canary import Canary, CanaryWatch, MonitoredEngine
+from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
-from worker_agent.load.publisher import LoadReports
+from worker_agent.load.reports import LoadReports
 from worker_agent.metrics import agent_families
-from worker_agent.port.engine import Engine
-from worker_agent.port.types import EngineStopped
+from worker_agent.port.types import Engine, EngineStopped
 
 _SWITCH_S = 0.0005
 """Interpreter switch interval: the event threads must not hold up the event loop that streams answers."""
@@ -78,10 +70,9 @@ class _WorkerParts(NamedTuple):
 
     settings: AgentSettings
     chosen: EngineChoice
-    built: BuiltEngine
+    engine: SimulatedEngine | TensorRTLLMEngine
     text: Text
     media: ServedMedia
-    names: tuple[str, ...]
     instance: str
     clock: SystemClock
     log: EventLog
@@ -112,74 +103,82 @@ async def run_served(
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
     clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
-    media, built = served_media(settings, chosen, text, clock), build_engine(settings, chosen, text, clock, call)
+    model_path = chosen.text if chosen.takes_media else ""
+    media = ServedMedia(settings, text, clock, model=chosen.names[0], model_path=model_path)
+    engine = build_engine(settings, chosen, text, clock, call)
     instance = uuid.uuid4().hex[:16]
     tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
-        log = await _connected(settings, found, stop, cleanup)
+        log = await EventLog.connect(
+            settings.nats.url,
+            name=f"worker-agent {settings.worker.id}",
+            user=settings.nats.user,
+            token=settings.nats.credentials.get_secret_value(),
+            on_found=found.set,
+            awaited_until=stop,
+        )
+        cleanup.push_async_callback(log.close)
         gate = FleetGate(settings.nats.fleet_secrets)
         worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
         await until(stop, worker_id.check())
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
         async with AsyncExitStack() as until_run:
-            until_run.push_async_callback(built.engine.stop, 0.0)
-            await until(stop, built.engine.start())
+            until_run.push_async_callback(engine.stop, 0.0)
+            await until(stop, engine.start())
             if stop.is_set():
                 return
-            names = served_names(settings, chosen)
-            engine, polled = built.engine.describe(), settings.events
-            rules, buffered = TrtllmRules(engine.block_size), chosen.event_buffer * len(engine.dp_ranks)
+            described = engine.describe()
+            rules, buffered = TrtllmRules(described.block_size), chosen.event_buffer * len(described.dp_ranks)
             events = event_path(
-                WorkerStreams(settings.worker.id, names[0], instance, engine.block_size, engine.dp_ranks),
-                Source(built.engine.kv_events, rules, buffered) if chosen.polls_events else None,
-                polled.sources,
+                WorkerStreams(settings.worker.id, chosen.names[0], instance, described.block_size, described.dp_ranks),
+                Source(engine.kv_events, rules, buffered) if chosen.polls_events else None,
+                settings.events.sources,
                 log,
                 context,
                 clock,
-                ring_bytes_max=polled.batch_ring_bytes_max,
+                ring_bytes_max=settings.events.batch_ring_bytes_max,
                 tracing=events_of(tracing),
             )
             until_run.push_async_callback(end_unrun, events.parts(first_stage=0))
             worker = _WorkerParts(
-                settings, chosen, built, text, media, names, instance, clock, log, rules, events, worker_id, tracing
+                settings, chosen, engine, text, media, instance, clock, log, rules, events, worker_id, tracing
             )
             parts = await _parts(worker, found, cleanup, report)
             until_run.pop_all()  # from here on the parts end engine and events
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
 
-async def _connected(
-    settings: AgentSettings, found: asyncio.Event, stop: asyncio.Event, cleanup: AsyncExitStack
-) -> EventLog:
-    log = await EventLog.connect(
-        settings.nats.url,
-        name=f"worker-agent {settings.worker.id}",
-        user=settings.nats.user,
-        token=settings.nats.credentials.get_secret_value(),
-        on_found=found.set,
-        awaited_until=stop,
-    )
-    cleanup.push_async_callback(log.close)
-    return log
-
-
 async def _parts(
     worker: _WorkerParts, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
     """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
-    idle, registry, events = _canary(worker), new_registry(), worker.events
-    api = _api(worker, idle)
-    loads, http = _loads(worker, api), _http(worker, api, registry)
+    registry, events, wait_s = new_registry(), worker.events, worker.settings.worker.canary_wait_s
+    watch: CanaryWatch | None = None
+    if wait_s:
+        is_decode = worker.settings.worker.role == "decode"
+        begin_id = worker.text.bos_id
+        watch = CanaryWatch(worker.engine, worker.clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
+    api = _api(worker, watch)
+    http = _http(worker, api, registry)
     await worker.media.start()
     await http.start()
     registration = _registration(worker, api, http.port)
     membership = Membership(registration, worker.worker_id, worker.clock, found)
-    watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
+    loads = LoadReports(
+        worker.engine,
+        worker.log,
+        worker.clock,
+        model=registration.model,
+        worker_id=worker_id,
+        instance=worker.instance,
+        dp_ranks=registration.dp_ranks,
+        in_flight=lambda: api.in_flight.running,
+    )
     Projection(registry, partial(agent_families, worker_id, worker.rules, events, loads, api))
-    Projection(registry, partial(served_families, worker_id, worker.built.trtllm, worker.built.simulated, watch))
+    Projection(registry, partial(served_families, worker_id, worker.engine, watch))
     Projection(registry, lambda: worker.media.families(worker_id))
     Projection(registry, lambda: log_families(worker.log.statistics()))
     Projection(registry, membership.families)
@@ -187,92 +186,69 @@ async def _parts(
     await events.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     report(f"worker {worker_id} on {registration.base_url}")
-    life = _EngineLife(worker.built.engine, membership)
     return [
         Part("membership", membership.run, 0),
         Part("worker-id", membership.watch, 0),
-        *([] if watch is None else [Part("canary", watch.run, 0)]),
-        Part("http", http.run, 1, lambda: {"requests": api.running}),
+        *([] if watch is None else [Part("canary", partial(watch.run, membership), 0)]),
+        Part("http", http.run, 1, lambda: {"requests": api.in_flight.running}),
         *worker.media.parts(2, worker.log, FleetGate(worker.settings.nats.fleet_secrets)),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
         *events.parts(first_stage=2),
-        *life.parts(stage=3),
+        *_engine_parts(worker.engine, membership, stage=3),
         *([] if worker.tracing is None else [worker.tracing.exporter.part(2)]),
         Part("event-log", worker.log.run, 8),
     ]
 
 
-class _EngineLife:
-    """Drives the engine; at the stop lets it finish the transfers that it began, and ends it.
+def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Part]:
+    """Return the two parts of the engine: one drives it until the other has stopped it.
 
-    If the engine dies, the part withdraws the worker and raises `PartGaveUp`.
+    The transfers that it began may end. If it dies, the worker is withdrawn, and its part raises `PartGaveUp`.
     """
 
-    def __init__(self, engine: Engine, membership: Membership) -> None:
-        self._engine, self._membership = engine, membership
-
-    def parts(self, stage: int) -> list[Part]:
-        """Return the two parts: one drives the engine until the other has stopped it."""
-        return [Part("engine", self._drive, stage), Part("engine-end", self._end, stage)]
-
-    async def _drive(self, _: asyncio.Event) -> None:
+    async def drive(_: asyncio.Event) -> None:
         try:
-            await self._engine.run()
+            await engine.run()
         except EngineStopped as error:
-            self._membership.withdraw(str(error))
+            membership.withdraw(str(error))
             raise PartGaveUp(str(error)) from error
 
-    async def _end(self, stop: asyncio.Event) -> None:
+    async def end(stop: asyncio.Event) -> None:
         await stop.wait()
-        await self._engine.stop(_ABORTS_S)
+        await engine.stop(_ABORTS_S)
+
+    return [Part("engine", drive, stage), Part("engine-end", end, stage)]
 
 
-def _canary(worker: _WorkerParts) -> Canary | None:
-    wait_s = worker.settings.worker.canary_wait_s
-    return Canary(worker.built.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
-
-
-def _loads(worker: _WorkerParts, api: AgentApi) -> LoadReports:
-    return LoadReports(
-        worker.built.engine,
-        worker.log,
-        worker.clock,
-        model=worker.names[0],
-        worker_id=worker.settings.worker.id,
-        instance=worker.instance,
-        dp_ranks=worker.built.engine.describe().dp_ranks,
-        in_flight=lambda: api.running,
-    )
-
-
-def _api(worker: _WorkerParts, idle: Canary | None) -> AgentApi:
-    settings, engine, trtllm = worker.settings, worker.built.engine, worker.built.trtllm
+def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
+    settings, engine = worker.settings, worker.engine
     return AgentApi(
-        engine if idle is None else MonitoredEngine(engine, idle, worker.clock),
+        engine if watch is None else MonitoredEngine(engine, watch.canary, worker.clock),
         worker.text,
         worker.media.prompts,
-        served_names=worker.names,
+        served_names=worker.chosen.names,
         default_max_tokens=settings.engine.default_max_tokens,
         inflight_requests_max=settings.worker.inflight_requests_max,
-        wall_ns=worker.clock.wall_ns,
-        now_s=worker.clock.now,
-        new_id=lambda: uuid.uuid4().hex,
+        clock=worker.clock,
         position=worker.events.position,
         status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
-        fault=lambda: None if trtllm is None else trtllm.fault,
+        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
         embeddings=settings.engine.embeddings,
         answer_format=settings.engine.answer_format,
-        tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.names[0]),
+        tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.chosen.names[0]),
     )
 
 
 def _http(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
+    """Return the server of all endpoints of the worker, with those of an encode worker."""
     section = worker.settings.worker
-    app = _app(worker, api, registry)
+    app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+    if section.role == "encode":
+        app.add_routes(worker.media.encode_api(worker.engine, worker.chosen.names).routes())
     return HttpServer(
         app,
         section.host,
@@ -283,37 +259,13 @@ def _http(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> H
     )
 
 
-def _app(worker: _WorkerParts, api: AgentApi, registry: CollectorRegistry) -> web.Application:
-    """Return all endpoints of the worker, with those of an encode worker."""
-    section, encoder = worker.settings.worker, worker.built.trtllm or worker.built.simulated
-    app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
-    if section.role == "encode" and encoder is not None:
-        limit = section.inflight_requests_max
-        encode = worker.media.encode_api(encoder, served_names=worker.names, inflight_requests_max=limit)
-        app.add_routes(encode.routes())
-    return app
-
-
-def _canary_watch(worker: _WorkerParts, idle: Canary, membership: Membership) -> CanaryWatch:
-    section = worker.settings.worker
-    return CanaryWatch(
-        worker.built.engine,
-        idle,
-        membership,
-        worker.clock,
-        timeout_s=section.canary_wait_s,
-        begin_id=worker.text.bos_id,
-        is_decode=section.role == "decode",
-    )
-
-
 def _registration(worker: _WorkerParts, api: AgentApi, port: int) -> WorkerRegistered:
-    settings, engine, text = worker.settings, worker.built.engine.describe(), worker.text
+    settings, engine, text = worker.settings, worker.engine.describe(), worker.text
     return WorkerRegistered(
         worker_id=settings.worker.id,
         instance=worker.instance,
         model=engine.model,
-        served_names=worker.names,
+        served_names=worker.chosen.names,
         role=settings.worker.role,
         base_url=url_of(settings.worker.advertised_host, port),
         dp_ranks=engine.dp_ranks,

@@ -21,15 +21,12 @@ from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.config import AgentSettings
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EncodeSection, TransferSection
-from worker_agent.media.embedding_stores import EmbeddingCache, Offers
-from worker_agent.media.encode_client import EncodeClient
-from worker_agent.media.encode_workers import EncodeWorkers
+from worker_agent.media.embedding_transfer import EmbeddingCache, Offers
+from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
-from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.models import load_image_facts, load_image_rule
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 
 
@@ -40,27 +37,26 @@ class ServedMedia:
         TextError: the model's image settings contradict each other, or the role.
     """
 
-    def __init__(
-        self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
-    ) -> None:
-        self._settings, self._role = settings, role
-        self._facts = load_image_facts(model_path, text, settings.images)
+    def __init__(self, settings: AgentSettings, text: Text, clock: Clock, *, model: str, model_path: str) -> None:
+        self._settings, role = settings, settings.worker.role
+        self._facts = image_facts(model_path, text, settings.images)
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
-        self._fetches = settings.encode.form == "embeddings"
+        self._moves_embeddings = role == "encode" or settings.encode.form == "embeddings"
         self._transfer = embedding_transfer(settings.transfer, clock)
-        self._client = self._configured_client(model, clock)
-        self.rule = load_image_rule(model_path, self._facts, settings.images)
+        self._client: EncodeClient | None = None
+        if (form := settings.encode.form) != "none":
+            workers = EncodeWorkers(model, settings.worker.advertised_host if form == "handles" else "", clock)
+            token = settings.worker.token.get_secret_value()
+            self._client = EncodeClient(workers, self._transfer, model=model, form=form, token=token)
+        self.rule = image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
-        self.prompts = EnginePrompts(text, ChatMedia(text, self.loader, self._facts, self._client))
+        self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
         self._api: EncodeApi | None = None
         self._cache = EmbeddingCache(settings.media.cache_bytes_max)
 
-    def encode_api(
-        self, encoder: ImageEncoder, *, served_names: tuple[str, ...], inflight_requests_max: int
-    ) -> EncodeApi:
+    def encode_api(self, encoder: ImageEncoder, served_names: tuple[str, ...]) -> EncodeApi:
         """Return the encode worker's endpoint, once: its routes are for the worker's application."""
-        assert self._api is None
         assert self._facts is not None
         self._api = EncodeApi(
             encoder,
@@ -69,7 +65,7 @@ class ServedMedia:
             self._transfer,
             self._cache,
             served_names=served_names,
-            inflight_requests_max=inflight_requests_max,
+            inflight_requests_max=self._settings.worker.inflight_requests_max,
         )
         return self._api
 
@@ -101,23 +97,6 @@ class ServedMedia:
             yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
             yield from encode_families(worker, self._api, self._cache, self._transfer.offers)
-
-    @property
-    def _moves_embeddings(self) -> bool:
-        return self._role == "encode" or self._fetches
-
-    def _configured_client(self, model: str, clock: Clock) -> EncodeClient | None:
-        section = self._settings.encode
-        if section.form == "none":
-            return None
-        host = self._settings.worker.advertised_host if section.form == "handles" else ""
-        return EncodeClient(
-            EncodeWorkers(model, host, clock),
-            self._transfer,
-            model=model,
-            form=section.form,
-            token=self._settings.worker.token.get_secret_value(),
-        )
 
 
 def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
@@ -157,13 +136,13 @@ def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: 
     lookups = {"hit": cache.hits_total, "miss": cache.misses_total}
     ends = {end: getattr(offers, f"{end}_total") for end in ("taken", "released", "expired", "refused")}
     for name, meaning, figures in (
-        ("encode_requests", "Encoding requests, by outcome", api.requests_total),
+        ("encode_requests", "Encoding requests, by outcome", api.in_flight.requests_total),
         ("embedding_lookups", "Lookups in the cache of embeddings, by outcome", lookups),
         ("embedding_offers", "Offered embeddings, by outcome", ends),
     ):
         yield counter(name, meaning, ("worker", "outcome"), by_name((worker,), figures))
     for name, meaning, value in (
-        ("encode_inflight_requests", "Prompts being encoded", api.running),
+        ("encode_inflight_requests", "Prompts being encoded", api.in_flight.running),
         ("embedding_cache_bytes", "Memory of cached embeddings", cache.size_bytes),
         ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
     ):

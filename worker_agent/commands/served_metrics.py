@@ -11,27 +11,28 @@ from worker_agent.fleet.canary import CanaryWatch
 
 
 def served_families(
-    worker: str, trtllm: TensorRTLLMEngine | None, simulated: SimulatedEngine | None, canary: CanaryWatch | None
+    worker: str, engine: SimulatedEngine | TensorRTLLMEngine, canary: CanaryWatch | None
 ) -> Iterator[Family]:
     """Yield all families but those of requests, events and load; families of missing parts have no samples."""
-    at, engine = (worker,), trtllm
-    load_s = [] if engine is None or engine.load_s is None else [(at, engine.load_s)]
+    at = (worker,)
+    trtllm = engine if isinstance(engine, TensorRTLLMEngine) else None
+    load_s = [] if trtllm is None or trtllm.load_s is None else [(at, trtllm.load_s)]
     yield gauge("engine_load_seconds", "Time that loading the engine took", ("worker",), load_s)
-    is_dead = [] if engine is None else [(at, engine.fault is not None)]
+    is_dead = [] if trtllm is None else [(at, trtllm.fault is not None)]
     yield gauge("engine_dead", "1 once TensorRT-LLM is known to be dead", ("worker",), is_dead)
-    failed = [] if engine is None else [(at, engine.failed_requests_total)]
+    failed = [] if trtllm is None else [(at, trtllm.failed_requests_total)]
     meaning = "Requests that TensorRT-LLM itself refused or failed"
     yield counter("engine_failed_requests", meaning, ("worker",), failed)
-    errors = [] if engine is None else by_name(at, engine.logits_errors_total)
+    errors = [] if trtllm is None else by_name(at, trtllm.logits_errors_total)
     meaning = "Failed calls of a logits processor; the logits stayed unchanged"
     yield counter("logits_processor_errors", meaning, ("worker", "processor"), errors)
-    if simulated is not None:
-        yield from transfer_families(worker, simulated)
-    if engine is not None:
+    if isinstance(engine, TensorRTLLMEngine):
         fetches = {"done": engine.transfers.count, "failed": engine.transfers.failed}
         yield from _fetches(at, fetches, engine.transfers.transferred_bytes, engine.transfers.seconds)
         if engine.own_metrics is not None:
             yield from labelled(engine.own_metrics.families(), {"worker": worker})
+    else:
+        yield from transfer_families(worker, engine)
     outcomes = [] if canary is None else by_name(at, canary.requests_total)
     meaning = "Canary requests to the idle engine, by outcome"
     yield counter("engine_canaries", meaning, ("worker", "outcome"), outcomes)

@@ -29,7 +29,7 @@ from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStreamSender
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.events.source_poller import Source, SourcePoller
-from worker_agent.port.engine import POLL_S
+from worker_agent.port.types import POLL_S
 
 _log = structlog.get_logger("consolidator")
 

@@ -27,8 +27,7 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineBatch, EngineEvent, RankEvent, numbers_of
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.poll_rules import Drain
-from worker_agent.port.engine import POLL_S
-from worker_agent.port.types import EngineError
+from worker_agent.port.types import POLL_S, EngineError
 
 BATCH_NUMBERS_MAX = 1 << 20
 """Tokens and hashes of one batch, unless a single event has more: it bounds how long the event loop applies one."""

@@ -23,9 +23,8 @@ import structlog
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from worker_agent.fleet.membership import Membership
-from worker_agent.port.engine import Engine
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
 
 CanaryOutcome = Literal["ok", "failed", "late"]
 OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")
@@ -99,59 +98,44 @@ class MonitoredEngine:
 
 
 class CanaryWatch:
-    """Sends canary requests, and withdraws and restores the worker by their outcome."""
+    """Sends canary requests to an engine that has started, and withdraws and restores the worker by their outcome."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        canary: Canary,
-        membership: Membership,
-        clock: Clock,
-        *,
-        timeout_s: float,
-        begin_id: int | None,
-        is_decode: bool,
-    ) -> None:
-        self._engine, self._canary, self._membership, self._clock = engine, canary, membership, clock
-        self._timeout_s, self._is_decode = timeout_s, is_decode
+    def __init__(self, engine: Engine, clock: Clock, *, wait_s: float, begin_id: int | None, is_decode: bool) -> None:
+        self._engine, self._clock, self._timeout_s, self._is_decode = engine, clock, wait_s, is_decode
+        self.canary = Canary(engine.describe().dp_ranks, wait_s, clock.now())
+        """All served requests report their outputs to it, by a `MonitoredEngine`."""
         self._begin_id = BEGIN_ID if begin_id is None else begin_id
         self.requests_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, membership: Membership, stop: asyncio.Event) -> None:
         """Send a canary request whenever one is due, until `stop` is set."""
         while not stop.is_set():
-            due_s = self._canary.due_s(self._clock.now())
+            due_s = self.canary.due_s(self._clock.now())
             if due_s > 0:
                 await self._clock.wait(stop, due_s)
             elif (answered := await until(stop, self._probe())) is not None:
-                self._judge(*answered)
+                self._judge(membership, *answered)
 
     async def _probe(self) -> tuple[CanaryOutcome, str]:
         """Send a canary request; return its outcome, and the reason of a failure."""
         number = self.requests_total.total()
-        request = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
+        request = canary_request(f"canary-{number}", self._begin_id, self.canary.dp_rank, is_decode=self._is_decode)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._await_answer(request)
+            async with asyncio.timeout(self._timeout_s), aclosing(self._engine.generate(request)) as outputs:
+                last = [output async for output in outputs][-1]
         except TimeoutError:
             return "late", f"no token within {self._timeout_s} s"
         except EngineError as error:
             return "failed", str(error)
-        return "ok", ""
+        return ("failed", "the generation failed") if last.finish_reason == "error" else ("ok", "")
 
-    async def _await_answer(self, request: EngineRequest) -> None:
-        async with aclosing(self._engine.generate(request)) as outputs:
-            last = [output async for output in outputs][-1]
-        if last.finish_reason == "error":
-            raise EngineError("the generation failed")
-
-    def _judge(self, outcome: CanaryOutcome, reason: str) -> None:
-        rank, was_fit = self._canary.dp_rank, self._canary.is_fit
+    def _judge(self, membership: Membership, outcome: CanaryOutcome, reason: str) -> None:
+        rank, was_fit = self.canary.dp_rank, self.canary.is_fit
         self.requests_total[outcome] += 1
-        self._canary.on_answer(outcome, self._clock.now())
-        if was_fit and not self._canary.is_fit:
+        self.canary.on_answer(outcome, self._clock.now())
+        if was_fit and not self.canary.is_fit:
             _log.error("canary_failed", dp_rank=rank, outcome=outcome, reason=reason)
-            self._membership.withdraw(f"canary at rank {rank}: {reason}")
-        elif self._canary.is_fit and not was_fit:
+            membership.withdraw(f"canary at rank {rank}: {reason}")
+        elif self.canary.is_fit and not was_fit:
             _log.info("canary_answered", dp_rank=rank)
-            self._membership.restore()
+            membership.restore()

@@ -8,7 +8,6 @@ The id's subjects, one for each model, are read message by message (`STREAM.MSG.
 """
 
 import asyncio
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
@@ -46,15 +45,6 @@ _log = structlog.get_logger("membership")
 
 class WorkerIdTaken(PartGaveUp):
     """Another instance has the id: it is alive, and its claim is earlier."""
-
-
-class _NewestMessage(NamedTuple):
-    """The newest message of one subject of the id; `refused` is the reason if it does not count."""
-
-    subject: str
-    seq: int
-    newest: NewestMessage
-    refused: str = ""
 
 
 class WorkerId:
@@ -109,7 +99,8 @@ class WorkerId:
             after_seq = next((each.seq for each in messages if each.subject == subject), 0)
             try:
                 if "replace" in actions:  # a reader that accepted the forged address keeps it until `WorkerLeft`
-                    after_seq = await self._publish(subject, self._leave_event("registration forged"), after_seq)
+                    left = WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason="registration forged")
+                    after_seq = await self._publish(subject, left, after_seq)
                 claimed = replace(registration, drained=self._is_drained)
                 self._own_seq = await self._publish(subject, claimed, after_seq)
             except LastSequenceDiffers:
@@ -127,11 +118,7 @@ class WorkerId:
         subject = subjects.fleet(model, self._worker_id)
         for _ in range(_ATTEMPTS):
             message = next((each for each in await self._read_newest() if each.subject == subject), None)
-            if (
-                message is not None
-                and message.newest.event is not None
-                and message.newest.event.instance != self._instance
-            ):
+            if message is not None and message.event is not None and message.event.instance != self._instance:
                 _log.warning("fleet_event_not_needed", kind=type(event).__name__, **_described(message))
             else:
                 try:
@@ -142,9 +129,6 @@ class WorkerId:
                 self._claim = NO_CLAIM
             return
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
-
-    def _leave_event(self, reason: str) -> WorkerLeft:
-        return WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason=reason)
 
     async def _publish(self, subject: str, event: FleetEvent, after_seq: int) -> int:
         data, claim = fleet.encode(event), 0 if self._claim == NO_CLAIM else self._claim
@@ -160,9 +144,9 @@ class WorkerId:
     async def _on_fleet_event(self, _: LogMessage) -> None:
         self.changed.set()
 
-    async def _read_newest(self) -> list[_NewestMessage]:
+    async def _read_newest(self) -> list[NewestMessage]:
         """Return the newest message of each subject of the id."""
-        pattern, found, seq = subjects.pattern("fleet", worker_id=self._worker_id), list[_NewestMessage](), 1
+        pattern, found, seq = subjects.pattern("fleet", worker_id=self._worker_id), list[NewestMessage](), 1
         while len(found) < SUBJECTS_MAX:
             message = await self._event_log.message_from(subjects.FLEET_STREAM, seq, pattern)
             if message is None:
@@ -171,7 +155,7 @@ class WorkerId:
             seq = message.stream_seq + 1
         return found
 
-    def _decoded(self, message: LogMessage) -> _NewestMessage:
+    def _decoded(self, message: LogMessage) -> NewestMessage:
         claim = claim_in(message.headers) or message.stream_seq
         event: FleetEvent | None = None
         refused = ""
@@ -181,9 +165,9 @@ class WorkerId:
             refused = str(error)
             if error.reason == "base_url":  # readers that started later may have accepted it
                 event = fleet.decode_fleet_event(message.data)
-        return _NewestMessage(message.subject, message.stream_seq, NewestMessage(event, claim), refused)
+        return NewestMessage(event, claim, message.subject, message.stream_seq, refused)
 
-    async def _settled(self, registration: WorkerRegistered) -> tuple[list[_NewestMessage], list[Action]]:
+    async def _settled(self, registration: WorkerRegistered) -> tuple[list[NewestMessage], list[Action]]:
         """Return the id's newest messages and the action for each, once the liveness of all instances is known.
 
         The last row is the registration's own subject if the log has no message there.
@@ -192,36 +176,26 @@ class WorkerId:
         while True:
             messages = await self._read_newest()
             if all(each.subject != subject for each in messages):
-                messages.append(_NewestMessage(subject, 0, NewestMessage(None), "no event"))
+                messages.append(NewestMessage(None, subject=subject, refused="no event"))
             actions = [await self._action(each, registration) for each in messages]
             if "wait" not in actions:
-                self._note_drain(messages, actions)
+                for each, what in zip(messages, actions, strict=True):
+                    if what == "keep":  # an operator's drain of this instance; later registrations keep it
+                        self._is_drained = drained_by_hand(each.event, before=self._is_drained)
                 return messages, actions
             await self._clock.sleep(_WAIT_S)
 
-    def _note_drain(self, messages: list[_NewestMessage], actions: list[Action]) -> None:
-        """Note an operator's drain of this instance from its newest event; later registrations keep it."""
-        for each, what in zip(messages, actions, strict=True):
-            if what == "keep":
-                self._is_drained = drained_by_hand(each.newest.event, before=self._is_drained)
-
-    async def _action(self, message: _NewestMessage, own: WorkerRegistered | None) -> Action:
+    async def _action(self, message: NewestMessage, own: WorkerRegistered | None) -> Action:
         """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""
-        event, claim = message.newest
-        is_own = event is not None and event.instance == self._instance
-        if (
-            own is not None
-            and message.subject == subjects.fleet(own.model, self._worker_id)
-            and (is_own or event is None)
-        ):
-            return action(message.newest, own, self._claim, "unknown")
-        if is_own or event is None:
-            return "keep"
-        what = action_on_another(event, claim, self._instance, self._claim, await self._heartbeats.liveness(event))
+        event = message.event
+        is_there = own is not None and message.subject == subjects.fleet(own.model, self._worker_id)
+        if event is None or event.instance == self._instance:
+            return action(message, own, self._claim, "unknown") if own is not None and is_there else "keep"
+        alive = await self._heartbeats.liveness(event)
+        what = action_on_another(event, message.claim, self._instance, self._claim, alive)
         if what == "stop":
             raise WorkerIdTaken(_refusal(event))
-        is_elsewhere = own is None or message.subject != subjects.fleet(own.model, self._worker_id)
-        return "keep" if what == "register" and is_elsewhere and message.seq <= self._own_seq else what
+        return "keep" if what == "register" and not is_there and message.seq <= self._own_seq else what
 
 
 class _Heartbeats:
@@ -297,9 +271,9 @@ def _refusal(event: FleetEvent) -> str:
     )
 
 
-def _described(message: _NewestMessage) -> dict[str, object]:
+def _described(message: NewestMessage) -> dict[str, object]:
     """Return the fields of a log line about an event."""
-    event = message.newest.event
+    event = message.event
     fields: dict[str, object] = {"subject": message.subject, "seq": message.seq}
     if message.refused:
         fields["refused"] = message.refused

@@ -49,10 +49,13 @@ Action = Literal["keep", "register", "replace", "wait", "stop"]
 
 
 class NewestMessage(NamedTuple):
-    """The newest message of a subject of the id. `event` is None if it was refused; `claim` is that of its instance."""
+    """The newest message of a subject of the id. `event` is None if it was `refused`; `claim` is its instance's."""
 
     event: FleetEvent | None
     claim: int = 0
+    subject: str = ""
+    seq: int = 0
+    refused: str = ""
 
 
 def action(newest: NewestMessage | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:

@@ -1,4 +1,17 @@
-"""Turns TensorRT-LLM's iteration statistics into load reports; incomplete rows are skipped.
+"""Publishes load reports: a thread polls the engine's statistics, the newest report of each rank is sent.
+
+    the engine                                            announced
+    ---------------------------------------------------   ----------------------------------------------------------
+    reports new statistics of a rank                      the newest, at most every `REPORT_PERIOD_S`
+    is idle: it has none of our requests and reports      every `REST_PERIOD_S`: no requests, the last block counts,
+      nothing for `REST_PERIOD_S`                           so that a router corrects requests that it still counts
+    has requests of ours, and reports nothing             nothing: an iteration may take long
+    cannot be polled, or the thread failed                nothing: the load is unknown
+
+Reports are snapshots: if iterations are faster than announcements, only the newest of a rank counts. A router discards
+a report after 5 s without a new one (`router/native/ledger.hpp`); so an idle engine is reported more often.
+
+TensorRT-LLM's iteration statistics become load reports; incomplete rows are skipped.
 
     field of a row                                    absent, null            another type, not a count
     -----------------------------------------------   ---------------------   -------------------------
@@ -22,16 +35,28 @@ Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecu
 `tensorrt_llm/executor/iteration_stats.py` @ b1179014 (`specDecodingStats`; every rank's row is a copy of it).
 """
 
-from collections.abc import Iterable
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import structlog
 
+from kv_protocol import subjects
 from kv_protocol.errors import ProtocolError
-from kv_protocol.load import LoadReport, PhaseLoad
+from kv_protocol.ids import WorkerRank
+from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, encode_load
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
+from worker_agent.port.types import POLL_S, Engine, EngineError
 
-COUNT_MAX = (1 << 53) - 1
-"""Beyond any count; infinity, NaN, booleans and negative numbers are no counts either."""
+REPORT_PERIOD_S = 0.1
+REST_PERIOD_S = 1.0
+FAILED_S = 0.1
+"""Pause after a failed poll."""
+
 PROBLEMS = ("not_a_map", "rank", "requests", "cache", "batching")
 _PHASES = {
     "context_requests": "numContextRequests",
@@ -47,7 +72,101 @@ _PHASES = {
     "paused_kv_tokens": "numPausedKvTokens",
 }
 
+_log = structlog.get_logger("load_reports")
 
+
+class LoadReports:
+    """`thread` polls, `run` belongs to the event loop. `in_flight`: how many requests of ours the engine has."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        log: EventLog,
+        clock: Clock,
+        *,
+        model: str,
+        worker_id: str,
+        instance: str,
+        dp_ranks: Iterable[int],
+        in_flight: Callable[[], int],
+        poll_s: float = POLL_S,
+        restarts: Restarts = RESTARTS,
+    ) -> None:
+        self._engine, self._event_log, self._clock = engine, log, clock
+        self._model, self._worker_id = model, worker_id
+        self._poll_s, self._in_flight = poll_s, in_flight
+        self.rows = LoadRows(instance, dp_ranks)
+        """The parser of the statistics, for its skipped rows."""
+        self.thread = SupervisedThread("iteration-stats", self._polls, restarts=restarts)
+        """The thread that polls, for its failures."""
+        self.poll_failures_total = 0
+        self.failure = ""
+        """Why the last poll failed; empty if it did not."""
+        self.newest: dict[int, LoadReport] = {}
+        """The report of each rank that was announced last."""
+        self._polled: dict[int, LoadReport] = {}
+        self._seen: dict[int, LoadReport] = {}
+        self._moved_s = clock.now()
+        self._fresh = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the parts: the polling thread, and the announcing task."""
+        return [self.thread.part(stage=stage), Part("load-reports", self.run, stage)]
+
+    def _polls(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            for dp_rank, report in self.rows.read(self._rows(stop)):
+                self._polled[dp_rank] = report
+                self._loop.call_soon_threadsafe(self._fresh.set)
+
+    def _rows(self, stop: threading.Event) -> object:
+        try:
+            rows = self._engine.iteration_stats(self._poll_s)
+        except EngineError as error:
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("engine_stats_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+            stop.wait(FAILED_S)
+            return []
+        self.failure = ""
+        return rows
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Announce, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""
+        while not stop.is_set():
+            await until(stop, self._clock.wait(self._fresh, REST_PERIOD_S))
+            self._fresh.clear()
+            for dp_rank, report in self._polled.copy().items():
+                if self._seen.get(dp_rank) is not report:
+                    self._seen[dp_rank] = report
+                    self._moved_s = self._clock.now()
+                    await self._announce(dp_rank, report)
+            if self._is_at_rest():
+                for dp_rank, last in self._seen.items():
+                    await self._announce(dp_rank, at_rest(last))
+            await self._clock.wait(stop, REPORT_PERIOD_S)
+
+    def _is_at_rest(self) -> bool:
+        if self._in_flight() or self.failure or self.thread.failure:
+            self._moved_s = self._clock.now()
+        return self._clock.now() - self._moved_s >= REST_PERIOD_S
+
+    async def _announce(self, dp_rank: int, report: LoadReport) -> None:
+        self.newest = {**self.newest, dp_rank: report}  # a new one: other threads read it
+        await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+
+
+async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:
+    """Publish the report on core NATS; without a connection it is lost, and a newer one follows."""
+    try:
+        await log.announce(subjects.load(model, WorkerRank(worker_id, dp_rank)), encode_load(report))
+    except BrokerUnavailable as error:
+        _log.debug("load_report_lost", reason=str(error))
+
+
+# ---------------------------------------------------------------- iteration statistics
 class RowSkipped(ProtocolError):
     """A row is incomplete or invalid. `problem` is one of `PROBLEMS`."""
 
@@ -105,7 +224,11 @@ def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
     """Return the rank and the report of a row of statistics; raise `RowSkipped` if it is incomplete."""
     if not isinstance(row, dict):
         raise RowSkipped("not_a_map", row)
-    cache, batching = _cache(row), _batching(row)
+    cache, batching = row.get("kvCacheStats"), row.get("inflightBatchingStats")
+    if not isinstance(cache, dict):
+        raise RowSkipped("cache", cache)
+    if batching is not None and not isinstance(batching, dict):
+        raise RowSkipped("batching", batching)
     phases = None if batching is None else PhaseLoad(**{ours: _count(batching, name) for ours, name in _PHASES.items()})
     return _rank(row), LoadReport(
         instance=instance,
@@ -129,20 +252,6 @@ def at_rest(last: LoadReport) -> LoadReport:
 
 def _rank(row: dict[str, Any]) -> int:
     return 0 if row.get("attentionDpRank") is None else _required_count(row, "attentionDpRank", "rank")
-
-
-def _cache(row: dict[str, Any]) -> dict[str, Any]:
-    section = row.get("kvCacheStats")
-    if not isinstance(section, dict):
-        raise RowSkipped("cache", section)
-    return section
-
-
-def _batching(row: dict[str, Any]) -> dict[str, Any] | None:
-    section = row.get("inflightBatchingStats")
-    if section is not None and not isinstance(section, dict):
-        raise RowSkipped("batching", section)
-    return section
 
 
 def _required_count(section: dict[str, Any], name: str, problem: str) -> int:

@@ -1,28 +1,40 @@
 """The configuration sections of media and of the transfer of embeddings."""
 
-from ipaddress import ip_address
+from collections.abc import Iterable
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config.sections import Section
-from worker_agent.media.addresses import parsed_networks
-from worker_agent.media.parts import MediaRules
-from worker_agent.media.urls import FetchRules
 
-_RULES, _FETCH = MediaRules(), FetchRules()
+Network = IPv4Network | IPv6Network
+
+
+def _checked(network: str) -> str:
+    ip_network(network)
+    return network
+
+
+_NETWORK = Annotated[str, AfterValidator(_checked)]
 _PORT = Annotated[int, Field(ge=1, le=65535)]
+
+
+def parsed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks that `texts` name (`10.0.0.0/8`, an address); raise ValueError for the first invalid one."""
+    return tuple(ip_network(text) for text in texts)
 
 
 class MediaSection(Section):
     """Images and embeddings of requests: accepted types, sizes and sources; by default only `data:` URLs."""
 
     kinds: tuple[Literal["image", "embeddings"], ...] = Field(
-        _RULES.kinds, description="what requests may bring; embeddings only as .safetensors"
+        ("image",), description="what requests may bring; embeddings only as .safetensors"
     )
     part_bytes_max: int = Field(
-        _RULES.part_bytes_max,
+        50 << 20,
         ge=1,
         le=1 << 32,
         description="bytes of one; of all of a request as many, or 128 MiB; more costs memory",
@@ -33,17 +45,11 @@ class MediaSection(Section):
     schemes: tuple[Literal["https", "http"], ...] = Field(
         (), description="of URLs that are fetched for requests; empty: none"
     )
-    ports: tuple[_PORT, ...] = Field(_FETCH.ports, max_length=64, description="that are asked")
-    networks: tuple[str, ...] = Field(
+    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="that are asked")
+    networks: tuple[_NETWORK, ...] = Field(
         (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
     )
     cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
-
-    @field_validator("networks")
-    @classmethod
-    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        parsed_networks(networks)
-        return networks
 
     @field_validator("directories")
     @classmethod
@@ -53,16 +59,10 @@ class MediaSection(Section):
                 raise ValueError(f"found {directory!r}, allowed absolute paths without `..`, and not the root")
         return directories
 
-    @property
-    def rules(self) -> MediaRules:
-        """The rules for accepted media."""
-        together = max(_RULES.request_bytes_max, self.part_bytes_max)
-        return MediaRules(kinds=self.kinds, part_bytes_max=self.part_bytes_max, request_bytes_max=together)
-
-    @property
-    def fetch_rules(self) -> FetchRules:
-        """The rules for fetched URLs."""
-        return FetchRules(schemes=self.schemes, ports=self.ports, networks=parsed_networks(self.networks))
+    @cached_property
+    def allowed_networks(self) -> tuple[Network, ...]:
+        """The `networks`."""
+        return parsed_networks(self.networks)
 
 
 class ImageModelSection(Section):
@@ -99,7 +99,7 @@ class TransferSection(Section):
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
     )
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
-    networks: tuple[str, ...] = Field(
+    networks: tuple[_NETWORK, ...] = Field(
         ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
     )
     over: Literal["auto", "http", "nixl"] = Field(
@@ -113,9 +113,3 @@ class TransferSection(Section):
         if host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
             raise ValueError(f"found {host!r}, allowed one address of this machine")
         return host
-
-    @field_validator("networks")
-    @classmethod
-    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        parsed_networks(networks)
-        return networks

@@ -1,4 +1,4 @@
-"""A client of encode workers: the `MediaEncoder` of chats (`chats.py`).
+"""A client of the encode workers of one model in the fleet, and which of them is asked.
 
     answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
@@ -8,33 +8,55 @@
     any other                     likewise: the error is not the client's
 
 The answer is bounded while it is read. What a worker offered whose answer was not used expires.
+
+    registered with role encode                     asked
+    draining                                        not asked
+    left                                            forgotten
+    not heard, or failed, in the last `SILENT_S`    asked after all others
+
+Of several the one with the fewest requests of this worker in flight is asked, of equals the one asked least often. An
+engine opens only handles that were made on its machine: where handles are wanted, only workers of `host` are known.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import get_args
+import math
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, get_args
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+import structlog
 
+from kv_protocol import fleet, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, WorkerDraining, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.openai.errors import RequestInvalid
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.http.answer_body import bounded_body
-from worker_agent.media.chats import EncodedMedia
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import RateLimitedLog
+from worker_agent.media.embedding_transfer import EmbeddingTransfer
 from worker_agent.media.encode_wire import (
     PATH,
+    EmbeddingDescriptor,
     EncodeAnswer,
     EncodeMedia,
     EncodeRequest,
     EncodeUnreadable,
     Form,
-    read_answer,
+    decoded,
 )
-from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.parts import MediaPart, embeddings_media
-from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
-from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
-from worker_agent.port.handoff import HandoffInvalid, handoff_of_json
+from worker_agent.media.refusals import MediaReason, MediaRefused
+from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
+SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 _ANSWER_BYTES_MAX = 8 << 20
 _OK, _REFUSED = 200, 400
 ANSWER_S = 30.0
@@ -42,6 +64,121 @@ ANSWER_S = 30.0
 ATTEMPTS_MAX = 3
 """How many encode workers are asked for one prompt."""
 _RETRY_S_MAX = 60
+_FOLLOW_RETRY_S = 1.0
+_log = structlog.get_logger("media")
+
+
+class EncodeWorker:
+    """One encode worker of the fleet."""
+
+    def __init__(self, registration: WorkerRegistered, now_s: float) -> None:
+        self.registration, self.draining = registration, registration.drained
+        self.heard_s, self.failed_s = now_s, -math.inf
+        self.in_flight = self.asked_total = 0
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.registration.base_url
+
+    def order(self, now_s: float) -> tuple[bool, int, int]:
+        """Return the key by which the worker to ask is the smallest."""
+        is_doubtful = now_s >= self.heard_s + SILENT_S or now_s < self.failed_s + SILENT_S
+        return is_doubtful, self.in_flight, self.asked_total
+
+
+class EncodeWorkers:
+    """The encode workers of `model`; `host` empty: on any machine."""
+
+    def __init__(self, model: str, host: str, clock: Clock) -> None:
+        self._model, self._host, self._clock = model, host.lower(), clock
+        self._gate = FleetGate()
+        self._workers: dict[str, EncodeWorker] = {}
+        self._failures = RateLimitedLog(_log, clock)
+        self.where = f" at {host}" if host else ""
+        self.attempts_total: Counter[str] = Counter()
+        """How often one was asked, by outcome: ok, refused (the media, or the worker is busy), failed."""
+
+    def part(self, stage: int, log: EventLog, gate: FleetGate) -> Part:
+        """Return the part that follows the workers in `log`; `gate` checks their fleet events."""
+        self._gate = gate
+        return Part("encode-workers", lambda stop: self._follow(log, stop), stage)
+
+    async def _follow(self, log: EventLog, stop: asyncio.Event) -> None:
+        slug, is_read = subjects.model_slug(self._model), False
+        await log.listen(subjects.pattern("heartbeat", slug=slug), self._on_heartbeat)
+        while not (is_read or stop.is_set()):
+            try:
+                await log.follow(subjects.FLEET_STREAM, subjects.pattern("fleet", slug=slug), self._on_fleet_event)
+                is_read = True
+            except BrokerUnavailable:  # a router makes the stream, perhaps later
+                await self._clock.wait(stop, _FOLLOW_RETRY_S)
+        await stop.wait()
+
+    def to_ask(self, tried: Container[str]) -> EncodeWorker | None:
+        """Return the worker to ask, none of those whose addresses are `tried`; None if there is no other."""
+        now_s = self._clock.now()
+        workers = [each for each in self._workers.values() if not each.draining and each.url not in tried]
+        return min(workers, key=lambda each: each.order(now_s), default=None)
+
+    @contextmanager
+    def asking(self, worker: EncodeWorker) -> Iterator[None]:
+        """Count a request at the worker in the block; `EncoderUnavailable` is logged, and names the worker then."""
+        worker.in_flight += 1
+        worker.asked_total += 1
+        outcome = "failed"
+        try:
+            yield
+            outcome = "ok"
+        except MediaRefused:
+            outcome = "refused"
+            raise
+        except EncoderUnavailable as error:
+            if error.retry_s is None:
+                worker.failed_s = self._clock.now()
+            else:  # it works, and has enough to do
+                outcome = "refused"
+            self._failures.warning("encode_worker_failed", key=worker.url, at=worker.url, reason=str(error))
+            raise EncoderUnavailable(f"the encode worker at {worker.url}: {error}", error.retry_s) from error
+        finally:
+            worker.in_flight -= 1
+            self.attempts_total[outcome] += 1
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            event = self._gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused:  # routers log it
+            return
+        known = self._workers.get(event.worker_id)
+        if known is not None and known.registration.instance != event.instance:
+            known = None
+        if isinstance(event, WorkerRegistered):
+            if event.role != "encode" or self._host not in ("", urlsplit(event.base_url).hostname):
+                self._workers.pop(event.worker_id, None)
+            elif known is None:
+                self._workers[event.worker_id] = EncodeWorker(event, self._clock.now())
+            else:
+                known.registration = event
+                known.draining = (known.draining or event.drained) and not event.ends_drain
+        elif known is not None and isinstance(event, WorkerDraining):
+            known.draining = True
+        elif known is not None:
+            del self._workers[event.worker_id]
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        try:
+            worker = self._workers.get(subjects.rank_of(message.subject).worker_id)
+            if worker is not None and fleet.decode_heartbeat(message.data).instance == worker.registration.instance:
+                worker.heard_s = self._clock.now()
+        except MalformedMessage:
+            return
+
+
+class EncodedMedia(NamedTuple):
+    """Embeddings of a prompt's media, or an encode worker's handles of them."""
+
+    media: tuple[Media, ...] = ()
+    handoff: Handoff | None = None
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -60,7 +197,7 @@ class EncodeClient:
     def __init__(
         self,
         workers: EncodeWorkers,
-        transfer: EmbeddingTransfer,
+        transfer: EmbeddingTransfer[Any, Any],
         *,
         model: str,
         form: Form,
@@ -79,7 +216,12 @@ class EncodeClient:
             await session.close()
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
-        """Return the encoded media; see `MediaEncoder`."""
+        """Return the encoded `parts`, one placeholder each in `prompt`.
+
+        Raises:
+            MediaRefused: the media are refused.
+            EncoderUnavailable: no encode worker answers now.
+        """
         question = await asyncio.to_thread(self._question, prompt, parts)
         tried = set[str]()
         failure = EncoderUnavailable(f"no encode worker of {self._model} takes requests{self.workers.where}")
@@ -115,7 +257,7 @@ class EncodeClient:
                 data = await bounded_body(response, _ANSWER_BYTES_MAX)
                 if data is None or response.status != _OK:
                     raise _refusal(response, data)
-                return read_answer(data)
+                return decoded(data, EncodeAnswer)
         except TimeoutError as error:
             raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
         except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:
@@ -142,27 +284,22 @@ def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefus
         reported = msgspec.json.decode(data, type=_ErrorBody).error
     except msgspec.DecodeError:
         reported = _Error()
-    if response.status == _REFUSED and reported.code in MEDIA_REASONS:
-        return _refused(reported.code, reported)
+    reason = next((each for each in get_args(MediaReason) if each == reported.code), None)
+    if response.status == _REFUSED and reason is not None:  # `<field>: found <found>, allowed <allowed>`
+        head, _, allowed = reported.message.rpartition(", allowed ")
+        field, _, found = head.partition(": found ")
+        return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
     return EncoderUnavailable(f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After")))
 
 
 def _handles(answer: EncodeAnswer) -> EncodedMedia:
     try:
-        handoff = handoff_of_json(answer.disaggregated_params)
-    except HandoffInvalid as error:
+        handoff = read_handoff(answer.disaggregated_params)
+    except RequestInvalid as error:
         raise EncoderUnavailable(str(error)) from error
-    if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
+    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
         raise EncoderUnavailable("not a handle for each item")
     return EncodedMedia(handoff=handoff)
-
-
-def _refused(code: str, reported: _Error) -> MediaRefused:
-    """Parse the encode worker's refusal: `<field>: found <found>, allowed <allowed>`."""
-    head, _, allowed = reported.message.rpartition(", allowed ")
-    field, _, found = head.partition(": found ")
-    reason = next(each for each in get_args(MediaReason) if each == code)
-    return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
 
 
 def _retry_s(header: str | None) -> float | None:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 from aiohttp import hdrs
@@ -24,9 +24,9 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from kv_runtime.http.answer_body import bounded_body
-from worker_agent.media.addresses import Address
+from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
+from worker_agent.media.urls import Address, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 FETCH_S = 10.0
@@ -41,28 +41,21 @@ _LINE_BYTES_MAX = 8190
 _FOUND_CHARACTERS_MAX = 40
 
 
-class FetchedBody(NamedTuple):
-    """A body, and the content type that its server declares."""
-
-    data: bytes
-    declared_type: str | None
-
-
 class MediaFetch:
     """Fetches media for requests. `resolve` returns all addresses of a name; it raises OSError if it finds none."""
 
-    def __init__(self, rules: FetchRules, *, fetch_s: float = FETCH_S, resolve: Resolve | None = None) -> None:
+    def __init__(self, rules: MediaSection, *, fetch_s: float = FETCH_S, resolve: Resolve | None = None) -> None:
         self._rules, self._fetch_s = rules, fetch_s
         self._resolve = resolve or system_addresses
 
-    async def get(self, url: str, field: str, bytes_max: int) -> FetchedBody:
-        """Return the content of `url`, 1 to `bytes_max` bytes; raise `MediaRefused`."""
+    async def get(self, url: str, field: str, bytes_max: int) -> tuple[bytes, str | None]:
+        """Return the content of `url`, 1 to `bytes_max` bytes, and its declared type; raise `MediaRefused`."""
         target = http_target(url, field, self._rules)
         try:
             async with asyncio.timeout(self._fetch_s):
                 for _ in range(REDIRECTS_MAX + 1):
                     answer = await self._ask(target, field, bytes_max)
-                    if isinstance(answer, FetchedBody):
+                    if not isinstance(answer, HttpTarget):
                         return answer
                     target = answer
         except TimeoutError as error:
@@ -71,7 +64,7 @@ class MediaFetch:
             ) from error
         raise MediaRefused("redirect_count", field, shown_url(url), f"at most {REDIRECTS_MAX} redirects")
 
-    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> FetchedBody | HttpTarget:
+    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> tuple[bytes, str | None] | HttpTarget:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
         try:
             async with (
@@ -104,7 +97,9 @@ async def system_addresses(host: str) -> list[Address]:
     return list(dict.fromkeys(ip_address(address[0]) for *_, address in found))
 
 
-async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int) -> FetchedBody:
+async def _body(
+    response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int
+) -> tuple[bytes, str | None]:
     if response.status != _OK:
         raise MediaRefused("status", field, f"{response.status} from {shown_url(target.url)}", f"{_OK}, or a redirect")
     encoding = response.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
@@ -119,7 +114,7 @@ async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str
         raise MediaRefused("too_large", field, f"more than {bytes_max} bytes", allowed)
     if not data:
         raise MediaRefused("content", field, "0 bytes", f"1..{bytes_max} bytes")
-    return FetchedBody(data, response.headers.get(hdrs.CONTENT_TYPE))
+    return data, response.headers.get(hdrs.CONTENT_TYPE)
 
 
 def _session(addresses: tuple[Address, ...], bytes_max: int) -> aiohttp.ClientSession:

@@ -1,5 +1,7 @@
 """A model's image placeholder in chats, its image token, and the check of a prompt's image tokens.
 
+A model's facts are in `config.json` and `preprocessor_config.json` of its directory.
+
     image token     the settings, else the first of the model's `image_token_id`, `image_token_index` (LLaVA),
                     `media_placeholder_token_id` (Kimi)
     placeholder     the settings, else by `model_type`, else the token's own text
@@ -18,12 +20,18 @@ Source: keys of `config.json` and `preprocessor_config.json`: the models' classe
 `docs/SOURCES.md` D4.3.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kv_protocol.errors import LimitExceeded
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
+from kv_runtime.text.chat_messages import TextError
+from kv_runtime.text.model import Text
+from worker_agent.media.config import ImageModelSection
 from worker_agent.media.refusals import MediaRefused
 
 NO_STANDALONE_ENCODER = frozenset({"llama4"})
@@ -44,67 +52,74 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
     image_token_id: int
 
 
-class ImageFactsInvalid(Exception):
-    """The model's image settings are inconsistent; the message names what is missing or differs."""
-
-
 def model_type(config: Mapping[str, Any]) -> str:
     """Return the `model_type` of the model's `config.json`; empty if it has none."""
     found = config.get("model_type")
     return found if isinstance(found, str) else ""
 
 
-def image_facts(
-    config: Mapping[str, Any],
-    *,
-    placeholder: str,
-    token_id: int | None,
-    text_of: Callable[[int], str],
-    encode: Callable[[str], list[int]],
-) -> ImageFacts | None:
-    """Return a model's image token and placeholder by its `config.json` and the settings; None if it takes no images.
-
-    `text_of` gives a special token's text, empty if it is not one; `encode` a text's tokens, without any around it.
+def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any]:
+    """Return a file of the model's directory; empty if it is missing, as for the built-in model.
 
     Raises:
-        ImageFactsInvalid: they do not fit together.
+        TextError: it cannot be read, or is no JSON object.
     """
+    path = Path(model_path) / name
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TextError(str(path), str(error), "JSON") from error
+    if not isinstance(config, dict):
+        raise TextError(str(path), type(config).__name__, "a JSON object")
+    return config
+
+
+def image_facts(model_path: str, text: Text, section: ImageModelSection) -> ImageFacts | None:
+    """Return the image token and placeholder of the chats of a model's directory; None if it takes no images.
+
+    Raises:
+        TextError: they are unknown, or do not fit together or the model's tokenizer.
+    """
+    config = model_config(model_path)
     found = [config[key] for key in TOKEN_KEYS if type(config.get(key)) is int]
-    token = token_id if token_id is not None else next(iter(found), None)
+    token = section.token_id if section.token_id is not None else next(iter(found), None)
     if token is None:
-        if placeholder:
-            raise ImageFactsInvalid(f"image token: found none for {placeholder!r}, allowed one of the tokenizer's")
+        if section.placeholder:
+            raise _misfit(
+                model_path, f"image token: found none for {section.placeholder!r}, allowed one of the tokenizer's"
+            )
         return None
-    text = placeholder or PLACEHOLDERS.get(model_type(config), "") or text_of(token)
-    count = encode(text).count(token) if text else 0
+    own = next((special for special, number in text.special_ids.items() if number == token), "")
+    placeholder = section.placeholder or PLACEHOLDERS.get(model_type(config), own)
+    count = text.encode(placeholder, add_special_tokens=False).count(token) if placeholder else 0
     if count != 1:
-        found_text = f"{text!r}, which has {count} tokens {token}" if text else f"none for token {token}"
-        raise ImageFactsInvalid(f"placeholder: found {found_text}, allowed a text that has the image token once")
-    return ImageFacts(placeholder=text, image_token_id=token)
+        shown = f"{placeholder!r}, which has {count} tokens {token}" if placeholder else f"none for token {token}"
+        raise _misfit(model_path, f"placeholder: found {shown}, allowed a text that has the image token once")
+    return ImageFacts(placeholder=placeholder, image_token_id=token)
 
 
-def image_rule(
-    facts: ImageFacts,
-    config: Mapping[str, Any],
-    processor: Mapping[str, Any],
-    *,
-    tokens_per_image: int | None,
-    cached_token_id: int | None,
-) -> ImageRule | None:
-    """Return the image rule for routers; None if the number of an image's tokens is unknown.
+def image_rule(model_path: str, facts: ImageFacts | None, section: ImageModelSection) -> ImageRule | None:
+    """Return the image rule for routers; None if the model takes no images, or their tokens cannot be counted.
 
     Raises:
-        LimitExceeded: a number is out of its range.
+        TextError: a number is out of its range.
     """
-    tokens = FixedTokens(tokens_per_image) if tokens_per_image is not None else _qwen_tokens(config, processor)
-    if tokens is None:
+    if facts is None:
         return None
-    return ImageRule(
-        placeholder=facts.placeholder,
-        image_token_id=facts.image_token_id,
-        tokens=tokens,
-        cached_token_id=cached_token_id,
-    )
+    try:
+        tokens = _qwen_tokens(model_path) if section.tokens_per_image is None else FixedTokens(section.tokens_per_image)
+        if tokens is None:
+            return None
+        return ImageRule(
+            placeholder=facts.placeholder,
+            image_token_id=facts.image_token_id,
+            tokens=tokens,
+            cached_token_id=section.cached_token_id,
+        )
+    except LimitExceeded as error:
+        raise TextError(error.field, error.found, error.allowed) from error
 
 
 def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
@@ -117,7 +132,8 @@ def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, f
         raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")
 
 
-def _qwen_tokens(config: Mapping[str, Any], processor: Mapping[str, Any]) -> QwenTokens | None:
+def _qwen_tokens(model_path: str) -> QwenTokens | None:
+    processor = model_config(model_path, "preprocessor_config.json")
     size = processor.get("size")
     edges = size if isinstance(size, Mapping) else {}
     found = {
@@ -126,6 +142,10 @@ def _qwen_tokens(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Qwe
         "min_pixels": processor.get("min_pixels", edges.get("shortest_edge")),
         "max_pixels": processor.get("max_pixels", edges.get("longest_edge")),
     }
-    if model_type(config) not in _QWEN_TYPES or any(type(value) is not int for value in found.values()):
+    if model_type(model_config(model_path)) not in _QWEN_TYPES or any(type(each) is not int for each in found.values()):
         return None
     return QwenTokens(**found)
+
+
+def _misfit(model_path: str, problem: str) -> TextError:
+    return TextError(model_path, problem, "images.placeholder and images.token_id that fit the model")

@@ -27,8 +27,7 @@ import msgspec
 from blake3 import blake3
 
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.rules import Rule
-from worker_agent.port.types import EngineRequest, Media, MediaKind
+from worker_agent.port.types import EngineRequest, Media, MediaKind, Rule
 
 _WORDS = ">8i"
 

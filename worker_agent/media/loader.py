@@ -22,15 +22,14 @@ import asyncio
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import FETCH_S, MediaFetch, Resolve
-from worker_agent.media.parts import MediaChat, MediaPart, check_total, checked_media, split_chat
+from worker_agent.media.parts import MediaPart, check_total, checked_media
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.media.urls import decoded_data, file_path, scheme_of
 from worker_agent.port.types import Media
@@ -40,30 +39,19 @@ FETCHES_MAX = 8
 
 
 class MediaLoader:
-    """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
+    """Loads media for all requests of an agent. The counters are for its metrics.
+
+    `refused_total` is by reason, and counts the requests whose media were refused: those that ask for them count.
+    """
 
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None, fetch_s: float = FETCH_S) -> None:
-        self.rules = section.rules
+        self.rules = section
         self._files = MediaFiles(section.directories)
-        self._fetch = MediaFetch(section.fetch_rules, fetch_s=fetch_s, resolve=resolve)
+        self._fetch = MediaFetch(section, fetch_s=fetch_s, resolve=resolve)
         self._slots = asyncio.Semaphore(FETCHES_MAX)
         self.loaded_total: Counter[str] = Counter()
         self.loaded_bytes_total = 0
         self.refused_total: Counter[str] = Counter()
-
-    def split(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> MediaChat:
-        """Return the chat as text, and the media to load; raise `MediaRefused`."""
-        with self.counting():
-            return split_chat(messages, self.rules, placeholder)
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count a refusal in the block, and raise it again."""
-        try:
-            yield
-        except MediaRefused as refused:
-            self.refused_total[refused.reason] += 1
-            raise
 
     async def load(self, parts: Sequence[MediaPart]) -> tuple[Media, ...]:
         """Return the media of `parts`, in their order, all of them checked.
@@ -88,8 +76,7 @@ class MediaLoader:
         async with TaskSet(len(parts)) as running:
             tasks += [running.spawn(load_one(at, part)) for at, part in enumerate(parts)]
         if refusals:
-            with self.counting():
-                raise refusals[min(refusals)]
+            raise refusals[min(refusals)]
         self.loaded_total.update(media.kind for media in loaded.values())
         self.loaded_bytes_total += sum(len(media.data) for media in loaded.values())
         return tuple(loaded[at] for at in range(len(parts)))

@@ -20,7 +20,7 @@ import asyncio
 import ctypes
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,16 +32,13 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part
-from worker_agent.media.embedding_stores import Offers
+from worker_agent.media.embedding_transfer import EmbeddingTransfer, new_token, refused
+from worker_agent.media.encode_wire import AGENT_BYTES_MAX, NixlDescriptor
 from worker_agent.media.parts import content_digest
-from worker_agent.media.refusals import MediaReason, MediaRefused
-from worker_agent.media.transfer import AGENT_BYTES_MAX, FETCH_S, STORE_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
 from worker_agent.port.types import EngineError
 
 _POLL_S = 0.002
-_TOKEN_BYTES = 32
 _DRAM = "DRAM"
-_FIELD = "embeddings"
 _log = structlog.get_logger("nixl")
 Answer = TypeVar("Answer")
 
@@ -64,12 +61,14 @@ class RegisteredMemory:
         return bytes(self._buffer)
 
 
-class NixlEmbeddingTransfer:
-    """An `EmbeddingTransfer`, from `start` until its `parts` have ended."""
+class NixlEmbeddingTransfer(EmbeddingTransfer[RegisteredMemory, NixlDescriptor]):
+    """It reads from other workers, and is read by them, from `start` until its `parts` have ended."""
 
-    def __init__(self, clock: Clock, *, fetch_s: float = FETCH_S, store_bytes_max: int = STORE_BYTES_MAX) -> None:
-        self._clock, self._fetch_s, self._store_bytes_max = clock, fetch_s, store_bytes_max
-        self.offers: Offers[RegisteredMemory] = Offers(store_bytes_max)
+    kind = NixlDescriptor
+    wrong_kind = "embeddings over nixl: transfer.over"
+
+    def __init__(self, clock: Clock, **bounds: Any) -> None:  # noqa: ANN401 - as the base has them
+        super().__init__(clock, **bounds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._readers: Counter[Any] = Counter()  # by the other agent's name, the number of reads from it now
@@ -89,10 +88,9 @@ class NixlEmbeddingTransfer:
         return (Part("embeddings-nixl", self._tend, stage),)
 
     async def offer(self, embeddings: bytes) -> NixlDescriptor:
-        """Offer a copy of `embeddings` for `TTL_S` seconds; raise `NoRoom`."""
-        assert embeddings
+        """Offer a copy of `embeddings`."""
         digest = await asyncio.to_thread(content_digest, embeddings)
-        memory, token = RegisteredMemory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
+        memory, token = RegisteredMemory(len(embeddings), embeddings), new_token()
         await self._let_go(self.offers.expire(self._clock.now()))
         self.offers.offer(token, memory, self._clock.now())
         try:
@@ -100,43 +98,25 @@ class NixlEmbeddingTransfer:
             # The agent's metadata changes with its registrations: each descriptor has the current one.
             agent = _bounded(await self._call(self._agent.get_agent_metadata))
         except BaseException:
-            await self._forget(token)
+            await self._end_offer(token)
             raise
         return NixlDescriptor(
             agent=agent, address=memory.address, token=token, digest=digest, size_bytes=len(embeddings)
         )
 
-    async def release(self, descriptor: EmbeddingDescriptor) -> None:
-        """End the offer of `descriptor`."""
-        await self._forget(descriptor.token)
-
-    async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
-        """Return the offered embeddings; raise `MediaRefused`."""
-        checked = self._checked(descriptor)
-        memory = RegisteredMemory(checked.size_bytes)
+    # ------------------------------------------------------------------------------------------- reading
+    async def _read(self, descriptor: NixlDescriptor) -> bytes:
+        if sum(map(len, self._stuck)) + descriptor.size_bytes > self._store_bytes_max:
+            raise refused("unreachable", descriptor, "a process that has not given up so many reads")
+        memory = RegisteredMemory(descriptor.size_bytes)
         try:
             await self._register(memory)
-            async with asyncio.timeout(self._fetch_s), self._known(checked) as remote:
-                await self._read(memory, checked, remote)
-        except TimeoutError as error:
-            raise _refused("timeout", checked, f"a whole answer within {self._fetch_s} s") from error
+            async with self._known(descriptor) as remote:
+                await self._filled(memory, descriptor, remote)
         finally:
             if memory not in self._stuck:
                 await self._let_go([memory])
-        data = memory.bytes()
-        if not secrets.compare_digest(await asyncio.to_thread(content_digest, data), checked.digest):
-            raise _refused("digest", checked, "the bytes that were offered")
-        return data
-
-    # ------------------------------------------------------------------------------------------- reading
-    def _checked(self, descriptor: EmbeddingDescriptor) -> NixlDescriptor:
-        if not isinstance(descriptor, NixlDescriptor):
-            raise MediaRefused("unreachable", _FIELD, repr(descriptor), "embeddings over nixl: transfer.over")
-        if descriptor.size_bytes > self._store_bytes_max:
-            raise _refused("too_large", descriptor, f"at most {self._store_bytes_max} bytes")
-        if sum(map(len, self._stuck)) + descriptor.size_bytes > self._store_bytes_max:
-            raise _refused("unreachable", descriptor, "a process that has not given up so many reads")
-        return descriptor
+        return memory.bytes()
 
     @asynccontextmanager
     async def _known(self, descriptor: NixlDescriptor) -> AsyncIterator[Any]:
@@ -153,7 +133,7 @@ class NixlEmbeddingTransfer:
                     del self._readers[remote]
                     await self._quietly(lambda: self._agent.remove_remote_agent(remote))
 
-    async def _read(self, memory: RegisteredMemory, descriptor: NixlDescriptor, remote: Any) -> None:  # noqa: ANN401 - NIXL's
+    async def _filled(self, memory: RegisteredMemory, descriptor: NixlDescriptor, remote: Any) -> None:  # noqa: ANN401 - NIXL's
         agent, handles = self._agent, list[Any]()
 
         def begun() -> str:
@@ -168,7 +148,7 @@ class NixlEmbeddingTransfer:
                 await self._clock.sleep(_POLL_S)
                 state = await self._tried(descriptor, lambda: agent.check_xfer_state(handles[0]))
             if state != "DONE":
-                raise _refused("expired", descriptor, f"embeddings that wait; the transfer's state is {state}")
+                raise refused("expired", descriptor, f"embeddings that wait; the transfer's state is {state}")
         finally:  # the thread has begun it, or will before it does this
             if not await self._quietly(lambda: [agent.release_xfer_handle(handle) for handle in handles]):
                 self._stuck.append(memory)  # it goes on, and cannot be stopped
@@ -177,7 +157,7 @@ class NixlEmbeddingTransfer:
         try:
             return await self._call(work)
         except Exception as error:
-            raise _refused("unreachable", descriptor, f"a worker that answers ({type(error).__name__})") from error
+            raise refused("unreachable", descriptor, f"a worker that answers ({type(error).__name__})") from error
 
     # ------------------------------------------------------------------------------------------- keeping
     async def _tend(self, stop: asyncio.Event) -> None:
@@ -192,18 +172,14 @@ class NixlEmbeddingTransfer:
         await self._let_go(self.offers.expire(inf))
         self._thread.shutdown(wait=False)
 
-    async def _forget(self, token: str) -> None:
-        memory = self.offers.release(token)
-        await self._let_go([] if memory is None else [memory])
-
     async def _register(self, memory: RegisteredMemory) -> None:
         def work() -> None:
             memory.registered = self._agent.register_memory([(memory.address, len(memory), 0, "")], _DRAM)
 
         await self._call(work)
 
-    async def _let_go(self, memories: list[RegisteredMemory]) -> None:
-        for memory in memories:
+    async def _let_go(self, removed: Sequence[RegisteredMemory]) -> None:
+        for memory in removed:
             if not await self._quietly(partial(self._deregister, memory)):
                 self._stuck.append(memory)
 
@@ -229,7 +205,3 @@ def _bounded(agent: bytes) -> bytes:
     if len(agent) > AGENT_BYTES_MAX:
         raise EngineError(f"nixl: found {len(agent)} bytes of its agent's metadata, allowed {AGENT_BYTES_MAX}")
     return agent
-
-
-def _refused(reason: MediaReason, descriptor: NixlDescriptor, allowed: str) -> MediaRefused:
-    return MediaRefused(reason, _FIELD, f"{descriptor.size_bytes} bytes", allowed)

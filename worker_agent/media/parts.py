@@ -28,6 +28,7 @@ import msgspec
 from blake3 import blake3
 
 from kv_protocol.image_headers import IMAGE_TYPES, image_pixels, image_type
+from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 from worker_agent.media.safetensors import read_tensor
 from worker_agent.media.urls import scheme_of
@@ -43,16 +44,11 @@ _TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
 """Common content types that are not registered."""
 _DETAILS = (None, "auto", "low", "high")
 _FOUND_CHARACTERS_MAX = 80
-
-
-class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules for accepted media: kinds, items of a request, bytes of one and of all, pixels of an image."""
-
-    kinds: tuple[MediaKind, ...] = ("image",)
-    parts_max: int = 16
-    part_bytes_max: int = 50 << 20
-    request_bytes_max: int = 128 << 20
-    pixels_max: int = 1 << 26
+PARTS_MAX = 16
+"""Media of a request."""
+REQUEST_BYTES_MAX = 128 << 20
+"""Of all media of a request, unless one may have more."""
+_PIXELS_MAX = 1 << 26
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +93,7 @@ def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> MediaChat:
+def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaSection, placeholder: str) -> MediaChat:
     """Return the chat as text, and its media; raise `MediaRefused`, which names the field.
 
     Only content that is a list of parts is read here: rendering checks the rest of a message.
@@ -114,7 +110,7 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeho
     return MediaChat(messages=split, parts=tuple(parts))
 
 
-def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
+def media_part(field: str, url: str, rules: MediaSection) -> MediaPart:
     """Return the media part of a URL, which is not empty, by the URL's path; raise `MediaRefused`."""
     kind = _kind_of(field, url)
     if kind not in rules.kinds:
@@ -122,7 +118,7 @@ def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
     return MediaPart(field=field, kind=kind, url=url)
 
 
-def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules: MediaRules) -> Media:
+def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules: MediaSection) -> Media:
     """Check the bytes and return the media; raise `MediaRefused`.
 
     `declared_type` is the content type from the server or URL; None: none was declared.
@@ -135,7 +131,7 @@ def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules
         if declared not in _UNKNOWN_TYPES:
             raise _refused("content_type", part, declared, "application/octet-stream, of embeddings")
         return embeddings_media(part.field, data)
-    return _checked_image(part, data, declared, rules)
+    return _checked_image(part, data, declared)
 
 
 def embeddings_media(field: str, data: bytes) -> Media:
@@ -144,13 +140,14 @@ def embeddings_media(field: str, data: bytes) -> Media:
     return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensor=tensor)
 
 
-def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
+def check_total(media_bytes: int, field: str, rules: MediaSection) -> None:
     """Raise `MediaRefused` if a request's media have too many bytes together."""
-    if media_bytes > rules.request_bytes_max:
-        raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {rules.request_bytes_max}")
+    bytes_max = max(REQUEST_BYTES_MAX, rules.part_bytes_max)
+    if media_bytes > bytes_max:
+        raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {bytes_max}")
 
 
-def _checked_image(part: MediaPart, data: bytes, declared: str, rules: MediaRules) -> Media:
+def _checked_image(part: MediaPart, data: bytes, declared: str) -> Media:
     allowed = f"one of {', '.join(IMAGE_TYPES)}"
     if declared not in _UNKNOWN_TYPES and declared not in IMAGE_TYPES:
         raise _refused("content_type", part, declared, allowed)
@@ -162,13 +159,13 @@ def _checked_image(part: MediaPart, data: bytes, declared: str, rules: MediaRule
     pixels = image_pixels(data, found)
     if pixels is None:
         raise _refused("content", part, f"{found} without a size", "a whole header")
-    if pixels.width * pixels.height > rules.pixels_max:
-        raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {rules.pixels_max} pixels")
+    if pixels.width * pixels.height > _PIXELS_MAX:
+        raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {_PIXELS_MAX} pixels")
     digest = content_digest(data)
     return Media(field=part.field, kind=part.kind, media_type=found, data=data, digest=digest, pixels=pixels)
 
 
-def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaRules, placeholder: str) -> Any:  # noqa: ANN401
+def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaSection, placeholder: str) -> Any:  # noqa: ANN401
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise MediaRefused("part_form", where, type(part).__name__, "an object with a type")
@@ -180,13 +177,13 @@ def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaRu
     if kind != "image_url":
         allowed = "text, image_url: this worker takes no video and no audio"
         raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], allowed)
-    if len(parts) >= rules.parts_max:
-        raise MediaRefused("parts_count", where, f"more than {rules.parts_max}", f"at most {rules.parts_max} media")
+    if len(parts) >= PARTS_MAX:
+        raise MediaRefused("parts_count", where, f"more than {PARTS_MAX}", f"at most {PARTS_MAX} media")
     parts.append(_media_part(where, part, rules))
     return {"type": "text", "text": placeholder}
 
 
-def _media_part(where: str, part: Mapping[str, Any], rules: MediaRules) -> MediaPart:
+def _media_part(where: str, part: Mapping[str, Any], rules: MediaSection) -> MediaPart:
     image, field = part.get("image_url"), f"{where}.image_url.url"
     if part.keys() != {"type", "image_url"} or not isinstance(image, Mapping) or not image.keys() <= {"url", "detail"}:
         raise MediaRefused("part_form", where, "other keys", "type, image_url {url, detail}")

@@ -3,12 +3,12 @@
     field     the path in the request, as its client wrote it
     found     the value found there: of a URL only scheme, host, port and path, of data only its size
     allowed   the values allowed there
-    reason    one of `MEDIA_REASONS`: a metric's label
+    reason    one of `MediaReason`: a metric's label
 
 A query may have a signature, and the part before an `@` a password: neither is shown.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 from kv_protocol.openai.requests import RequestInvalid
 
@@ -53,7 +53,6 @@ MediaReason = Literal[
     "expired",
     "digest",
 ]
-MEDIA_REASONS: tuple[str, ...] = get_args(MediaReason)
 _SHOWN_CHARACTERS_MAX = 120
 
 

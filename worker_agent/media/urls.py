@@ -8,19 +8,39 @@
 A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. If its last label is a number
 or begins with 0x, it is an old spelling of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`) and is refused.
 
+Media may be fetched from public addresses and configured networks:
+
+    address                                    checked as
+    one that serves a cloud's metadata         itself: never allowed, whatever the configuration names
+    ::ffff:a.b.c.d (IPv4-mapped)               a.b.c.d
+    64:ff9b::a.b.c.d (NAT64)                   a.b.c.d
+    in a network that is named                 allowed
+    in a network of the table below            refused for that network's reason
+    IPv6 outside 2000::/3                      refused: reserved
+    any other                                  allowed
+
+The table is ours, because `is_global` differs between Python versions. Addresses of tunnels (6to4, Teredo, NAT64 of
+local prefixes) are refused, whatever address they contain.
+
 Source: RFC 2397 (data), RFC 8089 (file), RFC 3986; the WHATWG URL standard, "ends in a number checker".
+Addresses: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890 and its updates), RFC 6052 (NAT64),
+RFC 3056 (6to4), RFC 4380 (Teredo). Metadata: AWS "Instance metadata" (169.254.169.254, fd00:ec2::254), ECS task
+metadata (169.254.170.2), EKS pod identity (169.254.170.23, fd00:ec2::23), Azure "IP address 168.63.129.16", Alibaba
+Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others use the first as well.
 """
 
 import binascii
 import re
-from collections.abc import Sequence
-from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from collections.abc import Mapping, Sequence
+from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
-from worker_agent.media.addresses import Address, Network, address_refusal
+from worker_agent.media.config import MediaSection, Network
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
+
+Address = IPv4Address | IPv6Address
 
 URL_CHARACTERS_MAX = 8192
 """Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
@@ -36,14 +56,6 @@ _SLICE_CHARACTERS = 1 << 20
 """Base64 characters decoded at once: a multiple of 4."""
 _DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORECASE)
 _DATA_HEAD_CHARACTERS_MAX = 128
-
-
-class FetchRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules for fetched URLs: schemes and ports, and networks besides the public ones."""
-
-    schemes: tuple[str, ...] = ()
-    ports: tuple[int, ...] = (80, 443)
-    networks: tuple[Network, ...] = ()
 
 
 class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +89,7 @@ def scheme_of(url: str) -> str:
     return scheme.lower() if separator and "/" not in scheme else ""
 
 
-def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
+def http_target(url: str, field: str, rules: MediaSection) -> HttpTarget:
     """Return the target of `url`, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
@@ -104,7 +116,7 @@ def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
     return HttpTarget(scheme=scheme, host=host, port=port, path=path, literal=literal)
 
 
-def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchRules) -> HttpTarget:
+def redirected(base: HttpTarget, location: str | None, field: str, rules: MediaSection) -> HttpTarget:
     """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL of printable ASCII")
@@ -118,14 +130,14 @@ def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchR
 
 
 def checked_addresses(
-    addresses: Sequence[Address], target: HttpTarget, field: str, rules: FetchRules
+    addresses: Sequence[Address], target: HttpTarget, field: str, rules: MediaSection
 ) -> tuple[Address, ...]:
     """Return the addresses of the target's host if there are any and all are allowed; else raise `MediaRefused`.
 
     One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
     for address in addresses:
-        if reason := address_refusal(address, rules.networks):
+        if reason := address_refusal(address, rules.allowed_networks):
             shown = f"{shown_url(target.url)} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:
@@ -208,3 +220,64 @@ def _one_of(what: str, allowed: tuple[str, ...]) -> str:
 
 def _refused(reason: MediaReason, field: str, url: str, allowed: str) -> MediaRefused:
     return MediaRefused(reason, field, shown_url(url), allowed)
+
+
+# ---------------------------------------------------------------- addresses
+_METADATA = frozenset(
+    ip_address(text)
+    for text in (
+        "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+    )
+)
+_NETWORKS: Mapping[MediaReason, tuple[str, ...]] = {
+    "address_unspecified": ("0.0.0.0/8", "::/128"),
+    "address_loopback": ("127.0.0.0/8", "::1/128"),
+    "address_private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"),
+    "address_cgnat": ("100.64.0.0/10",),
+    "address_link_local": ("169.254.0.0/16", "fe80::/10"),
+    "address_multicast": ("224.0.0.0/4", "ff00::/8"),
+    "address_reserved": (
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+    ),
+}
+_TABLE: tuple[tuple[Network, MediaReason], ...] = tuple(
+    (ip_network(text), reason) for reason, texts in _NETWORKS.items() for text in texts
+)
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_V4_MASK = 0xFFFF_FFFF
+
+
+def real_address(address: Address) -> Address:
+    """Return the address that is reached: the IPv4 address in a mapped or NAT64 one, else the same without a zone."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if IPv6Address(int(address)) in _NAT64:
+        return IPv4Address(int(address) & _V4_MASK)
+    return IPv6Address(int(address))
+
+
+def address_refusal(address: Address, networks: Sequence[Network] = ()) -> MediaReason | None:
+    """Return why nothing may be fetched from `address`; None if it is allowed, as any address of `networks` is."""
+    real = real_address(address)
+    if real in _METADATA:
+        return "address_metadata"
+    if any(real in network for network in networks):
+        return None
+    for network, reason in _TABLE:
+        if real in network:
+            return reason
+    if isinstance(real, IPv6Address) and real not in _GLOBAL_UNICAST:
+        return "address_reserved"
+    return None

@@ -34,8 +34,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, shortened
-from kv_protocol.openai.errors import explained
+from kv_protocol.errors import shortened
 from kv_protocol.openai.option_table import LOGPROBS_MAX
 from kv_protocol.openai.parts import ABSENT, OptionalPart
 from kv_protocol.openai.requests import RequestInvalid
@@ -113,7 +112,6 @@ _COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_
 _MEDIA_PREFIX = "multimodal_"
 _MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIX))
 _KEYS = frozenset(_HandoffKeys.__struct_encode_fields__)
-_decoder = msgspec.json.Decoder(_HandoffKeys)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _part = OptionalPart[_HandoffKeys](_HandoffKeys)
 
@@ -130,24 +128,25 @@ def handoff_keys(handoff: Handoff) -> dict[str, Any]:
     return keys | others
 
 
-def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
-    """Return the handoff in a JSON object.
+def read_handoff(part: msgspec.Raw) -> Handoff | None:
+    """Return the handoff in a request's or an answer's `disaggregated_params`, None without one.
 
     Raises:
-        HandoffInvalid: it is not a handoff.
+        RequestInvalid: it is not a handoff.
     """
-    try:
-        return _without_dropped(_decoder.decode(data), data)
-    except RequestInvalid as error:
-        raise HandoffInvalid(str(error)) from error
-    except UNDECODABLE as error:
-        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _HandoffKeys, _FIELD))) from error
-
-
-def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
-    """Return the handoff in a request's `disaggregated_params`, None without one; raise `RequestInvalid`."""
     wire = _part.read(part, _FIELD)
-    return None if wire is None else _without_dropped(wire, part)
+    if wire is None:
+        return None
+    known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
+    unknown = {name: raw for name, raw in _keys.decode(part).items() if name not in _KEYS}
+    if len(unknown) > OTHERS_MAX:
+        raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
+    for name in unknown:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
+            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
+            raise RequestInvalid(_FIELD, shortened(name), allowed)
+    others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
+    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
 
 
 def without_media(handoff: Handoff) -> Handoff:
@@ -210,20 +209,6 @@ class TransferIds:
         """Return an id."""
         self._count = (self._count + 1) % (1 << _COUNTER_BITS)
         return self._life | self._count
-
-
-def _without_dropped(wire: _HandoffKeys, data: bytes | msgspec.Raw) -> Handoff:
-    """Return the handoff with the unknown keys of `data`; raise `RequestInvalid` for too many."""
-    known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
-    unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
-    if len(unknown) > OTHERS_MAX:
-        raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
-    for name in unknown:
-        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
-            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
-            raise RequestInvalid(_FIELD, shortened(name), allowed)
-    others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
-    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
 
 
 def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:

@@ -3,15 +3,14 @@
 import asyncio
 import io
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, until
 from kv_runtime.telemetry import new_registry
@@ -19,6 +18,7 @@ from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.engine_description import described
+from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from worker_agent.api.app import AgentApi
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
@@ -26,10 +26,9 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import ScriptedSource
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
 from worker_agent.media.loader import MediaLoader
-from worker_agent.port.engine import Engine
+from worker_agent.port.types import Engine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -131,7 +130,7 @@ async def serving(
     inflight: int = 100,
     body_bytes: int = 1 << 20,
     position: Any = nowhere,
-    now_s: Callable[[], float] = time.monotonic,
+    clock: Clock | None = None,
     text: Text | None = None,
     **options: Any,
 ) -> AsyncIterator[Agent]:
@@ -145,12 +144,11 @@ async def serving(
     api = AgentApi(
         engine,
         text,
-        EnginePrompts(text, ChatMedia(text, MediaLoader(MediaSection()), None)),
+        EnginePrompts(text, MediaLoader(MediaSection()), None),
         served_names=("m",),
         default_max_tokens=16,
         inflight_requests_max=inflight,
-        wall_ns=lambda: CREATED * 10**9,
-        now_s=now_s,
+        clock=clock or ManualClock(wall_ns=CREATED * 10**9),
         new_id=lambda: next(ids),
         position=position,
         status=lambda: {"log": "connected"},

@@ -1,4 +1,4 @@
-"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.port.engine` asks for."""
+"""An engine that does to its KV cache exactly what a test says: the least that `worker_agent.port.types` asks for."""
 
 import threading
 from collections import deque

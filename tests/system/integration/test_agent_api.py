@@ -114,7 +114,7 @@ async def worker(
 
 async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token() -> None:
     clock = ManualClock(now_s=5.0)
-    async with serving(_Timed(clock), drive=False, now_s=clock.now) as agent:
+    async with serving(_Timed(clock), drive=False, clock=clock) as agent:
         whole = await agent.ask(CHAT, {"messages": HELLO})
         stream = await agent.ask(CHAT, {"messages": HELLO, "stream": True})
     assert whole.headers[DECODE_HEADER] == "500.000"
@@ -170,7 +170,7 @@ async def test_a_bad_request_is_named(body: dict[str, Any], status: int, param: 
         answered = await running.ask(COMPLETIONS, {**body, "stream": streamed})
         error = answered.body["error"]
         assert (answered.status, error["param"], set(error)) == (status, param, {"message", "type", "param", "code"})
-        assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
+        assert running.api.in_flight.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
 async def test_a_bad_rank_is_named() -> None:
@@ -185,7 +185,7 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
     async with worker(body_bytes=100) as running:
         answered = await running.ask(COMPLETIONS, b" " * 101)
         assert (answered.status, answered.body["error"]["code"]) == (413, "body_too_large")
-        assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
+        assert running.api.in_flight.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
 
 
 @pytest.mark.parametrize(
@@ -224,13 +224,13 @@ async def test_while_a_large_answer_is_rendered_other_requests_are_answered() ->
 async def test_beyond_its_bound_the_worker_says_so_at_once() -> None:
     async with worker(speed=1.0, inflight=2) as running:
         waiting = [await running.open(COMPLETIONS, {"prompt": "x", "max_tokens": ENDLESS_TOKENS}) for _ in range(2)]
-        await eventually(lambda: running.api.running == 2)
+        await eventually(lambda: running.api.in_flight.running == 2)
         answered = await running.ask(COMPLETIONS, {"prompt": "x"})
         assert (answered.status, answered.body["error"]["code"]) == (503, "overloaded")
         assert answered.headers["Retry-After"] == "1"
         for _, writer in waiting:
             writer.transport.abort()
-        await eventually(lambda: running.api.running == 0)
+        await eventually(lambda: running.api.in_flight.running == 0)
 
 
 # ---------------------------------------------------------------- clients that go away
@@ -260,13 +260,13 @@ async def test_a_client_that_goes_away_ends_its_generation_and_frees_its_blocks(
             )
             if read_until:
                 await reader.readuntil(read_until)
-            await eventually(lambda: running.api.running == 1)
+            await eventually(lambda: running.api.in_flight.running == 1)
             await leave(writer)
-            await eventually(lambda: running.api.running == 0)
+            await eventually(lambda: running.api.in_flight.running == 0)
             running.engine.speed = 100.0
             assert await running.used_blocks() == 0
-            await eventually(lambda: running.api.requests_total["cancelled"] == 1)
-            assert running.api.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 1}
+            await eventually(lambda: running.api.in_flight.requests_total["cancelled"] == 1)
+            assert running.api.in_flight.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 1}
     assert lines == []
 
 
@@ -279,8 +279,8 @@ async def test_an_engine_that_stops_ends_a_stream_with_an_error_event() -> None:
         first = await response.content.readuntil(b"\n\n")
         await running.engine.stop(0.0)
         answered = Answered(response.status, dict(response.headers), first + await response.read())
-        await eventually(lambda: running.api.running == 0)
-        assert running.api.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}
+        await eventually(lambda: running.api.in_flight.running == 0)
+        assert running.api.in_flight.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}
     *chunks, last = answered.events
     assert (answered.status, len(answered.said()["text"])) == (200, len(chunks))
     assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "engine_stopped")
@@ -304,8 +304,8 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
                 await running.ask(COMPLETIONS, {"prompt": "x", "stream": True})
             answered = await running.ask(COMPLETIONS, {"prompt": "x"})
             assert (answered.status, answered.body["error"]["type"]) == (500, "server_error")
-            assert running.api.running == 0
-            assert running.api.requests_total == {"ok": 0, "refused": 0, "failed": 2, "cancelled": 0}
+            assert running.api.in_flight.running == 0
+            assert running.api.in_flight.requests_total == {"ok": 0, "refused": 0, "failed": 2, "cancelled": 0}
     assert [line["event"] for line in lines] == ["request_failed", "request_failed"]
 
 

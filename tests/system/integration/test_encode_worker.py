@@ -15,6 +15,7 @@ from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
+from tests.support.paths import ROOT
 from tests.support.trtllm import Fake
 from tests.system.integration.speakers import endless, says, speaking
 from tests.system.integration.test_media_engine import (
@@ -33,13 +34,12 @@ from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_ur
 from tests.unit.worker_agent.test_encode_workers import encoder, followed
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
+from worker_agent.commands.served_media import encode_families, media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.embedding_stores import EmbeddingCache
-from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.embedding_transfer import EmbeddingCache
+from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
 from worker_agent.media.encode_wire import PATH, Form
-from worker_agent.media.encode_workers import EncodeWorkers
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
@@ -76,8 +76,7 @@ class EncodeWorker:
     def prompts(self, client: EncodeClient) -> EnginePrompts:
         """The prompts of a worker that asks this one."""
         return EnginePrompts(
-            self.model.text,
-            ChatMedia(self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client),
+            self.model.text, MediaLoader(MediaSection(kinds=("image", "embeddings"))), self.facts, client
         )
 
 
@@ -117,7 +116,7 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
     assert prompt.media == ()
     assert prompt.handoff is not None
     assert prompt.handoff.multimodal_hashes == tuple(digest_words(content_digest(data)) for data in (PNG, GIF))
-    assert made.api.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
+    assert made.api.in_flight.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
 
 
 async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
@@ -127,6 +126,18 @@ async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) 
             assert [each.tensor and each.tensor.shape for each in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
         assert (made.cache.misses_total, made.cache.hits_total) == (2, 2)
         assert (made.transfer.offers.taken_total, len(made.transfer.offers)) == (5, 0)
+        families = [
+            *encode_families("w", made.api, made.cache, made.transfer.offers),
+            *media_families("w", made.loader),
+        ]
+        told = {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+        assert told["kvrouter_embedding_cache_bytes", "w"] == made.cache.size_bytes > 0
+        assert told["kvrouter_embedding_lookups_total", "w", "hit"] == 2
+        assert told["kvrouter_embedding_offers_total", "w", "taken"] == 5
+        assert told["kvrouter_encode_requests_total", "w", "ok"] == 3
+        assert told["kvrouter_media_loaded_total", "w", "image"] == 5
+        documented = (ROOT / "docs" / "TENSORRT_LLM.md").read_text()
+        assert [name for name, *_ in told if name not in documented and "media" not in name] == []
 
 
 async def test_a_file_of_embeddings_is_checked_and_handed_on(model: Model, tmp_path: Any) -> None:
@@ -156,8 +167,10 @@ async def test_a_refusal_of_media_is_the_client_s_own_with_its_field_and_reason(
             assert refused(caught) == reason
             assert caught.value.field == "messages[0].content[1].image_url.url"
             assert str(caught.value).count("allowed") == 1
-        assert made.loader.refused_total == {"url_scheme": 1, "content": 1, "path_outside": 1}
-        assert made.api.requests_total["refused"] == 3
+        refused_total = list(media_families("w", made.loader))[-1].samples
+        reasons = {each.labels["reason"]: each.value for each in refused_total}
+        assert reasons == {"url_scheme": 1, "content": 1, "path_outside": 1}
+        assert made.api.in_flight.requests_total["refused"] == 3
 
 
 async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model: Model) -> None:
@@ -169,7 +182,7 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
             await sent_away
         trtllm.control.release()
         await asyncio.gather(*others)
-        assert made.api.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
+        assert made.api.in_flight.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +215,7 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
         async with session.post(made.url + PATH, data=body, headers=headers) as response:
             assert response.status == 400
             assert (await response.json())["error"]["message"]
-        assert made.api.requests_total["refused"] == 1
+        assert made.api.in_flight.requests_total["refused"] == 1
 
 
 @pytest.mark.parametrize(

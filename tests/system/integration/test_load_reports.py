@@ -18,7 +18,7 @@ from tests.system.integration.broker import eventually
 from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.polled_engine import PATIENT
 from tests.system.integration.scripted_engine import ScriptedEngine
-from worker_agent.load.publisher import LoadReports
+from worker_agent.load.reports import LoadReports
 from worker_agent.port.types import EngineError
 
 REST_S = 0.05
@@ -87,8 +87,8 @@ class Reporting:
 async def reporting(
     log: EventLog, monkeypatch: pytest.MonkeyPatch, *, dp_ranks: tuple[int, ...] = (0,)
 ) -> AsyncIterator[Reporting]:
-    monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
-    monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)
+    monkeypatch.setattr("worker_agent.load.reports.REST_PERIOD_S", REST_S)
+    monkeypatch.setattr("worker_agent.load.reports.REPORT_PERIOD_S", 0.01)
     engine, in_flight = CountingEngine(dp_ranks), [0]
     loads = LoadReports(
         engine,
@@ -145,7 +145,7 @@ async def test_an_engine_that_has_requests_of_ours_and_says_nothing_is_not_taken
 async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker_agent.load.publisher.FAILED_S", 0.01)
+    monkeypatch.setattr("worker_agent.load.reports.FAILED_S", 0.01)
     with capture_logs() as lines:
         async with reporting(log, monkeypatch) as running:
             running.in_flight[0] = 1

@@ -20,15 +20,14 @@ from tests.support.image_model import write_image_model
 from tests.support.trtllm import Fake
 from tests.system.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
-from worker_agent.api.prompts import EnginePrompts
+from worker_agent.api.prompts import EnginePrompt, EnginePrompts
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
-from worker_agent.media.chats import ChatMedia, EnginePrompt
 from worker_agent.media.config import ImageModelSection, MediaSection
+from worker_agent.media.image_models import image_facts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.models import load_image_facts
 from worker_agent.media.parts import content_digest, embeddings_media
 from worker_agent.media.safetensors import read_tensor, written_tensor
 from worker_agent.port.types import EngineOutput, EngineRequest, Media, RequestRefused
@@ -52,9 +51,9 @@ def model(trtllm: Fake, tmp_path: Any) -> Model:
     path, token = write_image_model(tmp_path)
     text = load_text(path)
     trtllm.control.model = replace(trtllm.control.model, vocab_size=text.vocab_size, image_token_id=token)
-    facts = load_image_facts(path, text, ImageModelSection())
+    facts = image_facts(path, text, ImageModelSection())
     loader = MediaLoader(MediaSection(kinds=("image", "embeddings")))
-    return Model(path, token, text, EnginePrompts(text, ChatMedia(text, loader, facts)))
+    return Model(path, token, text, EnginePrompts(text, loader, facts))
 
 
 def worker(

@@ -2,7 +2,6 @@
 
 import base64
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,17 +12,13 @@ from kv_protocol.openai.requests import ChatRequest, CompletionRequest
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from tests.support.image_model import PLACEHOLDER, write_image_model
-from tests.system.integration.test_media_fetch import HERE, Names
-from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
-from worker_agent.api.prompts import EnginePrompts
-from worker_agent.media.chats import ChatMedia, EnginePrompt
+from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part, refused
+from worker_agent.api.prompts import EnginePrompt, EnginePrompts
 from worker_agent.media.config import ImageModelSection, MediaSection
+from worker_agent.media.image_models import image_facts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.models import load_image_facts
 from worker_agent.media.parts import content_digest
 from worker_agent.media.refusals import MediaRefused
-
-WHERE = "messages[0].content[0].image_url.url"
 
 
 @dataclass
@@ -54,20 +49,10 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     return write_image_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.png").write_bytes(PNG)
-    (tmp_path / "in" / "b.safetensors").write_bytes(SAFETENSORS)
-    (tmp_path / "secret.png").write_bytes(PNG)
-    return tmp_path / "in"
-
-
-def worker(model: tuple[str, int], *addresses: Any, **rules: Any) -> Worker:
-    text = load_text(model[0])
-    loader = MediaLoader(MediaSection(**rules), resolve=Names(list(addresses) or [HERE]))
-    facts = load_image_facts(model[0], text, ImageModelSection())
-    return Worker(text, model[1], loader, EnginePrompts(text, ChatMedia(text, loader, facts)))
+def worker(model: tuple[str, int]) -> Worker:
+    text, loader = load_text(model[0]), MediaLoader(MediaSection())
+    facts = image_facts(model[0], text, ImageModelSection())
+    return Worker(text, model[1], loader, EnginePrompts(text, loader, facts))
 
 
 def chat(*parts: Any, **fields: Any) -> ChatRequest:
@@ -109,7 +94,7 @@ async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_pat
 # -------------------------------------------------------------------------------------------- refused
 async def test_a_model_without_images_takes_none(model_path: Any) -> None:
     made = worker(model_path)
-    alone = EnginePrompts(made.text, ChatMedia(made.text, made.loader, None))
+    alone = EnginePrompts(made.text, made.loader, None)
     with pytest.raises(MediaRefused) as caught:
         await alone.prompts(chat(image_part(data_url(PNG))))
     assert (refused(caught), caught.value.field) == ("text_only", "messages")
@@ -137,18 +122,3 @@ async def test_token_ids_with_image_tokens_are_refused_from_any_sender(model_pat
         chat("see", kv_prompt_ids=ids([made.token])),
     ):
         assert (await made.refusal(request))[0] == "placeholder"
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("https://10.0.0.1/a.png", "address_private"),
-        (data_url(b"not an image"), "content"),
-        ("file:///etc/passwd", "path_outside"),
-    ],
-)
-async def test_what_may_not_be_read_is_refused_where_it_stands(
-    model_path: Any, images: Path, url: str, reason: str
-) -> None:
-    made = worker(model_path, schemes=("https", "http"), directories=(str(images),), part_bytes_max=1000)
-    assert await made.refusal(chat(image_part(url))) == (reason, WHERE)

@@ -23,11 +23,11 @@ from tests.system.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
 from worker_agent.commands.served_media import embedding_transfer
 from worker_agent.media.config import TransferSection
-from worker_agent.media.embedding_stores import NoRoom
+from worker_agent.media.embedding_transfer import EmbeddingTransfer, NoRoom
+from worker_agent.media.encode_wire import EmbeddingDescriptor, NixlDescriptor
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer, NixlDescriptor
 
 FAKE = ROOT / "tests" / "support" / "nixl_fake"
 LARGE = bytes(range(256)) * 4096
@@ -64,7 +64,7 @@ async def lines(stream: asyncio.StreamReader) -> bytes:
     return line
 
 
-async def reason_of(transfer: EmbeddingTransfer, descriptor: EmbeddingDescriptor) -> str:
+async def reason_of(transfer: EmbeddingTransfer[Any, Any], descriptor: EmbeddingDescriptor) -> str:
     with pytest.raises(MediaRefused) as caught:
         await transfer.fetch(descriptor)
     assert descriptor.token not in str(caught.value)

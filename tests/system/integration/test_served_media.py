@@ -1,8 +1,5 @@
 """Media of served workers, put together as `serve` does: an encode worker, and another one that asks it."""
 
-from typing import Any
-
-from kv_protocol.fleet import Role
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_runtime.clock import SystemClock
@@ -21,17 +18,10 @@ from worker_agent.media.config import ImageModelSection
 
 __all__ = ["model"]
 
-TOKEN = "secret"
-
-
-def served(model: Model, role: Role, **sections: Any) -> ServedMedia:
-    return ServedMedia(
-        AgentSettings(**sections), model.text, SystemClock(), model=MODEL, model_path=model.path, role=role
-    )
-
 
 async def test_a_worker_of_its_own_moves_no_embeddings(model: Model) -> None:
-    media = served(model, "aggregated", images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
+    settings = AgentSettings(images=ImageModelSection(tokens_per_image=TOKENS_PER_IMAGE))
+    media = ServedMedia(settings, model.text, SystemClock(), model=MODEL, model_path=model.path)
     assert media.parts(0, fleet_log(), FleetGate()) == ()
     assert media.rule == ImageRule(placeholder="<image>", image_token_id=model.token, tokens=FixedTokens(8))
     assert len((await prompt_of(media.prompts, picture())).media) == 1

@@ -23,10 +23,11 @@ from tests.contract.engines import (
     trtllm_args,
     trtllm_engine,
 )
+from tests.support.engine_description import handoff_of_json
 from tests.support.trtllm import Fake
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
-from worker_agent.port.handoff import handoff_json, handoff_of_json
+from worker_agent.port.handoff import handoff_json
 from worker_agent.port.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.port.types import EngineError, EngineOutput, EngineStopped, RequestRefused
 

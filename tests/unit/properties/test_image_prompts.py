@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -34,7 +35,9 @@ from tests.unit.router.encoding import encode_one
 from tests.unit.worker_agent.media_samples import data_url, image_part
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
-from worker_agent.media.parts import MediaRules, content_digest, split_chat
+from worker_agent.media import parts
+from worker_agent.media.config import MediaSection
+from worker_agent.media.parts import content_digest, split_chat
 
 CALM = settings(max_examples=examples(80))
 PLANTED = settings(CALM, max_examples=examples(500), derandomize=True, database=None, phases=[Phase.generate])
@@ -181,7 +184,8 @@ def computed(fake: Fake, asked: Asked) -> Computed:
     """What a worker makes of the request."""
     media, cache, events = (fake.submodule(f"_fake.{name}") for name in ("media", "cache", "events"))
     rule, block_size = asked.rule, asked.hashing.block_size
-    split = split_chat(asked.messages, MediaRules(parts_max=64), rule.placeholder)
+    with patch.object(parts, "PARTS_MAX", 64):
+        split = split_chat(asked.messages, MediaSection(), rule.placeholder)
     prompt = MODELS[asked.kind].encode_chat(split.messages)
     stands_for = rule.image_token_id if rule.cached_token_id is None else rule.cached_token_id
     tokens, items, images = list[int](), list[Any](), iter(asked.images)

@@ -2,11 +2,11 @@
 
 import base64
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from worker_agent.media.refusals import MEDIA_REASONS, MediaRefused
+from worker_agent.media.refusals import MediaReason, MediaRefused
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d494844520000000d0000000708020000005c12504d0000000d49444154789c63601805d8000001180001c95e"
@@ -46,7 +46,7 @@ def chat(*parts: Any) -> list[dict[str, Any]]:
 
 def refused(caught: pytest.ExceptionInfo[MediaRefused]) -> str:
     """The reason, which is one of the list; the message names what was found and what is allowed."""
-    assert caught.value.reason in MEDIA_REASONS
+    assert caught.value.reason in get_args(MediaReason)
     assert ": found " in str(caught.value)
     assert ", allowed " in str(caught.value)
     return caught.value.reason

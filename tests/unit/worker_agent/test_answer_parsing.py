@@ -14,9 +14,8 @@ from kv_runtime.text.model import Text
 from tests.support.engine_description import described
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
-from worker_agent.api.answer_parsing import AnswerParsing
-from worker_agent.api.choice_text import ChoiceText
-from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.choice_text import AnswerParsing, ChoiceText
+from worker_agent.api.parsers.calls import Event, joined
 from worker_agent.api.parsers.families import AnswerFormat
 from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kv_runtime.text.chat_template import ChatTemplate
 from tests.support.paths import CHAT_TEMPLATES
 from tests.support.tool_calls import parsed, read_of
-from worker_agent.api.parsers.answer import AnswerOptions
+from worker_agent.api.parsers.calls import AnswerOptions
 from worker_agent.api.parsers.families import AnswerFormat
-from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, QWEN3_CODER
+from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, Qwen3CoderParser
 
 SPECIAL = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 FAMILIES = {
@@ -38,7 +38,13 @@ TOOLS = [
     }
     for name in ("get_weather", "get")
 ]
-ENDS = (*QWEN3_CODER.value_ends, *GLM46.value_ends, *DEEPSEEK_V32.value_ends, '<|"|>', "<|tool_call_end|>")
+ENDS = (
+    *Qwen3CoderParser.value_ends,
+    *Glm46Parser.value_ends,
+    *DeepSeekV32Parser.value_ends,
+    '<|"|>',
+    "<|tool_call_end|>",
+)
 """What a value cannot have within: its family ends it there."""
 TEXTS = (
     st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

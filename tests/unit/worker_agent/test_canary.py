@@ -22,7 +22,7 @@ from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
-WAIT_S, TIMEOUT_S = 10.0, 3.0
+WAIT_S = 10.0
 DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)
 
 
@@ -109,15 +109,13 @@ class Scripted(SimulatedEngine):
 class Watched:
     """A worker with its canary, in a clock that only the test moves."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, wait_s: float = WAIT_S) -> None:
         self.clock, self.log, self.stop = ManualClock(), Log(), asyncio.Event()
-        self.engine, self.idle = Scripted(self.clock), Canary((0,), WAIT_S, 0.0)
+        self.engine = Scripted(self.clock)
         log: Any = self.log
         worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
         self.membership = Membership(registered("w", instance="i"), worker_id, self.clock, asyncio.Event())
-        self.watch = CanaryWatch(
-            self.engine, self.idle, self.membership, self.clock, timeout_s=timeout_s, begin_id=None, is_decode=False
-        )
+        self.watch = CanaryWatch(self.engine, self.clock, wait_s=wait_s, begin_id=None, is_decode=False)
 
     @property
     def told(self) -> list[str]:
@@ -133,7 +131,7 @@ class Watched:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self.membership.run(self.stop))
-        group.create_task(self.watch.run(self.stop))
+        group.create_task(self.watch.run(self.membership, self.stop))
         await self.settle()
 
 
@@ -169,11 +167,14 @@ async def test_an_engine_that_fails_it_is_out_until_it_answers(answer: str, reas
 
 
 async def test_a_late_answer_is_none_and_its_generation_is_given_up() -> None:
-    worker = Watched(timeout_s=0.0)
+    worker = Watched(wait_s=0.001)
     worker.engine.answer = "nothing"
     async with asyncio.TaskGroup() as group:
         await worker.run(group)
-        await worker.after(WAIT_S)
+        await worker.after(0.001)
+        while not worker.engine.aborted:
+            await worker.settle()
+        await worker.settle()
         assert worker.told == ["WorkerRegistered", "WorkerLeft"]
         worker.stop.set()
     assert (worker.watch.requests_total["late"], worker.engine.aborted) == (1, 1)
@@ -194,10 +195,10 @@ async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() 
 
 async def test_what_clients_are_answered_counts_as_life() -> None:
     worker = Watched()
-    heard = MonitoredEngine(worker.engine, worker.idle, worker.clock)
+    heard = MonitoredEngine(worker.engine, worker.watch.canary, worker.clock)
     await worker.clock.advance(9.0)
     asked = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
     async with aclosing(heard.generate(asked)) as outputs:
         assert [output.token_ids async for output in outputs] == [(1,)]
-    assert worker.idle.due_s(10.0) == 9.0
+    assert worker.watch.canary.due_s(10.0) == 9.0
     assert heard.describe() == DESCRIPTION

@@ -14,7 +14,7 @@ from kv_protocol.ids import WorkerRank
 from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import MODEL, registered
 from tests.unit.router.test_feeds import Log
-from worker_agent.media.encode_workers import SILENT_S, EncodeWorkers
+from worker_agent.media.encode_client import SILENT_S, EncodeWorkers
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.port.types import EncoderUnavailable
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.structural_tags import accepts
 from tests.support.tool_calls import Case, golden_cases, parsed, read_of
-from worker_agent.api.parsers.answer import AnswerOptions
+from worker_agent.api.parsers.calls import AnswerOptions
 from worker_agent.api.parsers.families import AnswerFormat
 
 TOOLS = [

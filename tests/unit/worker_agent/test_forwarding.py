@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.chains import with_prompt_ids
-from worker_agent.api.forwarding import engine_headers, response_headers, without_prompt_ids
+from worker_agent.api.forwarder import engine_headers, response_headers, without_prompt_ids
 
 BODIES = (
     b'{"model":"m","prompt":"hi"}',

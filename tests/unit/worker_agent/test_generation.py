@@ -54,7 +54,7 @@ def generation(
 ) -> Generation:
     wishes = Sampling(choices=choices, logprobs=0)
     asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes, handoff=handoff)
-    return Generation(engine, TEXT, asked, stops, now_s=itertools.count().__next__)
+    return Generation(engine, TEXT, [asked], stops, now_s=itertools.count().__next__)
 
 
 def collected(made: Generation) -> list[Piece]:
@@ -164,7 +164,7 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
 
 def test_what_the_engine_raises_is_raised() -> None:
     async def stopped() -> None:
-        async with aclosing(Generation(ScriptedEngine(), TEXT, ASKED, (), now_s=float).pieces()) as pieces:
+        async with aclosing(Generation(ScriptedEngine(), TEXT, [ASKED], (), now_s=float).pieces()) as pieces:
             await anext(pieces)
 
     with pytest.raises(EngineStopped):

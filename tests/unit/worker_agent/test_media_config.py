@@ -4,15 +4,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.parts import MediaRules
-from worker_agent.media.urls import FetchRules
 
 
 def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
     section = MediaSection()
-    assert section.rules == MediaRules()
-    assert section.fetch_rules == FetchRules()
-    assert section.directories == ()
+    assert (section.kinds, section.schemes, section.directories) == (("image",), (), ())
 
 
 def test_by_default_embeddings_stay_on_the_machine() -> None:
@@ -24,6 +20,7 @@ def test_by_default_embeddings_stay_on_the_machine() -> None:
     ("section", "field", "value"),
     [
         (MediaSection, "networks", ["10.0.0.1/8"]),
+        (MediaSection, "networks", ["10.0.0.0/33"]),
         (MediaSection, "directories", ["media"]),
         (MediaSection, "directories", ["/"]),
         (MediaSection, "directories", ["/media/../etc"]),

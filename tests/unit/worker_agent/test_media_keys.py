@@ -1,18 +1,15 @@
 """Multimodal keys: what is hashed of a prompt with images is what a mirror makes of the engine's events of it."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
-from tests.unit.worker_agent.media_samples import GIF, PNG, refused
+from tests.unit.worker_agent.media_samples import GIF, PNG
 from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.mirror import RankMirror
-from worker_agent.media.image_models import check_placeholders
 from worker_agent.media.parts import content_digest
-from worker_agent.media.refusals import MediaRefused
 
 A, B = content_digest(PNG), content_digest(GIF)
 IMAGE = 9
@@ -89,11 +86,3 @@ def test_another_image_is_another_block_from_where_it_stands_on() -> None:
 
 def test_a_seed_counts_as_for_text() -> None:
     assert mm_block_hashes(range(4), [], 4, seed=5) == local_block_hashes(range(4), 4, seed=5)
-
-
-@pytest.mark.parametrize("items", [0, 1, 3])
-def test_image_tokens_that_are_no_image_of_the_request_are_refused(items: int) -> None:
-    check_placeholders(PROMPT, IMAGE, 2, "messages")
-    with pytest.raises(MediaRefused) as caught:
-        check_placeholders(PROMPT, IMAGE, items, "messages")
-    assert refused(caught) == "placeholder"

@@ -24,11 +24,12 @@ from tests.unit.worker_agent.media_samples import (
     refused,
 )
 from worker_agent.engines.trtllm.tensors import image_of
-from worker_agent.media.parts import MediaPart, MediaRules, check_total, checked_media, split_chat
+from worker_agent.media.config import MediaSection
+from worker_agent.media.parts import PARTS_MAX, REQUEST_BYTES_MAX, MediaPart, check_total, checked_media, split_chat
 from worker_agent.media.refusals import MediaRefused, shown_url
 from worker_agent.port.types import MediaKind, RequestRefused
 
-RULES = MediaRules(kinds=("image", "embeddings"))
+RULES = MediaSection(kinds=("image", "embeddings"))
 PLACEHOLDER = "<|image|>"
 URL = "https://example.org/a.png"
 HUGE_FRAME = bytes.fromhex("ffc0000b084e204e2001011100")
@@ -106,16 +107,16 @@ def test_programs_are_no_embeddings(url: str) -> None:
 
 def test_a_kind_that_is_not_allowed_is_refused() -> None:
     with pytest.raises(MediaRefused) as caught:
-        split_chat(chat(image_part("/d/a.safetensors")), MediaRules(kinds=("image",)), PLACEHOLDER)
+        split_chat(chat(image_part("/d/a.safetensors")), MediaSection(), PLACEHOLDER)
     assert refused(caught) == "part_kind"
 
 
 def test_one_more_than_is_allowed_is_refused_in_all_messages_together() -> None:
-    messages = chat(image_part(URL)) * 3
-    assert len(split_chat(messages, MediaRules(parts_max=3), PLACEHOLDER).parts) == 3
+    messages = chat(image_part(URL)) * PARTS_MAX
+    assert len(split_chat(messages, RULES, PLACEHOLDER).parts) == PARTS_MAX
     with pytest.raises(MediaRefused) as caught:
-        split_chat(messages, MediaRules(parts_max=2), PLACEHOLDER)
-    assert (refused(caught), caught.value.field) == ("parts_count", "messages[2].content[0]")
+        split_chat(messages + chat(image_part(URL)), RULES, PLACEHOLDER)
+    assert (refused(caught), caught.value.field) == ("parts_count", f"messages[{PARTS_MAX}].content[0]")
 
 
 @pytest.mark.parametrize(
@@ -202,11 +203,12 @@ def test_embeddings_that_are_said_to_be_something_else_are_refused() -> None:
 
 def test_bytes_are_bounded_each_and_together() -> None:
     with pytest.raises(MediaRefused) as caught:
-        checked_media(part(), PNG, None, MediaRules(part_bytes_max=len(PNG) - 1))
+        checked_media(part(), PNG, None, MediaSection(part_bytes_max=len(PNG) - 1))
     assert refused(caught) == "too_large"
-    check_total(10, "f", MediaRules(request_bytes_max=10))
-    with pytest.raises(MediaRefused):
-        check_total(11, "f", MediaRules(request_bytes_max=10))
+    for bytes_max, rules in ((REQUEST_BYTES_MAX, RULES), (1 << 30, MediaSection(part_bytes_max=1 << 30))):
+        check_total(bytes_max, "f", rules)
+        with pytest.raises(MediaRefused):
+            check_total(bytes_max + 1, "f", rules)
 
 
 @pytest.mark.parametrize(

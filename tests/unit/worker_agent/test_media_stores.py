@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.media.embedding_stores import OFFERS_MAX, EmbeddingCache, NoRoom, Offers
+from worker_agent.media.embedding_transfer import OFFERS_MAX, EmbeddingCache, NoRoom, Offers
 
 
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:

@@ -5,10 +5,15 @@ import json
 import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser
-from worker_agent.api.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
-from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallStarted
-from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.parsers.calls import (
+    CALLS_MAX,
+    NAME_CHARACTERS_MAX,
+    AnswerOptions,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallStarted,
+)
+from worker_agent.api.parsers.families import AnswerFormat, AnswerParser
 from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -45,20 +50,22 @@ def test_gpt_oss_goes_with_no_other_parser() -> None:
         assert "<|channel|>" in AnswerFormat(*names).special_tokens
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("qwen25", "qwen3", "llama3", "deepseekv3", "deepseekv31", "deepseekv32", "openai"),
-        *("glm45", "glm47", "minimax-m2"),
-    ],
-)
-def test_other_engines_names_are_known(name: str) -> None:
-    assert AnswerFormat(name).parser(EVERYTHING, answer_id="a", choice=0) is not None
-
-
-@pytest.mark.parametrize("name", ["deepseek-r1", "deepseek_v3", "deepseek-v3", "glm45", "minimax", "gpt-oss"])
-def test_other_engines_names_of_reasoning_are_known(name: str) -> None:
-    assert AnswerFormat("", name).parser(EVERYTHING, answer_id="a", choice=0) is not None
+def test_other_engines_names_are_known() -> None:
+    calls = (
+        "qwen25",
+        "qwen3",
+        "llama3",
+        "deepseekv3",
+        "deepseekv31",
+        "deepseekv32",
+        "openai",
+        "glm45",
+        "glm47",
+        "minimax-m2",
+    )
+    reasoning = ("deepseek-r1", "deepseek_v3", "deepseek-v3", "glm45", "minimax", "gpt-oss")
+    for names in (*((name, "") for name in calls), *(("", name) for name in reasoning)):
+        assert AnswerFormat(*names).parser(EVERYTHING, answer_id="a", choice=0) is not None, names
 
 
 def test_without_parsers_or_tools_nothing_is_parsed() -> None:
@@ -75,16 +82,6 @@ def test_only_the_begin_of_a_marker_waits() -> None:
     made = parser()
     assert fed(made, ["a < b <tool"]) == [ContentDelta("a < b ")]
     assert fed(made, ["box>"]) == [ContentDelta("<toolbox>")]
-
-
-@pytest.mark.parametrize(
-    "schema", [{"type": 5}, {"type": [1, "integer"]}, {"anyOf": [3, {"type": "integer"}]}, 7, None]
-)
-def test_schemas_that_say_odd_things_do_no_harm(schema: object) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
-    made = parser("qwen3_coder", wishes=AnswerOptions(finds_calls=True, tools=[tool]))
-    (call,) = read_of(parsed(made, ["<function=f><parameter=a>3</parameter></function>"])).tool_calls
-    assert call["arguments"] == ('{"a": 3}' if "integer" in str(schema) else '{"a": "3"}')
 
 
 INTEGER, BY_NAME = {"type": "integer"}, {"$defs": {"a/b": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}}}
@@ -106,6 +103,11 @@ INTEGER, BY_NAME = {"type": "integer"}, {"$defs": {"a/b": {"anyOf": [{"$ref": "#
         ({"$ref": "#/$defs/c"}, {"$defs": {"c": {"$ref": "#/$defs/c"}}}, "3"),
         ({"$ref": "https://example.org/schema"}, {}, "3"),
         ({"properties": {}}, {}, "3"),
+        ({"type": 5}, {}, "3"),
+        ({"type": [1, "integer"]}, {}, 3),
+        ({"anyOf": [3, INTEGER]}, {}, 3),
+        (7, {}, "3"),
+        (None, {}, "3"),
     ],
 )
 def test_a_value_has_the_type_that_the_schema_gives_it(schema: object, more: dict[str, object], value: object) -> None:
@@ -152,35 +154,39 @@ def test_reasoning_is_dropped_where_it_is_not_wanted() -> None:
     assert parsed(made, ["r</think>c"]) == [ContentDelta("c")]
 
 
-def test_calls_beyond_the_bound_are_content() -> None:
-    read = read_of(parsed(parser(), [CALL * (CALLS_MAX + 1)]))
-    assert len(read.tool_calls) == CALLS_MAX
-    assert read.content == CALL
+SECTION, INVOKE = "<minimax:tool_call>{}</minimax:tool_call>", '<invoke name="f"></invoke>'
 
 
-def test_calls_of_a_section_beyond_the_bound_are_content() -> None:
-    call = '<invoke name="f"></invoke>'
-    read = read_of(parsed(parser("minimax_m2"), [f"<minimax:tool_call>{call * (CALLS_MAX + 1)}</minimax:tool_call>"]))
-    assert len(read.tool_calls) == CALLS_MAX
-    assert read.content == f"{call}</minimax:tool_call>"
-
-
-@pytest.mark.parametrize("name", ["", "two words", "f" * (NAME_CHARACTERS_MAX + 1), 'f"g'])
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "text", "content"),
     [
-        ("glm46", "<tool_call>%s\n<arg_key>a</arg_key>"),
-        ("minimax_m2", "<minimax:tool_call><invoke name=%s>"),
-        ("qwen3_coder", "<tool_call><function=%s>"),
-        ("deepseek_v32", "<\uff5cDSML\uff5cinvoke name=%s>"),
+        ("hermes", CALL * (CALLS_MAX + 1), CALL),
+        ("minimax_m2", SECTION.format(INVOKE * (CALLS_MAX + 1)), f"{INVOKE}</minimax:tool_call>"),
     ],
 )
-def test_a_tag_without_a_functions_name_is_content(family: str, form: str, name: str) -> None:
-    made = parser(family)
-    assert (
-        "".join(event.text for event in parsed(made, [form % name]) if isinstance(event, ContentDelta)) == form % name
-    )
-    assert made.calls == 0
+def test_calls_beyond_the_bound_are_content(family: str, text: str, content: str) -> None:
+    read = read_of(parsed(parser(family), [text]))
+    assert (len(read.tool_calls), read.content) == (CALLS_MAX, content)
+
+
+NO_NAMES = ("", "f" * (NAME_CHARACTERS_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "names"),
+    [
+        ("glm46", "<tool_call>%s\n<arg_key>a</arg_key>", ("two words", 'f"g')),
+        ("minimax_m2", "<minimax:tool_call><invoke name=%s>", ("two words", 'f"g')),
+        ("qwen3_coder", "<tool_call><function=%s>", ("two words", 'f"g')),
+        ("deepseek_v32", "<\uff5cDSML\uff5cinvoke name=%s>", ("two words", 'f"g')),
+        ("hermes", '<tool_call>{"name": "%s", "arguments": {}}', ("\\ud800",)),
+    ],
+)
+def test_what_cannot_be_a_function_is_content(family: str, form: str, names: tuple[str, ...]) -> None:
+    for name in (*NO_NAMES, *names):
+        made, text = parser(family), form % name
+        shown = "".join(event.text for event in parsed(made, [text]) if isinstance(event, ContentDelta))
+        assert (shown, made.calls) == (text, 0), name
 
 
 def test_bare_text_of_gemma_waits_no_longer_than_the_bound() -> None:
@@ -188,14 +194,6 @@ def test_bare_text_of_gemma_waits_no_longer_than_the_bound() -> None:
     long = "x" * (HELD_CHARACTERS_MAX + 1)
     read = read_of(fed(made, ["<|tool_call>call:f{a:", long, "}<tool_call|>"]))
     assert read.tool_calls == [{"name": "f", "arguments": '{"a": '}]
-
-
-@pytest.mark.parametrize("name", ["f" * (NAME_CHARACTERS_MAX + 1), "", "\\ud800"])
-def test_what_cannot_be_a_function_is_content(name: str) -> None:
-    text = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}'
-    made = parser()
-    assert "".join(event.text for event in parsed(made, [text]) if isinstance(event, ContentDelta)) == text
-    assert made.calls == 0
 
 
 def test_arguments_before_a_name_wait_no_longer_than_the_bound() -> None:

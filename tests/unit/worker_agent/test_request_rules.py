@@ -205,23 +205,23 @@ def test_an_empty_salt_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "max_tokens"),
+    ("request_", "prompt_tokens", "max_tokens"),
     [
-        (chat(), 16),
-        (chat(max_tokens=3), 3),
-        (chat(max_completion_tokens=4), 4),
-        (chat(max_tokens=3, max_completion_tokens=4), 4),
-        (chat(max_tokens=90), 90),
-        (completion(max_tokens=5), 5),
+        (chat(), 10, 16),
+        (chat(), 84, 16),
+        (chat(), 85, 15),
+        (chat(), 99, 1),
+        (chat(max_tokens=3), 10, 3),
+        (chat(max_completion_tokens=4), 10, 4),
+        (chat(max_tokens=3, max_completion_tokens=4), 10, 4),
+        (chat(max_tokens=90), 10, 90),
+        (completion(max_tokens=5), 10, 5),
     ],
 )
-def test_the_most_tokens_are_the_client_s_or_the_default(request_: Request, max_tokens: int) -> None:
-    assert asked(request_).max_tokens == max_tokens
-
-
-@pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(84, 16), (85, 15), (99, 1)])
-def test_the_default_gives_way_to_a_long_prompt(prompt_tokens: int, max_tokens: int) -> None:
-    assert asked(chat(), prompt_tokens).max_tokens == max_tokens
+def test_the_most_tokens_are_the_client_s_or_the_default_as_far_as_there_is_room(
+    request_: Request, prompt_tokens: int, max_tokens: int
+) -> None:
+    assert asked(request_, prompt_tokens).max_tokens == max_tokens
 
 
 def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> None:
@@ -285,15 +285,12 @@ def test_a_prompt_of_no_tokens_or_too_many_is_refused(
         asked(request_, prompt_tokens)
 
 
-@pytest.mark.parametrize("dp_rank", [1, 3, -1])
-def test_a_rank_that_is_not_ours_is_refused(dp_rank: int) -> None:
-    with pytest.raises(RequestInvalid, match=f"x-dp-rank: found {dp_rank}, allowed 0, 2"):
-        asked(chat(), dp_rank=dp_rank)
-
-
-@pytest.mark.parametrize("dp_rank", [None, 0, 2])
-def test_a_rank_of_ours_or_none_is_asked_for(dp_rank: int | None) -> None:
-    assert asked(chat(), dp_rank=dp_rank).dp_rank == dp_rank
+def test_only_a_rank_of_ours_or_none_may_be_asked_for() -> None:
+    for dp_rank in (None, 0, 2):
+        assert asked(chat(), dp_rank=dp_rank).dp_rank == dp_rank
+    for dp_rank in (1, 3, -1):
+        with pytest.raises(RequestInvalid, match=f"x-dp-rank: found {dp_rank}, allowed 0, 2"):
+            asked(chat(), dp_rank=dp_rank)
 
 
 # -------------------------------------------------------------------- tokens that a request names

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from worker_agent.api.choice_text import Piece
-from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStarted
-from worker_agent.api.response_answers import ResponseAnswer
-from worker_agent.api.response_requests import decode_response
+from worker_agent.api.parsers.calls import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStarted
+from worker_agent.api.responses import ResponseAnswer, decode_response
 
 USAGE = {
     "prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 4},

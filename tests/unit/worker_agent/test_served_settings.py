@@ -9,7 +9,8 @@ from kv_runtime.config.loading import ConfigurationError, load_settings
 from kv_runtime.config.rendering import render
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
-from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text, served_names
+from kv_runtime.text.model import Text
+from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
@@ -77,7 +78,9 @@ def test_a_stop_has_time_for_all_that_has_to_end() -> None:
 
 # ------------------------------------------------------------------------------------------------- the engine
 def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> None:
-    assert chosen() == EngineChoice(None, "sim-8b", polls_events=True, has_statistics=True, event_buffer=100_000)
+    assert chosen() == EngineChoice(
+        None, ("sim-8b",), "byte", polls_events=True, has_statistics=True, event_buffer=100_000
+    )
     cases: list[tuple[EngineArgsSources, dict[str, Any], str]] = [
         (EngineArgsSources(flags={"tensor-parallel-size": 2}), {}, "--tensor-parallel-size"),
         (EngineArgsSources(extra=Path("x")), {}, "--extra-engine-args"),
@@ -129,7 +132,7 @@ def test_a_model_is_a_directory_with_its_configuration_or_a_name_on_the_hub(tmp_
         assert str(error.value).endswith(found)
     (tmp_path / "config.json").touch()
     for model in (str(tmp_path), "org/model-1.5_b", "gpt2"):
-        assert chosen(TRTLLM, f"engine.model={model}").model == model
+        assert chosen(TRTLLM, f"engine.model={model}").names == (model,)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +172,10 @@ def test_adapters_need_their_weights_and_an_engine_that_loads_them(tmp_path: Pat
 
 
 def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:
-    plain, named = loaded(TRTLLM, "engine.model=m"), loaded(TRTLLM, "engine.model=m", "engine.served_names=[a, b]")
-    made = chosen(TRTLLM, "engine.model=m")
-    assert (served_names(plain, made), served_names(named, made)) == (("m",), ("a", "b"))
-    assert served_names(plain, chosen(TRTLLM)) == ("TinyLlama/TinyLlama-1.1B-Chat-v1.0",)
+    assert chosen(TRTLLM, "engine.model=m").names == ("m",)
+    assert chosen(TRTLLM, "engine.model=m", "engine.served_names=[a, b]").names == ("a", "b")
+    assert chosen("engine.served_names=[a, b]").names == ("a", "b")
+    assert chosen(TRTLLM).names == ("TinyLlama/TinyLlama-1.1B-Chat-v1.0",)
 
 
 def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> None:
@@ -184,15 +187,15 @@ def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> N
     assert (told.end_ids, told.vocab_size) == (tuple(text.eos_ids), text.vocab_size)
 
 
-def test_the_text_is_the_model_s_unless_another_is_named() -> None:
-    assert engine_text(loaded(), chosen()).tokenizer_digest == load_text("byte").tokenizer_digest
-    with pytest.raises(Exception, match="model: found 'no/where', allowed 'byte' or a local directory"):
-        engine_text(loaded(TRTLLM, "engine.model=no/where"), chosen(TRTLLM, "engine.model=no/where"))
-    named = loaded(TRTLLM, "engine.model=no/where", "engine.text=byte")
-    assert engine_text(named, chosen(TRTLLM, "engine.model=no/where")).bos_id is None
-
-
-def test_a_model_whose_tokenizer_is_not_read_is_refused(tmp_path: Path) -> None:
+def test_the_text_is_the_model_s_unless_another_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+
+    def text_of(*assignments: str) -> Text:
+        return engine_text(loaded(*assignments), chosen(*assignments))
+
+    assert text_of().tokenizer_digest == load_text("byte").tokenizer_digest
+    assert text_of(TRTLLM, "engine.model=no/where", "engine.text=byte").bos_id is None
+    with pytest.raises(TextError, match="model: found 'no/where', allowed 'byte' or a local directory"):
+        text_of(TRTLLM, "engine.model=no/where")
     with pytest.raises(TextError, match=r"tokenizer: found .* allowed a directory with tokenizer\.json"):
-        engine_text(loaded(f"engine.text={tmp_path}"), chosen())
+        text_of(f"engine.text={tmp_path}")

@@ -20,9 +20,8 @@ from worker_agent.engines.trtllm.requests import (
 from worker_agent.media.parts import embeddings_media
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.rules import takes_transfer
 from worker_agent.port.sampling import Guide, Sampling, choice_pattern
-from worker_agent.port.types import EngineRequest, Media, RequestRefused
+from worker_agent.port.types import EngineRequest, Media, RequestRefused, takes_transfer
 
 ENGINE = described(event_source="trtllm", total_kv_blocks=0, max_seq_len=100)
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))

@@ -13,8 +13,7 @@ from kv_runtime.http.answers import error_response
 from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.spans import SpanData, TraceData
 from tests.support.served import served
-from worker_agent.api.in_flight import HandledRequest, InFlight
-from worker_agent.api.tracing import WorkerTracer
+from worker_agent.api.in_flight import HandledRequest, InFlight, WorkerTracer
 
 PATH = "/v1/completions"
 TRACE, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331

@@ -1,4 +1,7 @@
-"""The common part of the parsers of all families: content and calls become events.
+"""The events of an answer's text, and the common part of the parsers of all families, which turn text into them.
+
+A call is one `ToolCallStarted`, then any number of `ToolCallArguments` of the same index. Indexes count from 0. The
+arguments, joined, are the text that the model wrote; a model may write text that is not JSON.
 
 white space      at the beginning of the content is held back, and dropped if a call follows. After a call it is dropped
 a call           begins once its function's name is complete. Text that only looked like its beginning is content,
@@ -9,10 +12,15 @@ CALLS_MAX        further calls of one answer are content
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from itertools import groupby
+from typing import Any
 
-from worker_agent.api.parsers.events import ContentDelta, Event, ToolCallArguments, ToolCallStarted
+import msgspec
+
 from worker_agent.api.parsers.reader import Reader, Rejected, Steps
+from worker_agent.api.parsers.values import Tool
 
 CALLS_MAX = 128
 NAME_CHARACTERS_MAX = 256
@@ -20,8 +28,55 @@ _SPACE_CHARACTERS_MAX = 64
 _CHARACTERS_AT_ONCE = 4096
 """Longer text is read in parts: every search for a marker scans the whole text that is there."""
 
-CallId = Callable[[int], str]
-"""Returns the id of the call with this index."""
+
+class ContentDelta(msgspec.Struct, frozen=True, tag=True):
+    """More of the text that is meant for the user; not empty."""
+
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, tag=True):
+    """More of the model's reasoning; not empty."""
+
+    text: str
+
+
+class ToolCallStarted(msgspec.Struct, frozen=True, tag=True):
+    """A call of the function `name` begins."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True, tag=True):
+    """More of the arguments of a call that has begun; not empty."""
+
+    index: int
+    text: str
+
+
+Event = ContentDelta | ReasoningDelta | ToolCallStarted | ToolCallArguments
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """Return the events with neighbours of one kind joined: text that continues the event before is added to it."""
+    runs: list[list[Any]] = [
+        list(run) for _, run in groupby(events, lambda each: (type(each), getattr(each, "index", 0)))
+    ]
+    return [
+        run[0] if len(run) == 1 else msgspec.structs.replace(run[0], text="".join(each.text for each in run))
+        for run in runs
+    ]
+
+
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's options for the events of its answer. Without `finds_calls` its `tools` are empty."""
+
+    finds_calls: bool = False
+    tools: Sequence[Tool] = ()
+    only_first_call: bool = False
+    keeps_reasoning: bool = True
 
 
 class Parser(ABC):
@@ -55,15 +110,20 @@ class Parser(ABC):
 
 
 class ToolParser(Parser):
-    """Finds calls. `calls` counts those that have begun."""
+    """Finds calls. `calls` counts those that have begun; `answer` names the choice that they are in.
 
+    It needs the text of its `special_tokens`; `stop_tokens` end an answer.
+    """
+
+    special_tokens: tuple[str, ...] = ()
+    stop_tokens: tuple[str, ...] = ()
     markers: tuple[str, ...]
     """The markers that begin a call."""
     openings: tuple[str, ...] = ()
     """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
 
-    def __init__(self, call_id: CallId) -> None:
-        self._call_id = call_id
+    def __init__(self, answer: str, options: AnswerOptions) -> None:
+        self._answer, self._options = answer, options
         self._space = ""
         self._is_at_begin, self._is_behind_call = True, False
         self.calls, self.has_open_call = 0, False
@@ -118,6 +178,14 @@ class ToolParser(Parser):
         self._events.append(ToolCallStarted(self.calls, call_id or self._call_id(self.calls), name))
         self.calls, self.has_open_call = self.calls + 1, True
         self._space, self._is_at_begin, self._is_behind_call = "", False, True
+
+    def _call_id(self, index: int) -> str:
+        """Return a call's name; a worker that resumes the answer gives an equal one."""
+        return self._id_of(sha256(f"{self._answer}/{index}".encode()).hexdigest())
+
+    @staticmethod
+    def _id_of(digest: str) -> str:
+        return f"call_{digest[:24]}"
 
     def _arguments(self, text: str) -> None:
         if text:

@@ -1,60 +1,59 @@
-"""The parsers by the names that TensorRT-LLM, SGLang and vLLM have for them.
+"""One answer's text through the parsers of its model: reasoning first, calls in the remaining text.
 
-gpt_oss reads calls and reasoning in one format: either of the two settings chooses it; the other is empty or names it,
-too. Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
+    the request                              here
+    tools absent, empty, tool_choice none    calls are not parsed: their text is content
+    tool_choice required, or a function      as auto: the engine may be guided (`forced_calls.py`)
+    parallel_tool_calls false                the first call is kept, others are dropped
+    include_reasoning false                  reasoning is dropped
+
+An answer that stops and has calls ends with `tool_calls`, unless a call was never closed.
+
+Parsers have the names that TensorRT-LLM, SGLang and vLLM have for them. gpt_oss reads calls and reasoning in one
+format: either of the two settings chooses it; the other is empty or names it, too.
+Source: the OpenAI interface; `include_reasoning`: vLLM's interface; names: vllm-project/vllm,
+`vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
 `python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from worker_agent.api.parsers.answer import AnswerOptions, AnswerParser, call_id_of, short_call_id_of
-from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
+from worker_agent.api.parsers.calls import (
+    AnswerOptions,
+    ContentDelta,
+    Event,
+    Parser,
+    ReasoningDelta,
+    ToolParser,
+    joined,
+)
 from worker_agent.api.parsers.forced_calls import CALL_FORMS, Format, forced_calls
-from worker_agent.api.parsers.gemma4 import Gemma4Parser
-from worker_agent.api.parsers.harmony import HarmonyParser
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from worker_agent.api.parsers.reasoning import THOUGHTS, ThinkParser
-from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, MINIMAX_M2, QWEN3_CODER, TagForm, TagParser
-from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
+from worker_agent.api.parsers.token_calls import (
+    DeepSeekV3Parser,
+    DeepSeekV31Parser,
+    Gemma4Parser,
+    HarmonyParser,
+    KimiK2Parser,
+)
 from worker_agent.api.parsers.values import Tool
 
 _GPT_OSS = "gpt_oss"
-
-
-class _Family(NamedTuple):
-    """A parser of calls. It needs the text of its special tokens; stop tokens end an answer."""
-
-    make: Callable[[CallId, AnswerOptions], ToolParser]
-    special_tokens: tuple[str, ...] = ()
-    stop_tokens: tuple[str, ...] = ()
-    call_id: Callable[[str, int], CallId] = call_id_of
-
-
-def _tags(form: TagForm) -> _Family:
-    return _Family(lambda call_id, wishes: TagParser(form, call_id, wishes.tools), form.special_tokens)
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "hermes": _Family(lambda call_id, _: HermesParser(call_id), ("<tool_call>", "</tool_call>")),
-    "llama3_json": _Family(lambda call_id, _: Llama3JsonParser(call_id), ("<|python_tag|>",), ("<|eom_id|>",)),
-    "mistral": _Family(
-        lambda call_id, _: MistralParser(call_id), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), (), short_call_id_of
-    ),
-    "qwen3_coder": _tags(QWEN3_CODER),
-    "glm46": _tags(GLM46),
-    "minimax_m2": _tags(MINIMAX_M2),
-    "kimi_k2": _Family(lambda call_id, _: KimiK2Parser(call_id), KimiK2Parser.special_tokens),
-    "gemma4": _Family(lambda call_id, _: Gemma4Parser(call_id), Gemma4Parser.special_tokens, Gemma4Parser.stop_tokens),
-    "deepseek_v3": _Family(lambda call_id, _: DeepSeekV3Parser(call_id), DeepSeekV3Parser.special_tokens),
-    "deepseek_v31": _Family(lambda call_id, _: DeepSeekV31Parser(call_id), DeepSeekV31Parser.special_tokens),
-    "deepseek_v32": _tags(DEEPSEEK_V32),
-    _GPT_OSS: _Family(
-        lambda call_id, wishes: HarmonyParser(call_id, finds_calls=wishes.finds_calls),
-        HarmonyParser.special_tokens,
-        HarmonyParser.stop_tokens,
-    ),
+_FAMILIES: Mapping[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "glm46": Glm46Parser,
+    "minimax_m2": MiniMaxM2Parser,
+    "kimi_k2": KimiK2Parser,
+    "gemma4": Gemma4Parser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    _GPT_OSS: HarmonyParser,
 }
 
 TOOL_CALL_PARSERS = (*_FAMILIES, "harmony")
@@ -76,6 +75,54 @@ _ALIASES = {
 }
 _REASONING_ALIASES = _ALIASES | {"deepseek_v3": "deepseek_v32", "deepseek-v3": "deepseek_v32", "minimax": "minimax_m2"}
 """Of DeepSeek the engines name one parser of reasoning for all models from V3.1 on."""
+
+
+class AnswerParser:
+    """Finds the events of one choice. `reasoning`, if not None, splits the text before `tools`."""
+
+    def __init__(self, reasoning: Parser | None, tools: ToolParser | None, wishes: AnswerOptions) -> None:
+        self._reasoning, self._tools, self._wishes = reasoning, tools, wishes
+
+    @property
+    def calls(self) -> int:
+        """How many of the kept calls have begun."""
+        calls = 0 if self._tools is None else self._tools.calls
+        return min(calls, 1) if self._wishes.only_first_call else calls
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the last kept call has begun and not ended."""
+        is_kept = self._tools is not None and self._tools.calls <= max(1, self.calls)
+        return is_kept and self._tools is not None and self._tools.has_open_call
+
+    def feed(self, text: str) -> list[Event]:
+        """Return the events that `text` completes."""
+        if self._reasoning is None:
+            return self._kept(self._called(ContentDelta(text)))
+        return self._kept([each for event in self._reasoning.feed(text) for each in self._called(event)])
+
+    def finish(self) -> list[Event]:
+        """Return the withheld events, after the last text."""
+        last = [] if self._reasoning is None else self._reasoning.finish()
+        events = [each for event in last for each in self._called(event)]
+        return self._kept(events + ([] if self._tools is None else self._tools.finish()))
+
+    def finish_reason(self, of_engine: str) -> str:
+        """Return the answer's finish reason, given the engine's `of_engine`."""
+        return "tool_calls" if of_engine == "stop" and self.calls and not self.has_open_call else of_engine
+
+    def _called(self, event: Event) -> list[Event]:
+        if self._tools is None or not isinstance(event, ContentDelta):
+            return [event]
+        return self._tools.feed(event.text)
+
+    def _kept(self, events: list[Event]) -> list[Event]:
+        return joined([event for event in events if self._is_kept(event)])
+
+    def _is_kept(self, event: Event) -> bool:
+        if isinstance(event, ReasoningDelta):
+            return self._wishes.keeps_reasoning
+        return isinstance(event, ContentDelta) or event.index == 0 or not self._wishes.only_first_call
 
 
 class AnswerFormat:
@@ -110,7 +157,7 @@ class AnswerFormat:
         """
         tools = None
         if self._family is not None and (wishes.finds_calls or self._reads_both):
-            tools = self._family.make(self._family.call_id(answer_id, choice), wishes)
+            tools = self._family(f"{answer_id}/{choice}", wishes)
         reasoning = self._think_parser(prompt_end, tools)
         return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
 
@@ -127,7 +174,7 @@ class AnswerFormat:
             return forced_calls(self._form, functions, only_one=only_one, thought=self._form.thought, begun=begun)
         thought = THOUGHTS.get(self._reasoning)
         inside = thought and thought.begins(prompt_end)
-        tools = self._family.make(call_id_of("", 0), AnswerOptions(finds_calls=True, tools=functions))
+        tools = self._family("", AnswerOptions(finds_calls=True, tools=functions))
         return forced_calls(
             self._form,
             functions,

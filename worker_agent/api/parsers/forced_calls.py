@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from worker_agent.api.parsers.reasoning import Thought
-from worker_agent.api.parsers.tag_calls import DEEPSEEK_V32, GLM46, MINIMAX_M2, QWEN3_CODER
+from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
 from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
 from worker_agent.api.parsers.values import Tool, quoted
 
@@ -53,25 +53,26 @@ class CallForm(NamedTuple):
 
 
 _V31, _V3, _KIMI = DeepSeekV31Parser, DeepSeekV3Parser, KimiK2Parser
+_QWEN, _GLM, _MINIMAX, _V32 = Qwen3CoderParser, Glm46Parser, MiniMaxM2Parser, DeepSeekV32Parser
 CALL_FORMS = {
     "hermes": CallForm(
         '{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n"
     ),
     "llama3_json": CallForm('{"name": "', '", "parameters": ', "}", separator="; "),
     "qwen3_coder": CallForm(
-        QWEN3_CODER.call,
+        _QWEN.call,
         ">\n",
-        QWEN3_CODER.call_end,
-        around=(f"{QWEN3_CODER.section}\n", f"\n{QWEN3_CODER.section_end}"),
+        _QWEN.call_end,
+        around=(f"{_QWEN.section}\n", f"\n{_QWEN.section_end}"),
         separator="\n",
         is_json=False,
     ),
-    "glm46": CallForm(GLM46.call, "", GLM46.call_end, pattern=f"\\n|{GLM46.key}", separator="\n", is_json=False),
+    "glm46": CallForm(_GLM.call, "", _GLM.call_end, pattern=f"\\n|{_GLM.key}", separator="\n", is_json=False),
     "minimax_m2": CallForm(
-        f'{MINIMAX_M2.call}"',
+        f'{_MINIMAX.call}"',
         '">\n',
-        MINIMAX_M2.call_end,
-        section=(f"{MINIMAX_M2.section}\n", f"\n{MINIMAX_M2.section_end}"),
+        _MINIMAX.call_end,
+        section=(f"{_MINIMAX.section}\n", f"\n{_MINIMAX.section_end}"),
         separator="\n",
         is_json=False,
     ),
@@ -92,10 +93,10 @@ CALL_FORMS = {
     ),
     "deepseek_v31": CallForm(_V31.call, _V31.separator, _V31.call_end, section=(_V31.section, _V31.section_end)),
     "deepseek_v32": CallForm(
-        f'{DEEPSEEK_V32.call}"',
+        f'{_V32.call}"',
         '">\n',
-        DEEPSEEK_V32.call_end,
-        section=(f"{DEEPSEEK_V32.section}\n", f"\n{DEEPSEEK_V32.section_end}"),
+        _V32.call_end,
+        section=(f"{_V32.section}\n", f"\n{_V32.section_end}"),
         separator="\n",
         is_json=False,
     ),

@@ -125,6 +125,7 @@ class HermesParser(JsonCalls):
     `tensorrt_llm/serve/tool_parser/qwen3_tool_parser.py`.
     """
 
+    special_tokens = ("<tool_call>", "</tool_call>")
     markers = ("<tool_call>",)
     openings = ("<tool_call>\n{", "<tool_call>{", "<tool_call> {")
 
@@ -144,7 +145,8 @@ class Llama3JsonParser(JsonCalls):
     `python/sglang/srt/function_call/llama32_detector.py`.
     """
 
-    markers = ("<|python_tag|>",)
+    markers = special_tokens = ("<|python_tag|>",)
+    stop_tokens = ("<|eom_id|>",)
 
     def _steps(self) -> Steps[None]:
         while (first := (yield from self._reader.peek())).isspace():
@@ -166,12 +168,18 @@ class Llama3JsonParser(JsonCalls):
 class MistralParser(JsonCalls):
     """Mistral: [TOOL_CALLS] and a list of objects, or, for each call, [TOOL_CALLS] name [CALL_ID] id [ARGS] arguments.
 
-    Of the second form [CALL_ID] and its id, and [ARGS], may be absent.
+    Of the second form [CALL_ID] and its id, and [ARGS], may be absent. The templates require ids of nine letters and
+    digits.
     Source: vllm-project/vllm, `vllm/entrypoints/openai/tool_parsers/mistral_tool_parser.py`; sgl-project/sglang,
     `python/sglang/srt/function_call/mistral_detector.py`; mistralai/mistral-common (tokenizer v11, v13).
     """
 
+    special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
     markers = ("[TOOL_CALLS]",)
+
+    @staticmethod
+    def _id_of(digest: str) -> str:
+        return digest[:9]
 
     def _call(self, marker: str) -> Steps[None]:
         del marker

@@ -16,8 +16,7 @@ vllm-project/vllm, `vllm/reasoning/`: `deepseek_r1_reasoning_parser.py`, `qwen3_
 
 from typing import NamedTuple
 
-from worker_agent.api.parsers.calls import Parser
-from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta
+from worker_agent.api.parsers.calls import ContentDelta, Parser, ReasoningDelta
 from worker_agent.api.parsers.reader import Steps
 
 _SPACE_CHARACTERS_MAX = 64

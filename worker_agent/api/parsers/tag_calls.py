@@ -22,133 +22,119 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`: `qwen3_coder_parser.py`,
 """
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, CallId, SectionParser
+from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, SectionParser
 from worker_agent.api.parsers.reader import Rejected, Steps
-from worker_agent.api.parsers.values import ANY, EXACT, Tool, Value, quoted, types_of
+from worker_agent.api.parsers.values import ANY, EXACT, Value, quoted, types_of
 
 _NAME = re.compile(r"""[^\s<>{}"']+""")
 _HEADER = re.compile(r"""\s*["']?(.*?)["']?(?:\s+string=["']?(true|false)["']?)?\s*""", re.DOTALL)
 
 _STATED = {"true": EXACT, "false": ANY}
-
-
-class TagForm(NamedTuple):
-    """The tags of one family. The text from `call` or `key` to the end that it has is a header: a name, maybe quoted.
-
-    `value` stands behind a key's end, if there is such a tag. `value_ends` are followed or preceded by `padding`.
-    """
-
-    call: str
-    call_end: str
-    key: str
-    value_ends: tuple[str, ...]
-    section: str = ""
-    section_end: str = ""
-    has_bare_calls: bool = False
-    name_ends: tuple[str, ...] = (">",)
-    key_end: str = ">"
-    value: str = ""
-    padding: str = ""
-    special_tokens: tuple[str, ...] = ()
-
-
-QWEN3_CODER = TagForm(
-    section="<tool_call>",
-    section_end="</tool_call>",
-    has_bare_calls=True,
-    call="<function=",
-    call_end="</function>",
-    key="<parameter=",
-    value_ends=("</parameter>", "<parameter=", "</function>", "</tool_call>"),
-    padding="\n",
-    special_tokens=("<tool_call>", "</tool_call>"),
-)
-GLM46 = TagForm(
-    call="<tool_call>",
-    call_end="</tool_call>",
-    key="<arg_key>",
-    value_ends=("</arg_value>",),
-    name_ends=("<arg_key>", "</tool_call>"),
-    key_end="</arg_key>",
-    value="<arg_value>",
-    special_tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
-MINIMAX_M2 = TagForm(
-    section="<minimax:tool_call>",
-    section_end="</minimax:tool_call>",
-    call="<invoke name=",
-    call_end="</invoke>",
-    key="<parameter name=",
-    value_ends=("</parameter>",),
-    special_tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
-)
 _DSML = "\uff5cDSML\uff5c"
-DEEPSEEK_V32 = TagForm(
-    section=f"<{_DSML}function_calls>",
-    section_end=f"</{_DSML}function_calls>",
-    has_bare_calls=True,
-    call=f"<{_DSML}invoke name=",
-    call_end=f"</{_DSML}invoke>",
-    key=f"<{_DSML}parameter name=",
-    value_ends=(f"</{_DSML}parameter>",),
-    special_tokens=(_DSML,),
-)
 
 
 class TagParser(SectionParser):
-    """Reads the calls of one form. `tools` are those of the request."""
+    """Reads calls by the tags of one family, by the request's tools.
 
-    def __init__(self, form: TagForm, call_id: CallId, tools: Sequence[Tool] = ()) -> None:
-        self._form, self._tools = form, tools
-        self.section, self.section_end, self.call = form.section, form.section_end, form.call
-        self.markers = (form.section, form.call) if form.has_bare_calls else (form.section or form.call,)
-        self.openings = (f"{form.section}\n{form.call}",) if form.section else _calls_of(form, tools)
-        self._ends = tuple(each for each in (form.key, form.call_end, form.section_end) if each)
-        self._value_ends = tuple(dict.fromkeys(pad + end for end in form.value_ends for pad in (form.padding, "")))
-        super().__init__(call_id)
+    The text from `call` or `key` to the end that it has is a header: a name, maybe quoted. `value` stands behind a
+    key's end, if there is such a tag. `value_ends` are followed or preceded by `padding`.
+    """
+
+    call_end: str
+    key: str
+    value_ends: tuple[str, ...]
+    has_bare_calls = False
+    name_ends: tuple[str, ...] = (">",)
+    key_end = ">"
+    value = padding = ""
+
+    def __init__(self, answer: str, options: AnswerOptions) -> None:
+        self.markers = (self.section, self.call) if self.has_bare_calls else (self.section or self.call,)
+        if self.section:
+            self.openings = (f"{self.section}\n{self.call}",)
+        else:  # the tag alone may be a word of a thought
+            self.openings = tuple(self.call + tool["function"]["name"] for tool in options.tools)
+        self._ends = tuple(each for each in (self.key, self.call_end, self.section_end) if each)
+        self._value_ends = tuple(dict.fromkeys(pad + end for end in self.value_ends for pad in (self.padding, "")))
+        super().__init__(answer, options)
 
     def _one(self) -> Steps[None]:
-        reader, form = self._reader, self._form
-        header, marker = yield from reader.before(form.name_ends, NAME_CHARACTERS_MAX)
+        reader = self._reader
+        header, marker = yield from reader.before(self.name_ends, NAME_CHARACTERS_MAX)
         name = _parts_of(header)[0]
         if not _NAME.fullmatch(name):
             raise Rejected
         self._start(name)
         if marker not in self._ends:
             if (yield from reader.skip_space()) == "{":
-                marker = yield from reader.until((form.call_end,), self._arguments)
+                marker = yield from reader.until((self.call_end,), self._arguments)
                 self.has_open_call = not marker
                 return
             marker = yield from reader.until(self._ends, self._content)
         yield from self._parameters(name, marker)
 
     def _parameters(self, name: str, marker: str) -> Steps[None]:
-        reader, form, opening = self._reader, self._form, "{"
-        while marker == form.key:
-            header, _ = yield from reader.before((form.key_end,), NAME_CHARACTERS_MAX)
-            if form.value:
+        reader, opening = self._reader, "{"
+        while marker == self.key:
+            header, _ = yield from reader.before((self.key_end,), NAME_CHARACTERS_MAX)
+            if self.value:
                 yield from reader.skip_space()
-                yield from reader.expect(form.value)
+                yield from reader.expect(self.value)
             key, stated = _parts_of(header)
             self._arguments(f"{opening}{quoted(key)}: ")
             opening = ", "
-            if form.padding:
-                yield from reader.literal(form.padding)
-            types = _STATED[stated] if stated else types_of(self._tools, name, key)
+            if self.padding:
+                yield from reader.literal(self.padding)
+            types = _STATED[stated] if stated else types_of(self._options.tools, name, key)
             value = Value(types, self._arguments)
-            marker = (yield from reader.until(self._value_ends, value.add)).removeprefix(form.padding)
+            marker = (yield from reader.until(self._value_ends, value.add)).removeprefix(self.padding)
             if not marker:
                 value.cut()
                 return
             value.end()
-            if marker == form.value_ends[0]:
+            if marker == self.value_ends[0]:
                 marker = yield from reader.until(self._ends, self._content)
         if marker:
             self._arguments("{}" if opening == "{" else "}")
             self._end()
+
+
+class Qwen3CoderParser(TagParser):
+    """Reads the calls of Qwen3-Coder and Qwen3.5."""
+
+    section, section_end = special_tokens = ("<tool_call>", "</tool_call>")
+    has_bare_calls = True
+    call, call_end, key = "<function=", "</function>", "<parameter="
+    value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+    padding = "\n"
+
+
+class Glm46Parser(TagParser):
+    """Reads the calls of GLM 4.5 to 4.7."""
+
+    call, call_end, key, key_end, value = "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>"
+    value_ends = ("</arg_value>",)
+    name_ends = (key, call_end)
+    special_tokens = (call, call_end, key, key_end, value, *value_ends)
+
+
+class MiniMaxM2Parser(TagParser):
+    """Reads the calls of MiniMax M2."""
+
+    section, section_end = special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
+    call, call_end, key = "<invoke name=", "</invoke>", "<parameter name="
+    value_ends = ("</parameter>",)
+
+
+class DeepSeekV32Parser(TagParser):
+    """Reads the calls of DeepSeek V3.2."""
+
+    section, section_end = f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"
+    has_bare_calls = True
+    call, call_end, key = f"<{_DSML}invoke name=", f"</{_DSML}invoke>", f"<{_DSML}parameter name="
+    value_ends = (f"</{_DSML}parameter>",)
+    special_tokens = (_DSML,)
 
 
 def _parts_of(header: str) -> tuple[str, str | None]:
@@ -156,8 +142,3 @@ def _parts_of(header: str) -> tuple[str, str | None]:
     parts = _HEADER.fullmatch(header)
     assert parts is not None, "the pattern takes any text"
     return parts[1], parts[2]
-
-
-def _calls_of(form: TagForm, tools: Sequence[Tool]) -> tuple[str, ...]:
-    """Return how calls of the request's functions begin: the tag alone may be a word of a thought."""
-    return tuple(form.call + tool["function"]["name"] for tool in tools)

@@ -1,4 +1,4 @@
-r"""Calls between special tokens, whose arguments are JSON, passed on as written. Tokens are written [..] here.
+r"""Calls between special tokens. Those of DeepSeek and Kimi have JSON, passed on as written; tokens are [..] here.
 
     DeepSeek V3, R1    [calls begin] { [call begin] function [sep] NAME \n```json\n ARGUMENTS \n``` [call end] }
                        [calls end]
@@ -13,10 +13,41 @@ Source: the chat templates of deepseek-ai/DeepSeek-V3.1, moonshotai/Kimi-K2-Inst
 `docs/tool_call_guidance.md`) and Kimi-K2.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`:
 `deepseekv3_parser.py`, `deepseekv31_parser.py`, `kimi_k2_tool_parser.py`; vllm-project/vllm,
 `vllm/tool_parsers/`: `deepseekv3_tool_parser.py`, `kimi_k2_tool_parser.py`.
+
+Gemma 4: calls in a notation of its own, which become JSON as they come.
+
+    <|tool_call>call:NAME{KEY:VALUE, ...}<tool_call|>
+
+    a value     <|"|>text<|"|>, exactly; a number, true, false, null (also none, nil); {KEY:VALUE, ...}; [VALUE, ...]
+    a key       bare, or between <|"|>
+    other text  as a value is a string; a key without a value has "". The call's end closes open brackets
+
+The model ends its turn with <|tool_response> after calls, which is a stop token.
+Source: the chat template of google/gemma-4-31B-it; NVIDIA/TensorRT-LLM, main of 2026,
+`tensorrt_llm/serve/tool_parser/gemma4_parser.py`; vllm-project/vllm, `vllm/tool_parsers/gemma4_tool_parser.py`.
+
+gpt-oss: the harmony format. Its messages have a channel and may have a recipient.
+
+    [<|start|>assistant [to=RECIPIENT]] [<|channel|>CHANNEL [to=RECIPIENT]] [<|constrain|>TYPE] <|message|> TEXT
+    <|end|>, <|call|> or <|return|>
+
+    a message                                    is
+    with a recipient                             a call, if calls are parsed; "functions." is not part of its name
+    on the channel analysis                      reasoning
+    on any other, as final and commentary        content
+
+A second message of a kind begins on a new line. Text outside of messages is content, without the special tokens.
+Source: openai/harmony, `docs/format.md`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/harmony_adapter.py`;
+sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 """
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, CallId, SectionParser
-from worker_agent.api.parsers.reader import Steps
+import re
+
+import msgspec
+
+from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, ReasoningDelta, SectionParser, ToolParser
+from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX, Rejected, Steps
+from worker_agent.api.parsers.values import quoted
 
 _FENCE, _FENCE_END = "```json\n", "\n```"
 _FUNCTIONS = "functions."
@@ -31,11 +62,10 @@ class TokenParser(SectionParser):
 
     separator: str
     call_end: str
-    special_tokens: tuple[str, ...]
 
-    def __init__(self, call_id: CallId) -> None:
+    def __init__(self, answer: str, options: AnswerOptions) -> None:
         self.markers = (self.section, self.call)
-        super().__init__(call_id)
+        super().__init__(answer, options)
 
     def _one(self) -> Steps[None]:
         name, _ = yield from self._reader.before((self.separator,), NAME_CHARACTERS_MAX)
@@ -75,9 +105,9 @@ class KimiK2Parser(TokenParser):
     call, separator, call_end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
     special_tokens = (section, section_end, call, separator, call_end)
 
-    def __init__(self, call_id: CallId) -> None:
+    def __init__(self, answer: str, options: AnswerOptions) -> None:
         self._ids = set[str]()
-        super().__init__(call_id)
+        super().__init__(answer, options)
 
     def _named(self, name: str) -> None:
         function, _, number = name.rpartition(":")
@@ -86,3 +116,153 @@ class KimiK2Parser(TokenParser):
             (function if is_id else name).removeprefix(_FUNCTIONS), name if is_id and name not in self._ids else ""
         )
         self._ids.add(name)
+
+
+# ---------------------------------------------------------------- Gemma 4
+_GEMMA_CALL, _GEMMA_END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_KEY_MARKS = (":", ",", "}", _QUOTE, _GEMMA_END)
+_VALUE_MARKS = (",", "{", "}", "[", "]", _QUOTE, _GEMMA_END)
+_CLOSING = {"{": "}", "[": "]"}
+_NULLS = ("null", "none", "nil")
+
+
+class Gemma4Parser(ToolParser):
+    """Reads the calls of Gemma 4."""
+
+    markers = (_GEMMA_CALL,)
+    special_tokens = (_GEMMA_CALL, _GEMMA_END, _QUOTE)
+    stop_tokens = ("<|tool_response>",)
+
+    def _call(self, marker: str) -> Steps[None]:
+        del marker
+        yield from self._reader.expect("call:")
+        name, _ = yield from self._reader.before(("{",), NAME_CHARACTERS_MAX)
+        self._start(name.strip())
+        self._arguments("{")
+        yield from self._members()
+        self._end()
+        yield from self._reader.skip_space()
+        yield from self._reader.literal(_GEMMA_END)
+
+    def _members(self) -> Steps[None]:
+        """Read up to the bracket that closes the arguments, or to the call's end."""
+        open_brackets, comma, needs_value = ["}"], "", False
+        while open_brackets:
+            is_key = open_brackets[-1] == "}" and not needs_value
+            text, mark = yield from self._reader.before(_KEY_MARKS if is_key else _VALUE_MARKS, HELD_CHARACTERS_MAX)
+            text = text.strip()
+            if is_key and mark == _QUOTE:
+                text, _ = yield from self._reader.before((_QUOTE,), HELD_CHARACTERS_MAX)
+                _, mark = yield from self._reader.before(_KEY_MARKS, HELD_CHARACTERS_MAX)
+            if mark == ":":
+                self._arguments(f"{comma}{quoted(text)}: ")
+                comma, needs_value = "", True
+                continue
+            is_whole = mark in (_QUOTE, *_CLOSING)
+            if not is_key and not is_whole and (text or needs_value):
+                self._arguments(comma + _bare(text))
+                comma, needs_value = ", ", False
+            if mark == _QUOTE:
+                self._arguments(f'{comma}"')
+                if not (yield from self._reader.until((_QUOTE,), lambda part: self._arguments(quoted(part)[1:-1]))):
+                    raise Rejected
+                self._arguments('"')
+                comma, needs_value = ", ", False
+            elif mark in _CLOSING:
+                self._arguments(comma + mark)
+                open_brackets.append(_CLOSING[mark])
+                comma, needs_value = "", False
+            elif mark == _GEMMA_END:
+                self._arguments("".join(reversed(open_brackets)))
+                return
+            elif mark != ",":
+                self._arguments(open_brackets.pop())
+                comma = ", "
+
+
+def _bare(text: str) -> str:
+    if text.lower() in _NULLS:
+        return "null"
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return quoted(text)
+    return text
+
+
+# ---------------------------------------------------------------- gpt-oss
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
+_MESSAGE_ENDS = (_END, _CALL, _RETURN)
+_ENDS = (*_MESSAGE_ENDS, _START)
+_HEADER_CHARACTERS_MAX = 1024
+_NO_MARKER = ("assistant", "to=")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
+
+
+class HarmonyParser(ToolParser):
+    """Reads the messages of gpt-oss. Without `finds_calls` those with a recipient are content."""
+
+    markers = (_START, _CHANNEL, _MESSAGE, *_MESSAGE_ENDS)
+    special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
+    stop_tokens = (_CALL, _RETURN)
+
+    def __init__(self, answer: str, options: AnswerOptions) -> None:
+        self._shown: set[str] = set()
+        super().__init__(answer, options)
+
+    def _steps(self) -> Steps[None]:
+        while (yield from self._reader.peek()).isspace():
+            self._content(self._reader.take())
+        if begun := (yield from self._reader.literal(*_NO_MARKER)):  # the prompt said `<|start|>`, or more
+            yield from self._tried(begun)
+        yield from super()._steps()
+
+    def _markers_now(self) -> tuple[str, ...]:
+        return self.markers
+
+    def _call(self, marker: str) -> Steps[None]:
+        while marker and marker not in _MESSAGE_ENDS:
+            header = yield from self._header(marker)
+            if header is None:
+                return
+            recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
+            if recipient and self._options.finds_calls and super()._markers_now():
+                self._start(recipient[1].removeprefix("functions."))
+                marker = yield from self._reader.until(_ENDS, self._arguments)
+                self.has_open_call = not marker
+            else:
+                is_reasoning = not recipient and channel is not None and channel[1] == "analysis"
+                marker = yield from self._text("reasoning" if is_reasoning else "content")
+
+    def _header(self, marker: str) -> Steps[str | None]:
+        """Return what stands before <|message|>; None where the answer ends within it."""
+        self._reader.record(marker)
+        if marker != _MESSAGE:
+            try:
+                yield from self._reader.before((_MESSAGE,), _HEADER_CHARACTERS_MAX)
+            except Rejected:
+                if marker in _NO_MARKER or not self._reader.ended:
+                    raise
+                self.has_open_call = bool(_RECIPIENT.search(self._reader.recorded()))
+                return None
+        return self._reader.recorded()
+
+    def _text(self, kind: str) -> Steps[str]:
+        """Show a message's text; return the marker behind it."""
+        show = self._reasoning if kind == "reasoning" else self._content
+
+        def on_new_line(text: str) -> None:
+            if kind in self._shown and not lines:
+                lines.append(kind)
+                show("\n")
+            show(text)
+
+        lines: list[str] = []
+        marker = yield from self._reader.until(_ENDS, on_new_line)
+        self._shown.add(kind)
+        return marker
+
+    def _reasoning(self, text: str) -> None:
+        self._events.append(ReasoningDelta(text))

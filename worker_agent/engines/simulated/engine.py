@@ -27,7 +27,6 @@ from worker_agent.media.config import TransferSection
 from worker_agent.media.inputs import digest_words, of_kind
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.rules import takes_transfer
 from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
@@ -35,6 +34,7 @@ from worker_agent.port.types import (
     EngineStopped,
     Media,
     RequestRefused,
+    takes_transfer,
 )
 
 STATISTICS_MAX = 10_000

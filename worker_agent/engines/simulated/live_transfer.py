@@ -31,8 +31,7 @@ from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome
-from worker_agent.media.addresses import parsed_networks
-from worker_agent.media.config import TransferSection
+from worker_agent.media.config import TransferSection, parsed_networks
 from worker_agent.port.types import EngineError, RequestRefused
 
 PATH = "/v1/kv_transfers"

@@ -52,9 +52,8 @@ from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
 from worker_agent.engines.simulated.transfer import Fetch
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.rules import computed_tokens_max, takes_transfer
 from worker_agent.port.sampling import TokenLogprobs
-from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, computed_tokens_max, takes_transfer
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,8 +36,16 @@ from worker_agent.engines.simulated.transfer import (
     TransferStatistics,
     state_of,
 )
-from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
-from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, RequestRefused
+from worker_agent.port.types import (
+    EngineDescription,
+    EngineOutput,
+    EngineRequest,
+    RequestRefused,
+    Rule,
+    limits,
+    role_rules,
+    takes_transfer,
+)
 
 EVENT_BUFFER_MAX_SIZE = 100_000
 

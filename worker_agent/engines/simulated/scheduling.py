@@ -26,8 +26,7 @@ from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.identity import EngineNamespace
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.port.rules import computed_tokens_max
-from worker_agent.port.types import EngineRequest, FinishReason
+from worker_agent.port.types import EngineRequest, FinishReason, computed_tokens_max
 
 
 class WaitingRequest:

@@ -42,7 +42,6 @@ from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
 from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds
-from worker_agent.port.rules import takes_transfer
 from worker_agent.port.types import (
     EngineDescription,
     EngineError,
@@ -51,6 +50,7 @@ from worker_agent.port.types import (
     EngineStopped,
     Media,
     RequestRefused,
+    takes_transfer,
 )
 
 _ABORTS_MAX = 10_000

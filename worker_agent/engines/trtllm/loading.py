@@ -37,8 +37,7 @@ from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings
 from worker_agent.engines.trtllm.settings import TrtllmSettings
-from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
-from worker_agent.media.models import model_config
+from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_config, model_type
 from worker_agent.port.types import ALL_SKILLS, EngineDescription, EngineError
 
 _BLOCK_SIZE = 32

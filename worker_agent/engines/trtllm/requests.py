@@ -7,7 +7,7 @@
     decode, `is_context_and_generation`     context_and_generation     as asked      yes
     any other, with an encoder's handles    context_and_generation     as asked      yes
 
-Rules of the roles: `worker_agent/port/rules.py`.
+Rules of the roles: `worker_agent/port/types.py`.
 
     ours                                  `SamplingParams`
     stop tokens                           the model's end token among them: `end_id`, -1 if none stops (never None:
@@ -39,9 +39,16 @@ import msgspec
 from kv_protocol.fleet import Role
 from worker_agent.media.inputs import cache_salt_of, has_media, media_rules
 from worker_agent.port.handoff import params_of
-from worker_agent.port.rules import Rule, limits, role_rules, takes_transfer
 from worker_agent.port.sampling import Guide, Sampling
-from worker_agent.port.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.port.types import (
+    EngineDescription,
+    EngineRequest,
+    RequestRefused,
+    Rule,
+    limits,
+    role_rules,
+    takes_transfer,
+)
 
 NO_END_TOKEN = -1
 _PAD_TOKEN = 0

@@ -1,4 +1,7 @@
-"""What an encode worker keeps of computed embeddings: a cache for media that come again, and offers to other workers.
+"""Embeddings on their way from the worker that encoded them to the one that needs them, and a cache of them.
+
+    http    `http_transfer.py`: everywhere
+    nixl    `nixl_transfer.py`: if the package `nixl` is installed at both ends
 
 The cache is by the digest of the media, and bounded in bytes: 0 keeps nothing. Embeddings depend only on the media, the
 model and its options: a cache serves one model with one set of options.
@@ -10,18 +13,32 @@ An offer is fetched once, in a bounded time, within a bound of memory:
 
     offer      kept if it fits; otherwise refused: evicting another offer would fail that one's request
     take       by its token: returned and removed; a second time, or too late, there is nothing
-    release    by its token: removed
+    release    by its token: removed, once the encoding worker learns that no fetch will come
     expire     removes the offers that were not fetched in time, which count until then
 
 `take`, `release` and `expire` return the removed data: the caller may have to free more than memory. Tokens are looked
 up by their BLAKE3, so that the time of a look-up reveals nothing about them.
 """
 
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Generic, NamedTuple, TypeVar
 
 from blake3 import blake3
+
+from kv_runtime.clock import Clock
+from worker_agent.media.encode_wire import EmbeddingDescriptor, HttpDescriptor, NixlDescriptor
+from worker_agent.media.parts import content_digest
+from worker_agent.media.refusals import MediaReason, MediaRefused
+
+STORE_BYTES_MAX = 1 << 30
+"""Embeddings that wait to be fetched, and of one that is: those of a hundred large images."""
+FETCH_S = 10.0
+"""How long a fetch may take: a GiB takes 1.1 s at 1 GB/s; the rest is for slower networks."""
+_FIELD = "embeddings"
 
 
 class EmbeddingCache:
@@ -140,3 +157,61 @@ class Offers(Generic[Data]):
 
 def _key(token: str) -> bytes:
     return blake3(token.encode("utf-8", "surrogateescape")).digest()
+
+
+Descriptor = TypeVar("Descriptor", HttpDescriptor, NixlDescriptor)
+
+
+class EmbeddingTransfer(ABC, Generic[Data, Descriptor]):
+    """Transfers embeddings from worker to worker. It reads descriptors of one `kind`; `wrong_kind` says which."""
+
+    kind: type[Descriptor]
+    wrong_kind: str
+
+    def __init__(self, clock: Clock, *, fetch_s: float = FETCH_S, store_bytes_max: int = STORE_BYTES_MAX) -> None:
+        self._clock, self._fetch_s, self._store_bytes_max = clock, fetch_s, store_bytes_max
+        self.offers: Offers[Data] = Offers(store_bytes_max)
+
+    @abstractmethod
+    async def offer(self, embeddings: bytes) -> Descriptor:
+        """Offer `embeddings`, 1 byte or more, which must not change, for `TTL_S` seconds; raise `NoRoom`."""
+
+    @abstractmethod
+    async def _read(self, descriptor: Descriptor) -> bytes:
+        """Return the bytes that are found, which may be others; raise `MediaRefused`."""
+
+    async def _let_go(self, removed: Sequence[Data]) -> None:
+        """Free offers that were removed, if they have more than memory."""
+
+    async def release(self, descriptor: EmbeddingDescriptor) -> None:
+        """End this worker's offer of `descriptor`."""
+        await self._end_offer(descriptor.token)
+
+    async def _end_offer(self, token: str) -> None:
+        data = self.offers.release(token)
+        await self._let_go([] if data is None else [data])
+
+    async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
+        """Return the offered bytes; raise `MediaRefused` if they are gone or differ, or may not be fetched."""
+        if not isinstance(descriptor, self.kind):
+            raise MediaRefused("unreachable", _FIELD, repr(descriptor), self.wrong_kind)
+        if descriptor.size_bytes > self._store_bytes_max:
+            raise refused("too_large", descriptor, f"at most {self._store_bytes_max} bytes")
+        try:
+            async with asyncio.timeout(self._fetch_s):
+                data = await self._read(descriptor)
+        except TimeoutError as error:
+            raise refused("timeout", descriptor, f"a whole answer within {self._fetch_s} s") from error
+        if not secrets.compare_digest(await asyncio.to_thread(content_digest, data), descriptor.digest):
+            raise refused("digest", descriptor, "the bytes that were offered")
+        return data
+
+
+def refused(reason: MediaReason, descriptor: EmbeddingDescriptor, allowed: str) -> MediaRefused:
+    """Return the refusal of the embeddings of `descriptor`, of which it shows no secret."""
+    return MediaRefused(reason, _FIELD, descriptor.shown, allowed)
+
+
+def new_token() -> str:
+    """Return a token of 256 random bits for an offer."""
+    return secrets.token_urlsafe(32)
