@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-from dashboards.panels import WIDTH
+from dashboards.boards import WIDTH
 
 COLUMN_PX, ROW_PX, DPI = 1600 / WIDTH, 32, 72
 """The size of a cell of the grid: a picture is 1,600 pixels wide."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-from dashboards.boards import BOARDS
+from dashboards.boards import CONTENT
 
-BOARD_NAMES = tuple(BOARDS)
+BOARD_NAMES = tuple(CONTENT.boards)
 
 
 class Shown(NamedTuple):

@@ -21,9 +21,6 @@ import pytest
 import pytest_asyncio
 
 from bench.ports import free_ports
-from dashboards.alerts import GROUPS
-from dashboards.objectives import OBJECTIVES
-from dashboards.rules import alerts
 from kv_runtime.clock import SystemClock
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
@@ -31,6 +28,7 @@ from tests.system.dashboards.picture import picture
 from tests.system.dashboards.pools_before import start_pools
 from tests.system.dashboards.prometheus import NoData, Prometheus
 from tests.system.dashboards.registry import OF_ENGINES
+from tests.system.dashboards.rules import ALERTS, RULES
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     LabelValues,
@@ -283,16 +281,16 @@ async def test_what_the_fleet_lived_through_was_counted(lived: Lived, counted: s
 async def test_every_rule_can_be_evaluated_on_what_real_processes_show(lived: Lived) -> None:
     groups = await lived.prometheus.api("rules")
     rules = [rule for group in groups for rule in group["rules"]]
-    assert len(rules) == sum(len(group.rules) for group in GROUPS)
+    assert len(rules) == len(RULES)
     assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] == "err"} == {}
-    assert {alert.name for alert in alerts(GROUPS)} <= {rule["name"] for rule in rules if rule["health"] == "ok"}
+    assert {alert.alert for alert in ALERTS} <= {rule["name"] for rule in rules if rule["health"] == "ok"}
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "expr",
     [
-        *(objective.recorded("5m") for objective in OBJECTIVES),
+        *(rule.record for rule in RULES if rule.record.endswith("_rate5m")),
         'ALERTS{alertname="KvRouterAgentDown",alertstate="pending"}',
     ],
 )

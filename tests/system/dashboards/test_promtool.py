@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from bench.demo.monitoring import PROMETHEUS, program
-from dashboards.alerts import GROUPS
-from dashboards.files import RULES
-from dashboards.rules import alerts
+from dashboards.command import RULES
 from tests.support.paths import ROOT
 from tests.system.dashboards.rule_cases import CASES, Case
+from tests.system.dashboards.rules import ALERTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test waits for all
 
@@ -60,6 +59,6 @@ def test_a_case_that_is_wrong_is_found(case: Case, verdicts: dict[str, str]) -> 
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
-    every = {(alert.name, alert.severity) for alert in alerts(GROUPS)}
+    every = {(alert.alert, alert.severity) for alert in ALERTS}
     assert {(case.alert, case.severity) for case in CASES if case.fires} == every
     assert {(case.alert, case.severity) for case in CASES if not case.fires} == every
