@@ -59,9 +59,9 @@ def test_a_state_survives_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"worker_id": "No Name"}, "worker_id: found 'No Name'"),
-        ({"dp_rank": 5000}, "dp_rank: found 5000"),
-        ({"seq": -1}, "seq: found -1"),
+        ({"worker_id": "No Name"}, "- at `$.worker_id`"),
+        ({"dp_rank": 5000}, "<= 4095 - at `$.dp_rank`"),
+        ({"seq": -1}, ">= 0 - at `$.seq`"),
         ({"digests": []}, "digests: found (), allowed one of each tier, in order"),
         ({"chunks": [{"parents": b"", "hashes": b"", "tiers": b"\x01"}]}, "columns: found (0, 0, 1)"),
         ({"epoch": "x"}, "Expected `int`"),
