@@ -8,7 +8,7 @@ worker left, or when no heartbeat or answer came for `gone_s` while the log was 
 silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls behind,
 and ranks that were current or behind are stale (log_away).
 
-A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
+A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
 lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
@@ -33,13 +33,13 @@ from indexer.follow.inputs import (
     HeartbeatArrived,
     LogFound,
     LogLost,
+    Message,
     MessageArrived,
     Question,
     RankFact,
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_state import RankState

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from kv_runtime.text.marks import KeptSegments
+from kv_runtime.text.encoders import KeptSegments
 from router.prompt.prompts import ModelPrompts
 
 ENCODERS = ("byte", "hf", "fast", "none")

@@ -27,8 +27,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.hashing import pack_tokens
 from kv_protocol.ids import TokenId
 from kv_protocol.openai.errors import RequestInvalid, explained
-from kv_protocol.openai.option_table import Priority
-from kv_protocol.openai.options import NvExt
+from kv_protocol.openai.option_table import NvExt, Priority
 
 DIMENSIONS = 256
 """Dimensions of a vector, unless the request names another number."""

@@ -14,8 +14,8 @@ from collections import deque
 from random import Random
 
 from kv_protocol import codec
-from kv_protocol.event_trace import EventTrace, event_trace
 from kv_protocol.ids import WorkerRank
+from kv_protocol.trace_context import EventTrace, event_trace
 from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import Attributes, SpanData, TraceData
 from worker_agent.events.outbox import OutMessage

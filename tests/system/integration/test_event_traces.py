@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import time_ns
 
 from kv_protocol import subjects
-from kv_protocol.event_trace import event_trace
 from kv_protocol.events import Stored
+from kv_protocol.trace_context import event_trace
 from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import TraceData
 from tests.system.integration.broker import Broker, eventually

@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import MessageArrived
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import MessageArrived, read_message
 from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex

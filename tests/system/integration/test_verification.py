@@ -12,8 +12,7 @@ from indexer.commands.http import IndexApi
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient
-from indexer.service.mirrors import Mirrors, MirrorSilent
-from indexer.service.verification import LISTEN_S, FleetRoll, Verification
+from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, Verification
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank

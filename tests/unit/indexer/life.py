@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sized
 from random import Random
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question, read_message
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

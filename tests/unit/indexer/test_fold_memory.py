@@ -19,8 +19,8 @@ from indexer.follow.inputs import (
     MessageArrived,
     Question,
     WorkerGone,
+    read_message,
 )
-from indexer.follow.messages import read_message
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
 from indexer.native.index import NativeIndex

@@ -7,8 +7,16 @@ import pytest
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import AnswerArrived, BatchArrived, BytesRefused, Fact, MessageArrived, Question
-from indexer.follow.messages import BatchSpan, read_message
+from indexer.follow.inputs import (
+    AnswerArrived,
+    BatchArrived,
+    BatchSpan,
+    BytesRefused,
+    Fact,
+    MessageArrived,
+    Question,
+    read_message,
+)
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table

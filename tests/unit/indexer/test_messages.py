@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.follow.messages import BatchSpan, message_span, read_message
+from indexer.follow.inputs import BatchSpan, message_span, read_message
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

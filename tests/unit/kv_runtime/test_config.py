@@ -11,11 +11,10 @@ import yaml
 from click.testing import CliRunner
 from pydantic import Field, SecretStr
 
-from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings, load_yaml
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.config.sections import ControlSection, EmbeddedNatsSection, IndexSection, NatsSection, Section, Settings
-from kv_runtime.config.yaml_text import load_yaml
 
 
 class InnerSection(Section):

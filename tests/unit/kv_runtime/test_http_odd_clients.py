@@ -169,7 +169,7 @@ async def test_a_body_that_comes_at_the_least_rate_is_read(server: Served, monke
 async def test_a_head_that_does_not_come_ends_its_connection(
     server: Served, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_runtime.http.client_connection.HEAD_S", 0.1)
+    monkeypatch.setattr("kv_runtime.http.server.HEAD_S", 0.1)
     assert await server.raw(sent) == b""
 
 
@@ -205,7 +205,7 @@ async def test_a_body_in_the_identity_coding_is_read(server: Served) -> None:
 async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_runtime.http.client_connection.LINGER_S", 0.1)
+    monkeypatch.setattr("kv_runtime.http.server.LINGER_S", 0.1)
     async with asyncio.timeout(5):
         answer = await server.raw((CODED % (b"POST", b"/v1/echo", b"gzip")).replace(b"Length: 1", b"Length: 900"))
     assert answer.startswith(b"HTTP/1.1 415 ")

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import pre_tokenizers
 
-from kv_runtime.text.token_names import spelt_bytes
+from kv_runtime.text.ranked_tokens import spelt_bytes
 
 
 @pytest.mark.parametrize(
