@@ -11,7 +11,7 @@ from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock
 from tests.contract.whole_tree import whole_tree
 from tests.fuzz.programs import MakeIndex, Outcome, Program, restored
-from tests.reference.index.snapshot_body import read_body
+from tests.reference.index.snapshot import read_body
 
 
 def _known(index: PrefixIndex) -> dict[str, Outcome]:

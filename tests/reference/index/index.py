@@ -19,10 +19,8 @@ from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, bloc
 from tests.reference.index.nodes import ranks_of
 from tests.reference.index.outline import ReferenceOutline, chain_from
 from tests.reference.index.parents_first import parents_first
-from tests.reference.index.snapshot import saved
-from tests.reference.index.snapshot_body import read_body, write_body
+from tests.reference.index.snapshot import children_of, read_body, saved, write_body
 from tests.reference.index.tree import ReferenceTree
-from tests.reference.index.walks import children_of
 
 
 class ReferenceIndex(ReferenceTree):
