@@ -3,8 +3,8 @@
 import asyncio
 
 import msgspec
-import nats
 import pytest
+from nats.aio.client import Client
 
 from kv_runtime.event_log import BrokerUnavailable, EventLog, Reading, reading
 from tests.system.integration.broker import Broker, eventually
@@ -69,16 +69,14 @@ async def _made_anew(log: EventLog) -> None:
             return
 
 
-async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broker, log: EventLog) -> None:
+async def test_a_stream_made_anew_is_counted_and_has_another_birth(client: Client, log: EventLog) -> None:
     reader = Reader()
     await log.ensure_stream(STREAM)
     await publish_all(log, numbers(1, 5))
     place = await followed(log, reader, after_seq=0, created="")
     await reader.until(numbers(1, 5))
     born = place.created
-    client = await nats.connect(broker.url)
     await client.jsm().delete_stream("TEST")
-    await client.close()
     await _made_anew(log)
     await publish_all(log, numbers(6, 7))
     await reader.until(numbers(1, 7))

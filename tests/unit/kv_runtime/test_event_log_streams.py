@@ -8,6 +8,7 @@ from typing import Any
 import nats
 import pytest
 import pytest_asyncio
+from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, ObjectBucket, ObjectDamaged, StreamUnfit
@@ -35,14 +36,12 @@ async def test_a_stream_that_cannot_be_is_an_error_that_names_it(log: EventLog) 
         await log.ensure_stream(STREAM._replace(name="TWIN"))
 
 
-async def test_what_others_set_on_a_stream_stays(broker: Broker, log: EventLog) -> None:
-    client = await nats.connect(broker.url)
+async def test_what_others_set_on_a_stream_stays(client: Client, log: EventLog) -> None:
     manager = client.jsm()
     await manager.add_stream(name="TEST", subjects=["test.>"], description="ours", max_msgs=7, max_bytes=1000)
     await log.ensure_stream(STREAM)
     config = (await manager.stream_info("TEST")).config
     assert (config.description, config.max_msgs, config.max_bytes) == ("ours", 7, STREAM.max_bytes)
-    await client.close()
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,8 @@ async def test_what_others_set_on_a_stream_stays(broker: Broker, log: EventLog) 
     ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
 )
 async def test_a_stream_that_cannot_be_ours_is_refused_with_the_field_and_stays(
-    broker: Broker, log: EventLog, settings: dict[str, Any], error: str
+    client: Client, log: EventLog, settings: dict[str, Any], error: str
 ) -> None:
-    client = await nats.connect(broker.url)
     await client.jsm().add_stream(StreamConfig(name="TEST", subjects=["test.>"]), **settings)
     before = await client.jsm().stream_info("TEST")
     with pytest.raises(StreamUnfit) as raised:
@@ -68,11 +66,9 @@ async def test_a_stream_that_cannot_be_ours_is_refused_with_the_field_and_stays(
     assert str(raised.value) == f"stream TEST: {error}"
     assert (raised.value.stream, raised.value.field) == ("TEST", error.partition(":")[0])
     assert (await client.jsm().stream_info("TEST")).config == before.config
-    await client.close()
 
 
-async def test_a_sealed_stream_and_a_mirror_are_refused(broker: Broker, log: EventLog) -> None:
-    client = await nats.connect(broker.url)
+async def test_a_sealed_stream_and_a_mirror_are_refused(client: Client, log: EventLog) -> None:
     manager = client.jsm()
     sealed = await manager.add_stream(name="TEST", subjects=["test.>"], storage="file")
     await manager.update_stream(sealed.config, sealed=True)
@@ -81,7 +77,6 @@ async def test_a_sealed_stream_and_a_mirror_are_refused(broker: Broker, log: Eve
         await log.ensure_stream(STREAM)
     with pytest.raises(StreamUnfit, match=r"mirror: found .*TEST.*, allowed none"):
         await log.ensure_stream(STREAM._replace(name="COPY", subjects=("copy.>",)))
-    await client.close()
 
 
 async def test_replicas_that_the_server_cannot_have_are_an_error_with_its_reason(log: EventLog) -> None:
@@ -151,17 +146,15 @@ async def bucket(log: EventLog) -> ObjectBucket:
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES + 7])
-async def test_what_was_put_is_got_also_by_other_clients(broker: Broker, bucket: ObjectBucket, size: int) -> None:
+async def test_what_was_put_is_got_also_by_other_clients(client: Client, bucket: ObjectBucket, size: int) -> None:
     data = bytes(at % 251 for at in range(size))
     await bucket.put("a", data)
     assert await bucket.get("a") == data
-    client = await nats.connect(broker.url)
     theirs = await client.jetstream().object_store("TEST")
     assert (await theirs.get("a")).data == data
     await theirs.put("b", data)
     assert await bucket.get("b") == data
     assert await bucket.names() == ["a", "b"]
-    await client.close()
 
 
 async def test_what_is_deleted_is_gone_and_takes_no_room(bucket: ObjectBucket) -> None:
@@ -178,11 +171,9 @@ async def test_what_is_deleted_is_gone_and_takes_no_room(bucket: ObjectBucket) -
     assert (await bucket.names(), await bucket.size_bytes()) == ([], 0)
 
 
-async def test_what_others_deleted_is_not_there(broker: Broker, bucket: ObjectBucket) -> None:
+async def test_what_others_deleted_is_not_there(client: Client, bucket: ObjectBucket) -> None:
     await bucket.put("a", b"a")
-    client = await nats.connect(broker.url)
     await (await client.jetstream().object_store("TEST")).delete("a")
-    await client.close()
     with pytest.raises(NoSuchObject):
         await bucket.get("a")
     await bucket.delete("a")
@@ -190,9 +181,8 @@ async def test_what_others_deleted_is_not_there(broker: Broker, bucket: ObjectBu
 
 
 @pytest.mark.parametrize("damage", ["gone", "other", "more", "description"])
-async def test_what_is_not_what_was_put_is_refused(broker: Broker, bucket: ObjectBucket, damage: str) -> None:
+async def test_what_is_not_what_was_put_is_refused(client: Client, bucket: ObjectBucket, damage: str) -> None:
     await bucket.put("a", bytes(CHUNK_BYTES * 2))
-    client = await nats.connect(broker.url)
     context = client.jetstream()
     if damage == "description":
         await context.publish(f"$O.TEST.M.{base64.urlsafe_b64encode(b'a').decode()}", b"garbage")
@@ -202,7 +192,6 @@ async def test_what_is_not_what_was_put_is_refused(broker: Broker, bucket: Objec
         subject = (await context.get_msg("OBJ_TEST", 2)).subject
         assert subject is not None
         await context.publish(subject, bytes([1]) * CHUNK_BYTES if damage == "other" else bytes(CHUNK_BYTES + 1))
-    await client.close()
     with pytest.raises(ObjectDamaged, match="object a: "):
         await bucket.get("a")
 
@@ -216,13 +205,11 @@ async def test_what_does_not_fit_is_refused_and_leaves_nothing(bucket: ObjectBuc
     assert await bucket.get("a") == bytes(6 << 20)
 
 
-async def test_old_chunks_without_an_object_are_removed(broker: Broker, bucket: ObjectBucket) -> None:
+async def test_old_chunks_without_an_object_are_removed(client: Client, bucket: ObjectBucket) -> None:
     await bucket.put("a", b"a")
-    client = await nats.connect(broker.url)
     for _ in range(3):
         await client.jetstream().publish("$O.TEST.C.unfinished", bytes(1000))
     newest = (await client.jetstream().get_last_msg("OBJ_TEST", "$O.TEST.C.unfinished")).time
-    await client.close()
     assert newest is not None
     now_ns = round(newest.timestamp() * 1e9)
     before = await bucket.size_bytes()
@@ -234,23 +221,19 @@ async def test_old_chunks_without_an_object_are_removed(broker: Broker, bucket: 
 
 
 @pytest.mark.parametrize("token", ["a", "_w=="])  # no base64; no UTF-8
-async def test_what_is_under_no_readable_name_is_not_there(broker: Broker, bucket: ObjectBucket, token: str) -> None:
+async def test_what_is_under_no_readable_name_is_not_there(client: Client, bucket: ObjectBucket, token: str) -> None:
     await bucket.put("a", b"a")
-    client = await nats.connect(broker.url)
     await client.jetstream().publish(f"$O.TEST.M.{token}", b"{}")
-    await client.close()
     assert await bucket.names() == ["a"]
     assert await bucket.delete_unfinished(0, older_s=0.0) == 0
     assert await bucket.get("a") == b"a"
 
 
-async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(broker: Broker, bucket: ObjectBucket) -> None:
+async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(client: Client, bucket: ObjectBucket) -> None:
     await bucket.put("a", b"a")
     await bucket.put("b", b"b")
-    client = await nats.connect(broker.url)
     await client.jetstream().publish(f"$O.TEST.M.{base64.urlsafe_b64encode(b'a').decode()}", b"garbage")
     newest = (await client.jetstream().get_last_msg("OBJ_TEST", "$O.TEST.C.>")).time
-    await client.close()
     assert newest is not None
     assert await bucket.delete_unfinished(round(newest.timestamp() * 1e9) + 10**9, older_s=0.0) == 1
     assert await bucket.get("b") == b"b"
