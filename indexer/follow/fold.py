@@ -26,7 +26,6 @@ from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     Effect,
     Fact,
@@ -61,7 +60,7 @@ TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
 _NO_SLOT = 2**32 - 1
-_OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
+_OF_A_RANK = (MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
@@ -161,12 +160,10 @@ class IndexFold:
             stream = self._admit(fact.rank, now_s)
         if stream is None:
             return []
-        if isinstance(fact, MessageArrived):
-            return self._apply_message(stream, fact.message, now_s)
         effects: list[Effect] = []
         match fact:
-            case BatchArrived(_, batch):
-                effects = stream.follower.on_batch(batch, now_s)
+            case MessageArrived(_, message):
+                return self._apply_message(stream, message, now_s)
             case HeartbeatArrived(_, heartbeat):
                 effects = stream.follower.on_heartbeat(heartbeat, now_s)
                 if stream.follower.position[0] == heartbeat.epoch:  # else it is of a retired epoch

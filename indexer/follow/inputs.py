@@ -16,7 +16,7 @@ import msgspec
 
 from indexer.native import core
 from kv_protocol import codec
-from kv_protocol.events import Batch, Event
+from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, BlockColumns, RecoverRequest
@@ -52,13 +52,6 @@ def message_span(data: bytes) -> BatchSpan | None:
     """Return the span of a message; None if it is malformed or its seqs are not consecutive."""
     found = core.message_span(data)
     return None if found is None else BatchSpan(*found)
-
-
-class BatchArrived(msgspec.Struct, frozen=True):
-    """A batch of a rank's stream."""
-
-    rank: WorkerRank
-    batch: Batch
 
 
 class MessageArrived(msgspec.Struct, frozen=True):
@@ -111,7 +104,7 @@ class LogFound(msgspec.Struct, frozen=True):
     """The log is connected again."""
 
 
-RankFact = BatchArrived | MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
+RankFact = MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
 Fact = RankFact | WorkerCame | WorkerGone | LogLost | LogFound
 
 

@@ -27,6 +27,10 @@ def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
     return MessageArrived(rank, read_message(codec.encode_message(batches)))
 
 
+def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
+    return [view.stale for view in fold.overlap((), ranks)]
+
+
 class Life:
     """A rank's consolidator; a store is of `blocks_max` blocks at most. It keeps the last few batches for replays."""
 

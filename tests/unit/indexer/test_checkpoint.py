@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from indexer.commands.dump import state_lines
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BatchArrived, BytesRefused, HeartbeatArrived, LogLost, Question, WorkerGone
+from indexer.follow.inputs import BytesRefused, HeartbeatArrived, LogLost, Question, WorkerGone
 from indexer.follow.question import RECOVERIES_MAX
 from indexer.follow.rank_state import RankState, decode_state, encode_state
 from indexer.native.index import NativeIndex
@@ -199,8 +199,8 @@ def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
 
 def fold() -> IndexFold:
     fold = IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
-    fold.apply(BatchArrived(A0, Batch(7, 1, Stored((1, 2)))), 0.0)
-    fold.apply(BatchArrived(A0, Batch(7, 2, Stored((2,), parent=1, start=1, tier=Tier.HOST))), 0.0)
+    fold.apply(arrived(A0, Batch(7, 1, Stored((1, 2)))), 0.0)
+    fold.apply(arrived(A0, Batch(7, 2, Stored((2,), parent=1, start=1, tier=Tier.HOST))), 0.0)
     return fold
 
 

@@ -9,11 +9,11 @@ from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     HeartbeatArrived,
     LogFound,
     LogLost,
+    MessageArrived,
     Question,
     WorkerGone,
 )
@@ -27,7 +27,7 @@ from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life, told
+from tests.unit.indexer.life import Life, arrived, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -41,8 +41,8 @@ def make_fold(parked_blocks_max: int = 100) -> IndexFold:
     return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
 
 
-def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> BatchArrived:
-    return BatchArrived(rank, Batch(epoch, seq, event))
+def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> MessageArrived:
+    return arrived(rank, Batch(epoch, seq, event))
 
 
 def path(first: int = 0, last: int = len(PATH), tier: Tier = Tier.GPU) -> Stored:
@@ -367,7 +367,7 @@ def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_hear
     for step in range(240):
         now_s, is_faulty = step / 4, step < 200
         for life in lives.values():
-            for fact in [BatchArrived(life.rank, life.batch()) for _ in range(random.randrange(3))]:
+            for fact in [arrived(life.rank, life.batch()) for _ in range(random.randrange(3))]:
                 if not is_faulty or random.random() < 0.9:
                     questions += fold.apply(fact, now_s)
             if step % 4 == 0:
@@ -396,7 +396,7 @@ def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
         said: list[list[Question]] = []
         for step in range(300):
             teller = life if step % 2 else other
-            fact = BatchArrived(teller.rank, teller.batch())
+            fact = arrived(teller.rank, teller.batch())
             said += [fold.apply(fact, step / 10)] if step % 11 else [fold.tick(step / 10)]
         outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
     assert outcomes[0] == outcomes[1]

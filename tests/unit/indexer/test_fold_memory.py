@@ -10,7 +10,6 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     Fact,
     HeartbeatArrived,
@@ -35,7 +34,7 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life, told
+from tests.unit.indexer.life import Life, arrived, stale, told
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH = 11
@@ -67,8 +66,8 @@ def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e
     )
 
 
-def batch(rank: WorkerRank, seq: int, event: Event) -> BatchArrived:
-    return BatchArrived(rank, Batch(EPOCH, seq, event))
+def batch(rank: WorkerRank, seq: int, event: Event) -> MessageArrived:
+    return arrived(rank, Batch(EPOCH, seq, event))
 
 
 def stored(blocks: tuple[int, ...], first: int = 0) -> Stored:
@@ -87,10 +86,6 @@ def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) 
         parent = block
     (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
     return AnswerArrived(rank, chunk)
-
-
-def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
-    return [view.stale for view in fold.overlap((), ranks)]
 
 
 def crowded(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
