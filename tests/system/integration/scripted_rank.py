@@ -52,10 +52,6 @@ class ScriptedRank:
         self.blocks.clear()
         await self._tell(Cleared())
 
-    def restart(self, epoch: int) -> None:
-        self.epoch, self.seq = epoch, 0
-        self.blocks.clear()
-
     async def publish_raw(self, data: bytes) -> None:
         await self.log.publish(self.subject, data)
 

@@ -73,10 +73,10 @@ async def tell(log: EventLog, index: Index, messages: int) -> Told:
     while len(told.messages) < messages:
         worker = random.choice(told.workers)
         taken = []
-        if random.random() < RESTARTS_RATIO:
+        if random.random() < RESTARTS_RATIO and messages - len(told.messages) > len(worker.ranks):
             await restart(worker, index)
-            taken = [each for rank in worker.ranks for each in await worker.flush(rank)]
-        taken += await worker.flush(random.choice(worker.ranks), random.randint(1, 3))
+            taken = [await worker.flush(rank) for rank in worker.ranks]
+        taken.append(await worker.flush(random.choice(worker.ranks), random.randint(1, 3)))
         for seq, subject, data in taken:
             told.messages.append((subject, data))
             assert seq == len(told.messages)

@@ -44,9 +44,6 @@ async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa:
         yield index
 
 
-# ---------------------------------------------------------------- what the log says is held
-
-
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
 
 

@@ -27,7 +27,7 @@ from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import Index, running_index
 from tests.system.integration.scripted_rank import MODEL, ScriptedRank
 from tests.system.integration.serving import serving
-from tests.system.integration.told_fleet import ToldWorker, answering
+from tests.system.integration.told_fleet import ToldWorker
 from tests.unit.router.samples import registered
 
 SLUG = subjects.model_slug(MODEL)
@@ -105,7 +105,9 @@ async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker
                 worker = random.choice(workers)
                 await worker.flush(random.choice(worker.ranks))
 
-        async with answering(log, *workers), asyncio.TaskGroup() as group:
+        for worker in workers:
+            await worker.answer_all()
+        async with asyncio.TaskGroup() as group:
             going_on = group.create_task(go_on())
             found = [each for _ in range(20) for each in await verified.verdicts(*ranks_of(workers), timeout_s=5.0)]
             assert not going_on.done()
