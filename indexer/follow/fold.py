@@ -39,10 +39,9 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_state import RankState
-from indexer.follow.rank_stream import FollowedRank
+from indexer.follow.rank_stream import FollowedRank, OverfullRanks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex

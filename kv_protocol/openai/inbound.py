@@ -34,8 +34,7 @@ from kv_protocol.openai.option_table import (
     TokenLimit,
     template_options,
 )
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
-from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
+from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given, is_list_of_prompts, read_prompts
 
 CHAT, COMPLETIONS, EMBEDDINGS = PATHS["chat"], PATHS["completions"], PATHS["embeddings"]
 _TEXT_FORMAT = b'{"type":"text"}'

@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kv_protocol.ids import TokenId
-from kv_protocol.openai.parts import ABSENT, is_given
-from kv_protocol.openai.prompts import read_ids
+from kv_protocol.openai.parts import ABSENT, is_given, read_ids
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]

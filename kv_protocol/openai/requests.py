@@ -37,8 +37,7 @@ from kv_protocol.openai.option_table import (
     Verbosity,
     template_options,
 )
-from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given
-from kv_protocol.openai.prompts import read_ids, read_prompts
+from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, read_ids, read_prompts
 
 __all__ = [
     "CHAT",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient
@@ -54,7 +54,7 @@ class Verified(NamedTuple):
 
 @asynccontextmanager
 async def served(index: EmbeddedIndex, log: EventLog, token: str = "") -> AsyncIterator[Verified]:
-    async with serving(IndexApi(index).app(new_registry(), token=token)) as api:
+    async with serving(index_app(index, new_registry(), token=token)) as api:
         yield Verified(api.url, log)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai.errors import RequestInvalid
-from kv_protocol.openai.prompts import PROMPTS_MAX, read_ids, read_prompts
+from kv_protocol.openai.parts import PROMPTS_MAX, read_ids, read_prompts
 
 MANY = list(range(90_000))
 
