@@ -28,7 +28,6 @@ Source: tokenizers 0.23, `AddedVocabulary`.
 
 import array
 import re
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import filterfalse
@@ -179,11 +178,7 @@ class HfEncoder:
 
     def _packed(self, texts: list[str], *, add_special_tokens: bool = False) -> list[bytes]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        packed = [array.array("I", each.ids) for each in encoded]
-        if sys.byteorder == "big":
-            for ids in packed:
-                ids.byteswap()
-        return [ids.tobytes() for ids in packed]
+        return [array.array("I", each.ids).tobytes() for each in encoded]
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
         """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
