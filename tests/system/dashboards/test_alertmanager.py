@@ -17,7 +17,7 @@ from kv_runtime.telemetry import Projection
 from router.processes.metrics import ProcessState, process_families
 from tests.support.served import served
 from tests.system.dashboards.prometheus import Prometheus
-from tests.system.dashboards.rules import GROUPS
+from tests.system.dashboards.shipped import GROUPS
 from tests.system.faults.children import Children
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,11 @@ from dashboards.__main__ import built
 from dashboards.boards import CONTENT, WIDTH
 from dashboards.command import dashboards
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     annotation_queries,
     board,
+    every_sample,
     panel_queries,
     panels,
     selectors,

@@ -7,9 +7,7 @@ import promql_parser
 import pytest
 
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import bounds, every_sample
-from tests.system.dashboards.rules import ALERTS, RULES, RUNBOOKS, Rule
-from tests.system.dashboards.shipped import selectors
+from tests.system.dashboards.shipped import ALERTS, RULES, RUNBOOKS, Rule, bounds, every_sample, selectors
 
 OF_EVERY_SCRAPE = {"job", "instance"}
 OF_PROMETHEUS = {"up": set[str]()}

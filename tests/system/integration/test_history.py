@@ -28,7 +28,7 @@ from tests.reference.index.index import ReferenceIndex
 from tests.system.integration.broker import eventually, running_broker
 from tests.system.integration.event_path import connected
 from tests.system.integration.index_on_log import NATS, Index, index_at, running_index
-from tests.system.integration.told_fleet import ToldWorker
+from tests.system.integration.scripted_rank import ToldWorker
 
 SEED = 20_260_101
 MESSAGES, SHORT = 3000, 900

@@ -25,9 +25,8 @@ from tests.dumped import dump_chunks
 from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import Index, running_index
-from tests.system.integration.scripted_rank import MODEL, ScriptedRank
+from tests.system.integration.scripted_rank import MODEL, ScriptedRank, ToldWorker
 from tests.system.integration.serving import serving
-from tests.system.integration.told_fleet import ToldWorker
 from tests.unit.router.samples import registered
 
 SLUG = subjects.model_slug(MODEL)

@@ -12,8 +12,7 @@ from indexer.index.prefix_index import Hashes, PrefixIndex
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.events import TIERS, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import overlaps
-from tests.contract.whole_tree import whole_tree
+from tests.contract.indexes import overlaps, whole_tree
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
