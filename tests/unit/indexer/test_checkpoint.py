@@ -120,17 +120,6 @@ def test_what_is_wrong_with_a_checkpoint_is_named(data: bytes, reason: str) -> N
 # ------------------------------------------------------------------------------------------------- going on
 
 
-def test_a_restored_fold_knows_what_the_other_knew() -> None:
-    fold = IndexFold(NativeIndex())
-    lives = [lived(fold, A1, 9), lived(fold, A0, 12)]
-    other = restored(fold)
-    assert places(other) == places(fold) == {A1: (7, 9, ""), A0: (7, 12, "")}
-    for life in lives:
-        assert set(other.held(life.rank)) == set(life.rows())
-        assert told(other, arrived(life.rank, life.batch()), life.beat()) == []
-        assert set(other.held(life.rank)) == set(life.rows())
-
-
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
     fold = IndexFold(NativeIndex())
     told(fold, BytesRefused(A0))

@@ -88,15 +88,16 @@ def test_a_process_collects_garbage_rarely(run: Any) -> None:
     assert seen == [20_000]
 
 
-def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback() -> None:
-    async def stays(stop: asyncio.Event) -> None:
-        signal.raise_signal(signal.SIGTERM)
+@pytest.mark.parametrize("run", [run_process, run_beside])
+def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback(run: Any) -> None:
+    async def stays(stop: asyncio.Event, *_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
-        signal.raise_signal(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
     with pytest.raises(SystemExit) as ended:
-        run_process(stays)
+        run(stays)
     assert ended.value.code == "stopped by a second signal: what was running was cut off"
 
 
@@ -202,18 +203,6 @@ def test_a_signal_is_heard_while_the_main_thread_is_in_a_call(number: signal.Sig
     assert heard == [True]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.set_wakeup_fd(-1) == -1
-
-
-def test_a_second_signal_cuts_off_what_runs() -> None:
-    async def main(stop: asyncio.Event, _: ThreadCall) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
-
-    with pytest.raises(SystemExit) as ended:
-        run_beside(main)
-    assert ended.value.code == "stopped by a second signal: what was running was cut off"
 
 
 def test_a_main_thread_that_does_not_return_is_cut_off_by_a_later_signal() -> None:
