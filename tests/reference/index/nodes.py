@@ -10,7 +10,7 @@ block of a sequence), or it is unknown: a dump named the block as a parent, and 
     p                another, or none          as before: a conflict
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kv_protocol.digest import SetDigest
@@ -236,3 +236,16 @@ class ParkedBlocks:
         self.remove(block)
         self.lost_total += 1
         self._losers.add((block.rank, block.tier))
+
+
+def parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
+    """Yield every key of `parents` (block -> its parent), each after its parent if that is a key too. O(n)."""
+    seen: set[int] = set()
+    for block in parents:
+        chain: list[int] = []
+        at: int | None = block
+        while at is not None and at in parents and at not in seen:
+            seen.add(at)
+            chain.append(at)
+            at = parents[at]
+        yield from reversed(chain)

@@ -12,7 +12,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.dumped import dump_chunks
-from tests.reference.index.parents_first import parents_first
+from tests.reference.index.nodes import parents_first
 from tests.unit.indexer.life import Life
 
 MODEL = "sim-8b"

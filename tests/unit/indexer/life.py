@@ -13,7 +13,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
-from tests.reference.index.parents_first import parents_first
+from tests.reference.index.nodes import parents_first
 
 RING_BATCHES = 12
 
