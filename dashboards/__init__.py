@@ -1,6 +1,6 @@
-"""Grafana dashboards and Prometheus rules as code: the router's figures by question, alerts, and the files of both.
+"""Grafana dashboards and Prometheus rules: the router's figures by question, and alerts.
 
-content   the boards, as `boards` lists them, made of `panels` and `promql`; the rules: `alerts`, `objectives`
-render    panels to Grafana's JSON; needs grafana-foundation-sdk. `rules` to Prometheus's YAML
-files     the committed result; needs nothing
+boards      the dashboards as data, `boards.yaml`, of which `render` makes grafana/*.json with grafana-foundation-sdk
+prometheus  the rules, as Prometheus loads them; docs/RUNBOOKS.md says what to do at each alert
+command     writes what is committed; needs nothing
 """

@@ -1,4 +1,4 @@
-"""`python -m dashboards` builds the dashboards' JSON and the rules' YAML; `--check` tests whether they are so.
+"""`python -m dashboards` builds the dashboards' JSON; `--check` tests whether it is so.
 
 `router dashboards --write DIR` writes what is committed, for Grafana and Prometheus elsewhere; that needs no builder.
 """
@@ -8,34 +8,33 @@ from pathlib import Path
 
 import click
 
-from dashboards import rules
-from dashboards.alerts import GROUPS
-from dashboards.boards import ANNOTATIONS, BOARDS, VARIABLES
-from dashboards.files import GRAFANA, RULES
+from dashboards.boards import CONTENT
+from dashboards.command import GRAFANA
 
 HERE = Path(__file__).parent
 
 
 def built() -> dict[str, bytes]:
-    """Return every dashboard's JSON and the rules' YAML, by path."""
+    """Return every dashboard's JSON, by path."""
     from dashboards.render import rendered
 
-    boards = {f"{GRAFANA}/{name}.json": rendered(board, VARIABLES, ANNOTATIONS) for name, board in BOARDS.items()}
-    return boards | {RULES: rules.rendered(GROUPS)}
+    return {f"{GRAFANA}/{name}.json": rendered(board) for name, board in CONTENT.boards.items()}
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="write nothing; exit with 1 where a file is not as it would be written")
 def main(check: bool) -> None:
-    """Build the dashboards' JSON and the rules' YAML."""
-    differing = [
-        name for name, content in built().items() if not (HERE / name).exists() or (HERE / name).read_bytes() != content
-    ]
+    """Build the dashboards' JSON."""
+    differing = {
+        HERE / name: content
+        for name, content in built().items()
+        if not (HERE / name).exists() or (HERE / name).read_bytes() != content
+    }
     if check and differing:
-        sys.exit(f"not as built: {', '.join(differing)}; run python -m dashboards")
-    for name in differing:
-        (HERE / name).write_bytes(built()[name])
-        print(f"{HERE / name}")
+        sys.exit(f"not as built: {', '.join(map(str, differing))}; run python -m dashboards")
+    for path, content in differing.items():
+        path.write_bytes(content)
+        print(path)
 
 
 if __name__ == "__main__":

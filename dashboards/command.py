@@ -1,10 +1,13 @@
-"""`router dashboards`: writes the Grafana dashboards and the Prometheus rules."""
+"""`router dashboards`: writes the files that Grafana and Prometheus load, as committed; that needs no builder."""
 
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import click
 
-from dashboards.files import write
+GRAFANA, PROVISIONING, PROMETHEUS = "grafana", "provisioning", "prometheus"
+RULES = f"{PROMETHEUS}/kv-router.rules.yaml"
 
 
 @click.command()
@@ -14,5 +17,21 @@ def dashboards(directory: Path) -> None:
 
     The Prometheus rules are written there, too.
     """
-    for path in write(directory):
-        click.echo(path)
+    for folder in (GRAFANA, PROVISIONING, PROMETHEUS):
+        _copy(files("dashboards").joinpath(folder), directory / folder)
+
+
+def rules() -> bytes:
+    """Return the rules, as Prometheus loads them."""
+    return files("dashboards").joinpath(RULES).read_bytes()
+
+
+def _copy(source: Traversable, target: Path) -> None:
+    """Copy a file or a folder over what is there; print the path of each file."""
+    if source.is_dir():
+        for each in sorted(source.iterdir(), key=lambda each: each.name):
+            _copy(each, target / each.name)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+    click.echo(target)

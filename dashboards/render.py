@@ -13,8 +13,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as grid
 
-from dashboards.links import ROUTER, ROUTER_DEFAULT
-from dashboards.panels import WIDTH, Annotation, Board, Kind, Panel, Query, Variable
+from dashboards.boards import CONTENT, ROUTER, ROUTER_DEFAULT, WIDTH, Annotation, Board, Kind, Panel, link
 
 TAG = "kv-router"
 _DATASOURCE = look.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -28,17 +27,17 @@ TRUST_COLORS = {"EXACT": "green", "DEGRADED": "orange", "FALLBACK": "purple"}
 AnyPanel = timeseries.Panel | stat.Panel | statetimeline.Panel
 
 
-def rendered(board: Board, variables: tuple[Variable, ...], annotations: tuple[Annotation, ...]) -> bytes:
+def rendered(board: Board) -> bytes:
     """Return a dashboard's JSON; the same content gives the same bytes."""
     built = dashboard.Dashboard(board.title).uid(board.uid).description(board.description).tags([TAG])
     built.time("now-1h", "now").refresh("10s").timezone("browser").tooltip(grid.DashboardCursorSync.CROSSHAIR)
     built.editable()
     built.link(_to_the_others())
     built.with_variable(dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"))
-    for variable in variables:
-        built.with_variable(_variable(variable))
+    for label, metric in CONTENT.variables.items():
+        built.with_variable(_variable(label, metric))
     built.with_variable(dashboard.TextBoxVariable(ROUTER).label("router page").default_value(ROUTER_DEFAULT))
-    for annotation in annotations:
+    for annotation in CONTENT.annotations:
         built.annotation(_annotation(annotation))
     for each in _placed(board):
         if isinstance(each, dashboard.Row):
@@ -74,27 +73,23 @@ def _panel(panel: Panel) -> AnyPanel:
         steps = [grid.Threshold(value=None, color=_GOOD), grid.Threshold(value=panel.bad_from, color=_BAD)]
         built.thresholds(dashboard.ThresholdsConfig().mode(grid.ThresholdsMode.ABSOLUTE).steps(steps))
     if panel.links:
-        built.data_links([dashboard.DashboardLink(each.title).url(each.url) for each in panel.links])
-    for ref_id, query in zip(_REF_IDS, panel.queries, strict=False):
-        if "{{trust}}" in query.legend:
+        built.data_links([dashboard.DashboardLink(title).url(url) for title, url in map(link, panel.links)])
+    for ref_id, (legend, expr) in zip(_REF_IDS, panel.queries.items(), strict=False):
+        if "{{trust}}" in legend:
             for trust, color in TRUST_COLORS.items():
                 fixed = {"mode": "fixed", "fixedColor": color}
                 built.override_by_regexp(f"/{trust}$/", [grid.DynamicConfigValue(id_val="color", value=fixed)])
-        built.with_target(_target(query, ref_id))
+        target = Dataquery().expr(expr).ref_id(ref_id).legend_format(legend).datasource(_DATASOURCE)
+        if legend in panel.exemplars:
+            target = target.exemplar(exemplar=True)
+        built.with_target(target.range())
     return built
-
-
-def _target(query: Query, ref_id: str) -> Dataquery:
-    target = Dataquery().expr(query.expr).ref_id(ref_id).legend_format(query.legend).datasource(_DATASOURCE)
-    if query.exemplars:
-        target = target.exemplar(exemplar=True)
-    return target.range()
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
     built = timeseries.Panel().line_width(1).fill_opacity(8).show_points(look.VisibilityMode.NEVER).legend(_legend())
-    for ref_id, query in zip(_REF_IDS, panel.queries, strict=False):
-        if query.right:
+    for ref_id, legend in zip(_REF_IDS, panel.queries, strict=False):
+        if legend in panel.right:
             at_the_right = {"custom.axisPlacement": "right", "unit": "short"}  # else that of the left axis
             built.override_by_query(
                 ref_id, [grid.DynamicConfigValue(id_val=at, value=to) for at, to in at_the_right.items()]
@@ -138,9 +133,9 @@ def _to_the_others() -> dashboard.DashboardLink:
     return link.keep_time(keep_time=True).include_vars(include_vars=True)
 
 
-def _variable(variable: Variable) -> dashboard.QueryVariable:
-    values = f"label_values(kvrouter_{variable.metric}, {variable.label})"
-    built = dashboard.QueryVariable(variable.name).label(variable.name).datasource(_DATASOURCE).definition(values)
+def _variable(label: str, metric: str) -> dashboard.QueryVariable:
+    values = f"label_values(kvrouter_{metric}, {label})"
+    built = dashboard.QueryVariable(label).label(label).datasource(_DATASOURCE).definition(values)
     built.query({"qryType": 1, "query": values, "refId": "Variable"})
     built.refresh(grid.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(grid.VariableSort.NATURAL_ASC)
     everything = grid.VariableOption(selected=True, text=["All"], value=["$__all"])

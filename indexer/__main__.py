@@ -11,7 +11,7 @@ import click
 import indexer.required  # noqa: F401  before numpy is imported
 from indexer.commands.at import at
 from indexer.commands.dump import dump
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.commands.options import connected
 from indexer.commands.tail import tail
 from indexer.commands.verify import verify
@@ -80,7 +80,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
         registry = new_registry()
         Projection(registry, index.families)
         Projection(registry, lambda: span_families(None if tracing is None else tracing.exporter))
-        app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())
+        app = index_app(index, registry, token=settings.control.token.get_secret_value())
         http = HttpServer(app, settings.control.host, settings.control.port, hosts=settings.control.host_names())
         await http.start()
         await index.start()

@@ -1,4 +1,4 @@
-"""The canonical batch on hop B, little-endian, no token ids.
+"""The canonical batch on hop B, little-endian as our machines are, no token ids.
 
     message  = count u16, then `count` batches
     batch    = version u8 | kind u8 (stored 0, removed 1, cleared 2) | tier u8 | flags u8
@@ -14,7 +14,6 @@ batches are still valid.
 """
 
 import struct
-import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -38,20 +37,15 @@ _HAS_PARENT = 1
 def pack_u64(values: Sequence[int]) -> bytes:
     """Return the values as little-endian u64s; raise `LimitExceeded` if a value is not a u64."""
     try:
-        packed = array("Q", values)
+        return array("Q", values).tobytes()
     except (OverflowError, TypeError) as error:
         raise LimitExceeded("hash", str(error), "u64") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def unpack_u64(data: bytes | memoryview) -> tuple[int, ...]:
     """Return the little-endian u64s in `data`, whose length is a multiple of 8."""
     unpacked = array("Q")
     unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
     return tuple(unpacked)
 
 

@@ -8,7 +8,6 @@
 Both ends of a stream keep one in O(1) a block. Source: `docs/WIRE.md`.
 """
 
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -73,10 +72,7 @@ class SetDigest:
 
 def bucket_table(tiers: Iterable[Sequence[int]]) -> bytes:
     """Return the table of the bucket digests of each tier, all four in order."""
-    table = array("Q", [digest for buckets in tiers for digest in buckets])
-    if sys.byteorder == "big":
-        table.byteswap()
-    return table.tobytes()
+    return array("Q", [digest for buckets in tiers for digest in buckets]).tobytes()
 
 
 def differing_buckets(table: bytes, other: bytes) -> bytes:

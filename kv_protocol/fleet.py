@@ -38,26 +38,17 @@ _URL_CHARACTERS_MAX = 2048
 _REASON_CHARACTERS_MAX = 4096
 _NAMES_MAX = {"served_names": 256, "loras": 4096, "taints": 64}
 _TEXTS = (
-    "event_source",
-    "hash_scheme",
-    "tokenizer_digest",
-    "template_digest",
-    "transfer_domain",
-    "version",
-    "endpoint",
-    "kv_cache_dtype",
-    "transfer_backend",
-    "stream_token_ids",
+    *("event_source", "hash_scheme", "tokenizer_digest", "template_digest", "transfer_domain", "version", "endpoint"),
+    *("kv_cache_dtype", "transfer_backend", "stream_token_ids"),
 )
-_COUNTS_MAX = {
-    "canary": U64_MASK,
-    "total_kv_blocks": BLOCKS_MAX,
-    "max_num_seqs": TOKENS_MAX,
-    "max_num_batched_tokens": TOKENS_MAX,
-    "max_seq_len": TOKENS_MAX,
-    "max_prompt_tokens": TOKENS_MAX,
-    "transfer_buffer_tokens": TOKENS_MAX,
+_CHARACTERS = {
+    "instance": (1, INSTANCE_CHARACTERS_MAX),
+    "model": (1, NAME_CHARACTERS_MAX),
+    "base_url": (1, _URL_CHARACTERS_MAX),
+    **dict.fromkeys(_TEXTS, (0, _TEXT_CHARACTERS_MAX)),
 }
+_TOKENS = "max_num_seqs", "max_num_batched_tokens", "max_seq_len", "max_prompt_tokens", "transfer_buffer_tokens"
+_COUNTS_MAX = {"canary": U64_MASK, "total_kv_blocks": BLOCKS_MAX, **dict.fromkeys(_TOKENS, TOKENS_MAX)}
 _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
 """Without characters that begin a user, a query or a fragment, and those that `urlsplit` drops silently."""
 
@@ -168,15 +159,12 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
             checked_dp_rank(dp_rank)
         if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):
             raise LimitExceeded("dp_ranks", self.dp_ranks, "at least one rank, each once")
-        checked_instance(self.instance)
-        _check_characters("model", self.model, 1, NAME_CHARACTERS_MAX)
+        for field, (least, most) in _CHARACTERS.items():
+            _check_characters(field, getattr(self, field), least, most)
         _check_names(self)
-        for field in _TEXTS:
-            _check_characters(field, getattr(self, field), 0, _TEXT_CHARACTERS_MAX)
         for field, most in _COUNTS_MAX.items():
             if not 0 <= getattr(self, field) <= most:
                 raise LimitExceeded(field, getattr(self, field), f"0..{most}")
-        _check_characters("base_url", self.base_url, 1, _URL_CHARACTERS_MAX)
         if not _is_base_url(self.base_url):
             raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")
 

@@ -8,7 +8,6 @@ Only full blocks have a hash. Source: `docs/SOURCES.md` E6; vectors in `tests/go
 """
 
 import struct
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -62,20 +61,16 @@ def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> in
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Return token ids as little-endian u32s; raise `LimitExceeded` if one is not a u32."""
     try:
-        packed = array("I", list(tokens) if isinstance(tokens, bytes | bytearray) else tokens)  # else raw memory
+        numbers = list(tokens) if isinstance(tokens, bytes | bytearray) else tokens  # else raw memory
+        return array("I", numbers).tobytes()
     except (OverflowError, TypeError) as error:
         raise LimitExceeded("token id", str(error), "u32") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def unpack_tokens(data: bytes) -> list[int]:
     """Return the little-endian u32 token ids in `data`, whose length is a multiple of 4."""
     unpacked = array("I")
     unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
     return unpacked.tolist()
 
 

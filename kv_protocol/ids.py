@@ -13,10 +13,14 @@ DP_RANK_MAX = 4095
 """More ranks in one worker than any engine has; a bound on what one registration can make us allocate."""
 BLOCK_SIZE_MAX = 4096
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
-"""A token's id, where msgspec decodes one."""
-
 _WORKER_ID = re.compile(WORKER_ID_PATTERN)
+
+# What msgspec decodes:
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+WorkerId = Annotated[str, msgspec.Meta(pattern=rf"^{WORKER_ID_PATTERN}\Z")]
+DpRank = Annotated[int, msgspec.Meta(ge=0, le=DP_RANK_MAX)]
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+"""Of msgpack, whose numbers are no larger; JSON's have to be `checked_u64`."""
 
 
 class WorkerRank(NamedTuple):

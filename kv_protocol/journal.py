@@ -29,7 +29,7 @@ from kv_protocol.decided import Decided, RouteRequest
 from kv_protocol.decision import Exclusion, TrustState
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
-from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, LedgerEvent
 from kv_protocol.load import LoadReport
 
@@ -56,14 +56,10 @@ class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw
     """
 
     now_s: float
-    router: str
-    started_ns: int
+    router: WorkerId
+    started_ns: U64
     """Wall time, since 1970."""
     settings: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        checked_worker_id(self.router)
-        checked_u64("started_ns", self.started_ns)
 
 
 class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", array_like=True, kw_only=True):
@@ -161,15 +157,10 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
     about its blocks (empty: none)."""  # noqa: D205, D209
 
     now_s: float
-    worker_id: str
-    dp_rank: int
-    epoch: int
+    worker_id: WorkerId
+    dp_rank: DpRank
+    epoch: U64
     doubt: str
-
-    def __post_init__(self) -> None:
-        checked_worker_id(self.worker_id)
-        checked_dp_rank(self.dp_rank)
-        checked_u64("epoch", self.epoch)
 
 
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
@@ -208,8 +199,8 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     """
 
     now_s: float
-    worker_id: str
-    dp_rank: int
+    worker_id: WorkerId
+    dp_rank: DpRank
     trust: TrustState
     reason: str
     was: TrustState
@@ -218,10 +209,6 @@ class TrustMoved(msgspec.Struct, frozen=True, tag="trust", array_like=True, kw_o
     overpredicted: int = 0
     underpredicted: int = 0
     newest_decision: str = ""
-
-    def __post_init__(self) -> None:
-        checked_worker_id(self.worker_id)
-        checked_dp_rank(self.dp_rank)
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
@@ -242,11 +229,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=Tru
     """`count` records at this place were dropped: the log was away or too slow."""
 
     now_s: float
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise LimitExceeded("count", self.count, "1 or more")
+    count: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_only=True):
@@ -254,12 +237,10 @@ class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_on
 
     now_s: float
     index: int
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1, le=RECORD_PARTS_MAX)]
     data: bytes
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= RECORD_PARTS_MAX:
-            raise LimitExceeded("count", self.count, f"1..{RECORD_PARTS_MAX}")
         if not 0 <= self.index < self.count:
             raise LimitExceeded("index", self.index, f"0..{self.count - 1}")
 
@@ -268,11 +249,8 @@ class CheckpointBegan(msgspec.Struct, frozen=True, tag="checkpoint", array_like=
     """A checkpoint of the state follows, as of the tick at `now_s`."""
 
     now_s: float
-    router: str
+    router: WorkerId
     settings: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        checked_worker_id(self.router)
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, tag="checkpoint_part", array_like=True, kw_only=True):
@@ -287,11 +265,7 @@ class CheckpointEnded(msgspec.Struct, frozen=True, tag="checkpoint_end", array_l
     """The checkpoint is complete if `parts` parts came before."""
 
     now_s: float
-    parts: int
-
-    def __post_init__(self) -> None:
-        if self.parts < 0:
-            raise LimitExceeded("parts", self.parts, "0 or more")
+    parts: U64
 
 
 JournalRecord = (
@@ -322,15 +296,13 @@ class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """Consecutive records of one life; `first` is the number of the first of them."""
 
     version: int
-    life: int
-    first: int
+    life: U64
+    first: U64
     records: tuple[JournalRecord, ...]
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise LimitExceeded("version", self.version, str(VERSION))
-        checked_u64("life", self.life)
-        checked_u64("first", self.first)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,16 +1,29 @@
-"""The events of the ledger of promised work; replicas exchange them.
+"""The events of the ledger of promised work, and the messages between routers about it.
 
-Every booking is a lease. It ends by `Finished` or `Cancelled`, or the ledger ends it (`Expired`).
+Every booking is a lease. It ends by `Finished` or `Cancelled`, or the ledger ends it (`Expired`). The messages are
+msgpack on core NATS, not stored.
+
+    LedgerTold    events of a router's own leases, in their order; `seq` counts these messages, from 1
+    LedgerBeat    every `BEAT_S`: the router's newest `seq`, and totals of its open leases
+    LedgerAsked   a router that missed a message requests the open leases of another
+    LedgerOpen    the answer: one part of all leases that were open at `seq`
+
+Told and Beat go to all routers (`subjects.ledger`), Asked and Open to one (`subjects.ledger_of`). `life` is the start
+time of the router's run, in ns; the later of two counts.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
-from kv_protocol.errors import LimitExceeded
+from kv_protocol.codec import MESSAGE_BYTES_MAX
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.ids import U64, DpRank, WorkerId
 
 _BLOCK_BYTES = 8
-_COUNT_MAX = (1 << 40) - 1
+LeaseId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 40) - 1)]
 """Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
@@ -24,15 +37,15 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     prefill.
 
     Raises:
-        LimitExceeded: `blocks` is cut within a block, or a count is not within 0..2^40-1.
+        LimitExceeded: `blocks` is cut within a block.
     """
 
-    lease_id: str
-    worker_id: str
-    dp_rank: int
+    lease_id: LeaseId
+    worker_id: WorkerId
+    dp_rank: DpRank
     blocks: bytes
-    uncached_tokens: int
-    extra_blocks: int = 0
+    uncached_tokens: Count
+    extra_blocks: Count = 0
     """Blocks of the request without a sequence hash (the partial last one)."""
     epoch: int = 0
     """Epoch of the rank's stream at that time; 0: none was received."""
@@ -42,39 +55,36 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if len(self.blocks) % _BLOCK_BYTES:
             raise LimitExceeded("blocks", len(self.blocks), f"a multiple of {_BLOCK_BYTES} bytes")
-        if not (0 <= self.uncached_tokens <= _COUNT_MAX and 0 <= self.extra_blocks <= _COUNT_MAX):
-            found = (self.uncached_tokens, self.extra_blocks)
-            raise LimitExceeded("uncached_tokens and extra_blocks", found, f"0..{_COUNT_MAX}")
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, gc=False):
     """The request's prefill is over; its blocks stay in use."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
     """Bytes of the answer still arrive: the lease's timeout starts again."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
     """The request succeeded or failed; its blocks are free."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, gc=False):
     """The client left; the request's blocks are free."""
 
-    lease_id: str
+    lease_id: LeaseId
 
 
 class Expired(msgspec.Struct, frozen=True, tag="expired", kw_only=True):
     """The ledger ended the lease."""
 
-    lease_id: str
+    lease_id: LeaseId
     cause: ExpiryCause = "silence"
 
 
@@ -100,3 +110,85 @@ LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
 LedgerEvent = LeaseEvent | Reconciled | Unreported
 ENDINGS = Finished | Cancelled | Expired
 """The events that end a lease."""
+
+
+BEAT_S = 1.0
+EVENTS_MAX = 1024
+"""Events of one message."""
+BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""Size to which a message is filled; a single lease may add as much again."""
+BLOCKS_MAX = BYTES_MAX // 8
+"""Hashes of one lease: further blocks are sent as blocks without a hash."""
+PARTS_MAX = 256
+
+
+class OpenLease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An open lease, and whether its prefill is over."""
+
+    routed: Routed
+    is_prefilled: bool
+
+
+class LedgerTold(msgspec.Struct, frozen=True, tag="told", kw_only=True):
+    """Events of a router's own leases since its last message."""
+
+    router: WorkerId
+    life: U64
+    seq: U64
+    events: Annotated[tuple[LeaseEvent, ...], msgspec.Meta(max_length=EVENTS_MAX)]
+
+
+class LedgerBeat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
+    """Totals of the router's open leases after message `seq`: `digest` is the sum of `lease_digest`, modulo 2^64."""
+
+    router: WorkerId
+    life: U64
+    seq: U64
+    leases: U64
+    digest: U64
+    queued_tokens: U64
+    blocks: U64
+
+
+class LedgerAsked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
+    """`router` requests open leases; the answer repeats `number`."""
+
+    router: WorkerId
+    number: U64
+
+
+class LedgerOpen(msgspec.Struct, frozen=True, tag="open", kw_only=True):
+    """Part `part`, from 0, of `parts`, of the leases open at `seq`."""
+
+    router: WorkerId
+    life: U64
+    seq: U64
+    number: U64
+    part: U64
+    parts: Annotated[int, msgspec.Meta(ge=1, le=PARTS_MAX)]
+    leases: Annotated[tuple[OpenLease, ...], msgspec.Meta(max_length=EVENTS_MAX)]
+
+    def __post_init__(self) -> None:
+        if self.part >= self.parts:
+            raise LimitExceeded("part", self.part, f"less than parts ({self.parts})")
+
+
+ReplicaMessage = LedgerTold | LedgerBeat | LedgerAsked | LedgerOpen
+
+_decoder: msgspec.msgpack.Decoder[ReplicaMessage] = msgspec.msgpack.Decoder(ReplicaMessage)
+encode_replica = msgspec.msgpack.Encoder().encode
+
+
+def decode_replica(data: bytes) -> ReplicaMessage:
+    """Return the message in `data`; raise `MalformedMessage`, with the reason, for anything else."""
+    if len(data) > 2 * MESSAGE_BYTES_MAX:
+        raise MalformedMessage(0, f"ledger message: {len(data)} bytes, at most {2 * MESSAGE_BYTES_MAX} allowed")
+    try:
+        return _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"ledger message: {error}") from error
+
+
+def lease_digest(lease_id: str, *, is_prefilled: bool) -> int:
+    """Return a lease's term of the digest: xxh3-64 of its id, seed 1 once its prefill is over, else 0."""
+    return xxh3_64_intdigest(lease_id.encode(), seed=int(is_prefilled))

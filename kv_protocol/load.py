@@ -3,14 +3,17 @@
 A report describes the newest iteration. While the engine is idle: no requests, and the last known blocks.
 """
 
+from typing import Annotated
+
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.fleet import checked_instance
 from kv_protocol.ids import checked_u64
 
 COUNT_MAX = (1 << 53) - 1
 """Bound on a report's counts: every JSON reader holds such integers exactly, and sums fit 64 bits."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,22 +23,17 @@ class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
     """
 
-    context_requests: int | None = None
-    context_tokens: int | None = None
-    context_kv_tokens: int | None = None
-    generation_requests: int | None = None
-    generation_kv_tokens: int | None = None
-    queued_context_requests: int | None = None
-    queued_context_tokens: int | None = None
-    queued_generation_requests: int | None = None
-    queued_generation_kv_tokens: int | None = None
-    paused_requests: int | None = None
-    paused_kv_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            if (value := getattr(self, field)) is not None:
-                _check_count(field, value)
+    context_requests: Count | None = None
+    context_tokens: Count | None = None
+    context_kv_tokens: Count | None = None
+    generation_requests: Count | None = None
+    generation_kv_tokens: Count | None = None
+    queued_context_requests: Count | None = None
+    queued_context_tokens: Count | None = None
+    queued_generation_requests: Count | None = None
+    queued_generation_kv_tokens: Count | None = None
+    paused_requests: Count | None = None
+    paused_kv_tokens: Count | None = None
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,26 +44,17 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: str
     iteration: int
-    running_requests: int
-    waiting_requests: int
-    used_blocks: int
-    total_blocks: int
-    context_tokens: int = 0
-    iteration_s: float = 0.0
+    running_requests: Count
+    waiting_requests: Count
+    used_blocks: Count
+    total_blocks: Count
+    context_tokens: Count = 0
+    iteration_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     phases: PhaseLoad | None = None
 
     def __post_init__(self) -> None:
         checked_instance(self.instance)
         checked_u64("iteration", self.iteration)
-        for field in ("running_requests", "waiting_requests", "used_blocks", "total_blocks", "context_tokens"):
-            _check_count(field, getattr(self, field))
-        if not self.iteration_s >= 0:
-            raise LimitExceeded("iteration_s", self.iteration_s, "0 or more")
-
-
-def _check_count(field: str, value: int) -> None:
-    if not 0 <= value <= COUNT_MAX:
-        raise LimitExceeded(field, value, f"0..{COUNT_MAX}")
 
 
 _decoder = msgspec.json.Decoder(LoadReport)

@@ -30,7 +30,7 @@ from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
 from kv_protocol.digest import BUCKET_SET_BYTES, BUCKET_TABLE_BYTES
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Tier
-from kv_protocol.ids import checked_u64
+from kv_protocol.ids import U64
 
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
@@ -117,14 +117,12 @@ class RecoverRequest(msgspec.Struct, frozen=True):
     from answers to earlier requests.
     """
 
-    request_id: int
-    epoch: int = 0
-    after_seq: int = 0
+    request_id: U64
+    epoch: U64 = 0
+    after_seq: U64 = 0
     buckets: bytes = b""
 
     def __post_init__(self) -> None:
-        for field in ("request_id", "epoch", "after_seq"):
-            checked_u64(field, getattr(self, field))
         if len(self.buckets) not in (0, BUCKET_TABLE_BYTES):
             raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_TABLE_BYTES} bytes")
 
@@ -135,22 +133,18 @@ class ReplayChunk(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
     `message` is empty if the requester has all batches.
     """
 
-    request_id: int
-    epoch: int
-    last_seq: int
+    request_id: U64
+    epoch: U64
+    last_seq: U64
     message: bytes
-
-    def __post_init__(self) -> None:
-        for field in ("request_id", "epoch", "last_seq"):
-            checked_u64(field, getattr(self, field))
 
 
 class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
     """Part `chunk` of `of` of a rank's state after `last_seq` of `epoch`: of all blocks, or of those of `buckets`."""
 
-    request_id: int
-    epoch: int
-    last_seq: int
+    request_id: U64
+    epoch: U64
+    last_seq: U64
     chunk: int
     of: int
     parents: bytes
@@ -159,8 +153,6 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
     buckets: bytes = b""
 
     def __post_init__(self) -> None:
-        for field in ("request_id", "epoch", "last_seq"):
-            checked_u64(field, getattr(self, field))
         if len(self.buckets) not in (0, BUCKET_SET_BYTES):
             raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_SET_BYTES} bytes")
         _check_columns(self.parents, self.hashes, self.tiers)

@@ -14,7 +14,7 @@ import yaml
 
 from bench.ports import free_ports
 from bench.processes import ChildProcess
-from dashboards.files import rules
+from dashboards.command import rules
 
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
 """The programs, and the Debian packages that have them."""

@@ -12,9 +12,9 @@ from bench.placement.policies import Placement
 from bench.routing.canonical_stream import CanonicalStream
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_router import VirtualClock, VirtualIndex, VirtualRouter, route_request_of
-from indexer.follow.inputs import BatchArrived
+from indexer.follow.inputs import MessageArrived, read_message
 from indexer.native.index import NativeIndex
-from kv_protocol.codec import pack_u64
+from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from router.native import built
@@ -30,7 +30,7 @@ LAG_S = 0.005
 
 class _Due(NamedTuple):
     at_s: float
-    arrived: BatchArrived
+    arrived: MessageArrived
 
 
 class Routed(Placer):
@@ -79,5 +79,5 @@ class Routed(Placer):
     def on_events(self, worker: int, events: Sequence[EngineEvent], now_s: float) -> None:
         """Fold the events into the index after the lag."""
         rank, stream = self._ranks[worker], self._streams[worker]
-        batches = (batch for event in events for batch in stream.of(event))
-        self._due.extend(_Due(now_s + LAG_S, BatchArrived(rank, batch)) for batch in batches)
+        messages = (read_message(encode_message([batch])) for event in events for batch in stream.of(event))
+        self._due.extend(_Due(now_s + LAG_S, MessageArrived(rank, message)) for message in messages)

@@ -30,9 +30,9 @@ from bench.routing.virtual_router import (
     route_request_of,
 )
 from bench.routing.virtual_worker import describe
-from indexer.follow.inputs import BatchArrived
+from indexer.follow.inputs import MessageArrived, read_message
 from indexer.native.index import NativeIndex
-from kv_protocol.codec import pack_u64
+from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.decided import RouteRequest
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
@@ -274,7 +274,8 @@ class VirtualFleet:
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            self.index.apply(BatchArrived(rank, batch), self._clock.now_s)
+            message = read_message(encode_message([batch]))
+            self.index.apply(MessageArrived(rank, message), self._clock.now_s)
 
     def _on_output(self, request_id: str, output: EngineOutput) -> None:
         in_flight = self._in_flight[request_id]

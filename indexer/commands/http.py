@@ -38,47 +38,31 @@ class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             checked_dp_rank(dp_rank)
 
 
-class IndexApi:
-    """The endpoints of one index."""
+def index_app(index: EmbeddedIndex, registry: CollectorRegistry, *, token: str) -> web.Application:
+    """Return the application that serves the endpoints of one index."""
 
-    def __init__(self, index: EmbeddedIndex) -> None:
-        self._index = index
-
-    def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
-        """Return the application that serves the endpoints."""
-        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=BODY_BYTES_MAX)
-        app.add_routes(
-            [
-                web.post("/v1/overlap", self._overlap),
-                *self._index.routes(),
-                *life_routes(self._ready),
-                web.get("/metrics", metrics_handler(registry)),
-            ]
-        )
-        return app
-
-    async def _overlap(self, request: web.Request) -> web.Response:
+    async def overlap(request: web.Request) -> web.Response:
         try:
             query = msgspec.json.decode(await request.read(), type=OverlapQuery)
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")
-        ranks = (
-            self._index.ranks()
-            if query.ranks is None
-            else [WorkerRank(worker_id, dp_rank) for worker_id, dp_rank in query.ranks]
-        )
-        views = self._index.overlap(query.sequence_hashes, ranks)
-        return json_response(
-            {
-                "ranks": [
-                    {"worker_id": r.worker_id, "dp_rank": r.dp_rank, **msgspec.structs.asdict(v)}
-                    for r, v in zip(ranks, views, strict=True)
-                ]
-            }
-        )
+        ranks = index.ranks() if query.ranks is None else [WorkerRank(*rank) for rank in query.ranks]
+        views = zip(ranks, index.overlap(query.sequence_hashes, ranks), strict=True)
+        return json_response({"ranks": [{**rank._asdict(), **msgspec.structs.asdict(view)} for rank, view in views]})
 
-    def _ready(self) -> dict[str, object]:
-        stale = {str(rank): stream.stale for rank, stream in self._index.statistics().streams.items() if stream.stale}
-        refused, catching_up = refused_of(self._index.refused_ranks()), self._index.catching_up()
-        ready = not catching_up and not refused and not any(map(is_blind, stale.values()))
-        return {"ready": ready, "catching_up": catching_up, "stale": stale, "refused": refused}
+    def ready() -> dict[str, object]:
+        stale = {str(rank): stream.stale for rank, stream in index.statistics().streams.items() if stream.stale}
+        refused, catching_up = refused_of(index.refused_ranks()), index.catching_up()
+        is_ready = not catching_up and not refused and not any(map(is_blind, stale.values()))
+        return {"ready": is_ready, "catching_up": catching_up, "stale": stale, "refused": refused}
+
+    app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=BODY_BYTES_MAX)
+    app.add_routes(
+        [
+            web.post("/v1/overlap", overlap),
+            *index.routes(),
+            *life_routes(ready),
+            web.get("/metrics", metrics_handler(registry)),
+        ]
+    )
+    return app

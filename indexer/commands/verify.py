@@ -18,8 +18,7 @@ from indexer.config import IndexerSettings
 from indexer.service.difference import BlockDifference, RankVerdict
 from indexer.service.index_client import IndexClient
 from indexer.service.log_lines import short
-from indexer.service.mirrors import Mirrors
-from indexer.service.verification import FleetRoll, Verification
+from indexer.service.verification import FleetRoll, Mirrors, Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import print_json, print_lines, run_to_end

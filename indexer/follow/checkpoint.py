@@ -11,6 +11,7 @@ stored: the next heartbeat or batch finds what is missing.
 """
 
 import struct
+from typing import Annotated
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -18,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from indexer.index.prefix_index import RANK_MAX
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import I64_LIMIT
-from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 
 MAGIC = b"KVCHECKP"
 VERSION = 1
@@ -31,22 +32,14 @@ class RankCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     If nothing was received, `epoch` and `seq` are 0.
     """
 
-    worker_id: str
-    dp_rank: int
-    slot: int
-    epoch: int
-    seq: int
-    logged_seq: int
+    worker_id: WorkerId
+    dp_rank: DpRank
+    slot: Annotated[int, msgspec.Meta(ge=0, le=RANK_MAX)]
+    epoch: U64
+    seq: U64
+    logged_seq: U64
     stale: str
     instance: str
-
-    def __post_init__(self) -> None:
-        checked_worker_id(self.worker_id)
-        checked_dp_rank(self.dp_rank)
-        if not 0 <= self.slot <= RANK_MAX:
-            raise LimitExceeded("slot", self.slot, f"0..{RANK_MAX}")
-        for field in ("epoch", "seq", "logged_seq"):
-            checked_u64(field, getattr(self, field))
 
     @property
     def rank(self) -> WorkerRank:
@@ -61,15 +54,12 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """
 
     stream_created: str
-    stream_seq: int
-    wall_ns: int
+    stream_seq: U64
+    wall_ns: Annotated[int, msgspec.Meta(ge=-I64_LIMIT, le=I64_LIMIT - 1)]
     ranks: tuple[RankCheckpoint, ...]
     index: bytes
 
     def __post_init__(self) -> None:
-        checked_u64("stream_seq", self.stream_seq)
-        if not -I64_LIMIT <= self.wall_ns < I64_LIMIT:
-            raise LimitExceeded("wall_ns", self.wall_ns, "i64")
         for field, found in (
             ("ranks", [each.rank for each in self.ranks]),
             ("slots", [each.slot for each in self.ranks]),

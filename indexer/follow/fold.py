@@ -8,7 +8,7 @@ worker left, or when no heartbeat or answer came for `gone_s` while the log was 
 silence while this process slept is ignored. While the log is disconnected no question is sent, no rank falls behind,
 and ranks that were current or behind are stale (log_away).
 
-A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
+A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
 same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
 lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
@@ -26,24 +26,22 @@ from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     Effect,
     Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
+    Message,
     MessageArrived,
     Question,
     RankFact,
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.messages import Message
-from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_state import RankState
-from indexer.follow.rank_stream import FollowedRank
+from indexer.follow.rank_stream import FollowedRank, OverfullRanks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixIndex
@@ -61,7 +59,7 @@ TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
 _NO_SLOT = 2**32 - 1
-_OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
+_OF_A_RANK = (MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
@@ -161,12 +159,10 @@ class IndexFold:
             stream = self._admit(fact.rank, now_s)
         if stream is None:
             return []
-        if isinstance(fact, MessageArrived):
-            return self._apply_message(stream, fact.message, now_s)
         effects: list[Effect] = []
         match fact:
-            case BatchArrived(_, batch):
-                effects = stream.follower.on_batch(batch, now_s)
+            case MessageArrived(_, message):
+                return self._apply_message(stream, message, now_s)
             case HeartbeatArrived(_, heartbeat):
                 effects = stream.follower.on_heartbeat(heartbeat, now_s)
                 if stream.follower.position[0] == heartbeat.epoch:  # else it is of a retired epoch

@@ -56,9 +56,8 @@ from itertools import count
 import msgspec
 
 from indexer.follow.heartbeats import EpochTracker, HeartbeatClaim, HeartbeatTracker
-from indexer.follow.inputs import ApplyEvent, Effect, RepairBuckets, ReplaceAll
+from indexer.follow.inputs import ApplyEvent, BatchSpan, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.kept_batches import ReorderBuffer
-from indexer.follow.messages import BatchSpan
 from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec

@@ -1,19 +1,57 @@
-"""The inputs of the fold, the questions that it returns, and the changes of the index that its streams return."""
+"""The inputs of the fold, the questions that it returns, and the changes of the index that its streams return.
+
+    a message of a rank's stream    span        what the fold does with it
+    ----------------------------    ---------   --------------------------------------------------------------------
+    cannot be read                  -           `MalformedMessage`: nothing
+    seqs in a row                   Span        if it continues the stream, the index applies the bytes
+    any other                       None        batch by batch, decoded
+
+The core reads the span from the heads, by the layout and rules of `kv_protocol/codec.py`. Only a message that follows
+all of them has a span; decoding any other one finds its fault.
+"""
+
+from typing import NamedTuple
 
 import msgspec
 
-from indexer.follow.messages import Message
-from kv_protocol.events import Batch, Event
+from indexer.native import core
+from kv_protocol import codec
+from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, BlockColumns, RecoverRequest
 
 
-class BatchArrived(msgspec.Struct, frozen=True):
-    """A batch of a rank's stream."""
+class BatchSpan(NamedTuple):
+    """The batches in a message: consecutive seqs of one epoch, and the time of the last batch."""
 
-    rank: WorkerRank
-    batch: Batch
+    epoch: int
+    first_seq: int
+    last_seq: int
+    engine_time_ns: int
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of a valid message; `span` if the heads have one."""
+
+    data: bytes
+    span: BatchSpan | None
+    engine_time_ns: int
+    """The engine side's wall clock when the last batch was made."""
+
+
+def read_message(data: bytes) -> Message:
+    """Return the message in `data`; raise `MalformedMessage`, with offset and reason, for anything else."""
+    span = message_span(data)
+    if span is not None:
+        return Message(data, span, span.engine_time_ns)
+    return Message(data, None, codec.decode_message(data)[-1].engine_time_ns)
+
+
+def message_span(data: bytes) -> BatchSpan | None:
+    """Return the span of a message; None if it is malformed or its seqs are not consecutive."""
+    found = core.message_span(data)
+    return None if found is None else BatchSpan(*found)
 
 
 class MessageArrived(msgspec.Struct, frozen=True):
@@ -66,7 +104,7 @@ class LogFound(msgspec.Struct, frozen=True):
     """The log is connected again."""
 
 
-RankFact = BatchArrived | MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
+RankFact = MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
 Fact = RankFact | WorkerCame | WorkerGone | LogLost | LogFound
 
 

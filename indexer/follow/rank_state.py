@@ -14,27 +14,23 @@ import msgspec
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ids import U64, DpRank, WorkerId, WorkerRank
 from kv_protocol.recovery import BlockColumns, HeldBlock
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's place in its stream, and its blocks there; `logged_seq` and `stale` are the follower's."""
 
-    worker_id: str
-    dp_rank: int
-    epoch: int
-    seq: int
-    logged_seq: int
+    worker_id: WorkerId
+    dp_rank: DpRank
+    epoch: U64
+    seq: U64
+    logged_seq: U64
     stale: str
     digests: tuple[TierDigest, ...]
     chunks: tuple[BlockColumns, ...]
 
     def __post_init__(self) -> None:
-        checked_worker_id(self.worker_id)
-        checked_dp_rank(self.dp_rank)
-        for field in ("epoch", "seq", "logged_seq"):
-            checked_u64(field, getattr(self, field))
         if (found := tuple(digest.tier for digest in self.digests)) != TIERS:
             raise LimitExceeded("digests", found, "one of each tier, in order")
 

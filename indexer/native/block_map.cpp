@@ -139,33 +139,4 @@ void BlockMap::reserve(u64 count) {
     }
 }
 
-u64 BlockMap::contradictions() const {
-    u64 wrong = 0, entries = 0;
-    std::vector<u32> passed(segments_.size() * kBuckets, 0);
-    for (u32 segment = 0; segment < segments_.size(); ++segment) {
-        u32 count = 0;
-        for (std::size_t at = std::size_t{segment} * kBuckets; at < (std::size_t{segment} + 1) * kBuckets; ++at) {
-            for (u32 entry = 0; entry < kEntries; ++entry) {
-                if (buckets_[at].tags[entry] == 0) {
-                    continue;
-                }
-                ++count;
-                const u64 hash = blocks_->hash(buckets_[at].blocks[entry]);
-                const Spot place = spot(hash);
-                wrong += place.bucket / kBuckets != segment || find(hash, place) != buckets_[at].blocks[entry];
-                for (std::size_t on_way = place.bucket; on_way != at && on_way / kBuckets == segment;
-                     on_way = following(on_way)) {
-                    ++passed[on_way];
-                }
-            }
-        }
-        wrong += count != segments_[segment].count;
-        entries += count;
-    }
-    for (std::size_t at = 0; at < passed.size(); ++at) {
-        wrong += passed[at] != buckets_[at].passed;
-    }
-    return wrong + (entries != size_);
-}
-
 }  // namespace kv

@@ -62,8 +62,6 @@ public:
     u64 bytes() const {
         return segments_.empty() ? 0 : segments_.size() * kSegmentBytes + directory_size() * sizeof(u32);
     }
-    // Entries and counts that do not belong together; 0 is well.
-    u64 contradictions() const;
 
 private:
     static constexpr u32 kEntries = 12, kBuckets = 1024, kDepthMax = 24;

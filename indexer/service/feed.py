@@ -17,24 +17,26 @@ from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
     AnswerArrived,
+    BatchSpan,
     BytesRefused,
     Fact,
     HeartbeatArrived,
     LogFound,
     LogLost,
+    Message,
     MessageArrived,
     Question,
     WorkerCame,
     WorkerGone,
+    read_message,
 )
-from indexer.follow.messages import BatchSpan, Message, read_message
 from indexer.service.snapshot_store import SnapshotStore
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.event_trace import event_trace
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+from kv_protocol.trace_context import event_trace
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.telemetry import RateLimitedLog

@@ -32,8 +32,7 @@ import structlog
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, MessageArrived
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import BytesRefused, MessageArrived, read_message
 from indexer.follow.status import FollowerStatistics
 from indexer.index.snapshot import unseal
 from indexer.service import wall_time

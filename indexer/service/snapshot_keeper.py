@@ -69,7 +69,7 @@ class SnapshotKeeper:
         """Check and do what is due, until `stop` is set."""
         while not stop.is_set():
             if self._event_log.is_connected and not self._feed.catching_up():
-                await until(stop, self._check())
+                await until(stop, self.check())
             await self._clock.wait(stop, LOOK_S)
 
     def statistics(self) -> KeeperStatistics:
@@ -86,7 +86,8 @@ class SnapshotKeeper:
             log_bytes=self._log_bytes,
         )
 
-    async def _check(self) -> None:
+    async def check(self) -> None:
+        """Do what is due now; a failure is counted, and logged when its reason changes."""
         try:
             await self._keep()
         except _FAILURES as error:

@@ -7,10 +7,18 @@ import msgspec
 from msgspec.structs import replace
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.embeddings import EMBEDDINGS, EmbeddingsInbound
 from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
-from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound, ReadChat
-from kv_protocol.openai.passed import PassedInbound
+from kv_protocol.openai.inbound import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ChatInbound,
+    CompletionInbound,
+    EmbeddingsInbound,
+    Inbound,
+    PassedInbound,
+    ReadChat,
+)
 from kv_protocol.openai.responses import RESPONSES, ResponsesInbound
 
 _decoders: dict[str, msgspec.json.Decoder[Inbound]] = {

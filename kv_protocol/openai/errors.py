@@ -1,7 +1,7 @@
 """Errors of request bodies for clients: the path, what was found, what is allowed.
 
 The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
-key.
+key. Types are described in JSON terms; one is inspected when its first error is explained.
 
 Finds lone surrogates in JSON: `\ud83d\ude00` is one character, one half without the other is none.
 
@@ -11,13 +11,14 @@ Source: RFC 8259, section 8.2.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
+import msgspec.inspect as types
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
-from kv_protocol.openai.allowed import allowed_at
 
 ALLOWED = "the parameters of the OpenAI interface and no others"
 """What an agent allows where it found an unknown key."""
@@ -29,6 +30,15 @@ _ANY_KEY = "[...]"
 """What msgspec writes in place of an object's free key."""
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.\.\.|key)\]")
+_NOUNS: dict[type[types.Type], tuple[str, str]] = {
+    types.BoolType: ("true or false", "true or false"),
+    types.IntType: ("a whole number", "whole numbers"),
+    types.FloatType: ("a number", "numbers"),
+    types.StrType: ("a string", "strings"),
+    types.DictType: ("an object", "objects"),
+    types.StructType: ("an object", "objects"),
+}
 _ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
 """Keys that agents accept from the router only."""
 
@@ -173,3 +183,82 @@ def lone_surrogate(text: bytes | bytearray | memoryview) -> str:
             return f"{half[0].decode()} at byte {half.start()}" if half else ""
         at = found.end()
     return ""
+
+
+def allowed_at(kind: Any, path: str) -> str:  # noqa: ANN401 - a type as msgspec takes it
+    """Return what `kind` allows at `path` (msgspec's, without `$`); empty if it has no such path."""
+    found = [_inspected(kind)]
+    for key, index in _STEP.findall(path):
+        found = [inner for each in found for outer in _members(each) for inner in _below(outer, key, index)]
+    return " or ".join(dict.fromkeys(_words(each) for each in found))
+
+
+@cache
+def _inspected(kind: Any) -> types.Type:  # noqa: ANN401 - a type as msgspec takes it
+    return types.type_info(kind)
+
+
+def _members(kind: types.Type) -> Iterable[types.Type]:
+    """Return the members of a union, or the type itself."""
+    if isinstance(kind, types.Metadata):
+        return _members(kind.type)
+    return kind.types if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
+    """Yield the types of a value's field `key`, or of its items; `index` may be "key": those of its keys."""
+    if isinstance(kind, types.StructType) and key:
+        if kind.tag_field == key:
+            yield types.LiteralType((kind.tag,))
+        yield from (field.type for field in kind.fields if field.encode_name == key)
+    elif isinstance(kind, types.ListType) and index:
+        yield kind.item_type
+    elif isinstance(kind, types.DictType):
+        yield kind.key_type if index == "key" else kind.value_type
+
+
+def _words(kind: types.Type) -> str:
+    """Describe the allowed values other than null."""
+    words: list[str] = []
+    for each in _members(kind):
+        if isinstance(each, types.LiteralType):
+            words += map(json.dumps, each.values)
+        elif isinstance(each, types.ListType):
+            items = " or ".join(_noun(item, 1) + _in_brackets(_range(item)) for item in _members(each.item_type))
+            words.append(f"a list of {items}{_after(_span(each.min_length, each.max_length, 'items'))}")
+        elif not isinstance(each, types.NoneType):
+            words.append(_noun(each, 0) + _after(_range(each)))
+    return " or ".join(dict.fromkeys(words)) or "null"
+
+
+def _noun(kind: types.Type, form: int) -> str:
+    if isinstance(kind, types.LiteralType):
+        return " or ".join(map(json.dumps, kind.values))
+    return _NOUNS.get(type(kind), ("any value", "any values"))[form]
+
+
+def _range(kind: types.Type) -> str:
+    if isinstance(kind, types.IntType | types.FloatType):
+        return _span(kind.ge, kind.le, "") if kind.gt is None else f"more than {_number(kind.gt)}"
+    if isinstance(kind, types.StrType):
+        return f"as {kind.pattern}" if kind.pattern else _span(kind.min_length, kind.max_length, "characters")
+    return ""
+
+
+def _span(low: float | None, high: float | None, unit: str) -> str:
+    if low is None:
+        return "" if high is None else f"up to {_number(high)} {unit}".rstrip()
+    span = f"{_number(low)} or more" if high is None else f"{_number(low)}..{_number(high)}"
+    return f"{span} {unit}".rstrip()
+
+
+def _number(value: float) -> str:
+    return str(value).removesuffix(".0")
+
+
+def _after(text: str) -> str:
+    return text and f", {text}"
+
+
+def _in_brackets(text: str) -> str:
+    return text and f" ({text})"

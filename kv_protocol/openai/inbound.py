@@ -14,22 +14,36 @@ One pass over the body; a mode that reads no overlap decodes nothing of the mess
 ai-dynamo/dynamo, page "Custom Request Arguments (extra_args)", milliseconds; newer versions have `nvext.router` for it.
 """
 
+import re
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from kv_protocol.body_limits import Bytes
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.openai.errors import RequestInvalid
-from kv_protocol.openai.option_table import CacheSalt, Count, Priority, Stops, TokenLimit
-from kv_protocol.openai.options import NO_NVEXT, NO_TARGETS, NvExt, Targets, template_options
-from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given
-from kv_protocol.openai.prompts import is_list_of_prompts, read_prompts
+from kv_protocol.openai.option_table import (
+    NO_NVEXT,
+    NO_TARGETS,
+    CacheSalt,
+    Count,
+    NvExt,
+    Priority,
+    Stops,
+    Targets,
+    TokenLimit,
+    template_options,
+)
+from kv_protocol.openai.parts import ABSENT, OptionalPart, RawPart, is_given, is_list_of_prompts, read_prompts
 
-CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
+CHAT, COMPLETIONS, EMBEDDINGS = PATHS["chat"], PATHS["completions"], PATHS["embeddings"]
 _TEXT_FORMAT = b'{"type":"text"}'
 Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 FEW_MESSAGES = 192
 """Of a chat that is read, and rendered, at once."""
+_MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_FORM_BYTES = 64 << 10
+"""The field `model` is looked for in so many bytes at the beginning and at the end: a file may be between them."""
 
 
 class Wishes(msgspec.Struct, frozen=True):
@@ -207,10 +221,10 @@ class ChatInbound(Inbound, frozen=True, kw_only=True):
     def read_options(self) -> dict[str, Any]:
         """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
         return template_options(
-            tools=_objects.read(self.tools, "tools"),
-            documents=_objects.read(self.documents, "documents"),
+            tools=json_objects.read(self.tools, "tools"),
+            documents=json_objects.read(self.documents, "documents"),
             reasoning_effort=self.reasoning_effort,
-            template_kwargs=_kwargs.read(self.chat_template_kwargs, "chat_template_kwargs"),
+            template_kwargs=json_object.read(self.chat_template_kwargs, "chat_template_kwargs"),
             continue_final_message=self.continue_final_message,
             add_generation_prompt=self.add_generation_prompt,
         )
@@ -246,6 +260,48 @@ class CompletionInbound(Inbound, frozen=True, kw_only=True):
         return read_prompts(self.prompt)
 
 
+class EmbeddingsInbound(Inbound, frozen=True, kw_only=True):
+    """`POST /v1/embeddings`. The worker checks `input`, which is not hashed: an embedding reuses no KV prefix."""
+
+    endpoint: ClassVar[str] = "embeddings"
+    path: ClassVar[str] = EMBEDDINGS
+    input: msgspec.Raw = ABSENT
+
+
+class PassedInbound(Inbound, frozen=True, kw_only=True):
+    """A request to another path of an engine: it is passed on as it is.
+
+    `endpoint` is the path as workers state it; `path` is the path with the query. The model is the body's key `model`,
+    or a form's field (audio); any other body has none, and the router takes the only model of the workers with that
+    path. Source: the Anthropic API reference, "Messages"; the OpenAI API reference, "Create transcription".
+    """
+
+    model: str | None = None  # type: ignore[assignment]  # None as it is read; `decode_passed` returns a text
+    endpoint: str = ""  # type: ignore[misc]  # other kinds have one for all their requests
+    path: str = ""  # type: ignore[misc]
+    system: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+
+    @property
+    def changed_by(self) -> str:
+        """The key of the prompt: the router does not render it."""
+        return "messages"
+
+    @property
+    def prompt_parts(self) -> tuple[msgspec.Raw, ...]:
+        """The JSON of what becomes the prompt, in its order."""
+        return self.tools, self.system, self.messages
+
+
+def passed_form(path: str, body: Bytes) -> PassedInbound:
+    """Return the request to `path` whose body is a form, or none."""
+    for part in (body[:_FORM_BYTES], body[-_FORM_BYTES:]):
+        if found := _MODEL_OF_FORM.search(part):
+            return PassedInbound(model=found[1].decode("utf-8", "replace"), endpoint=path, path=path)
+    return PassedInbound(model="", endpoint=path, path=path)
+
+
 _GUIDES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
     "regex", "ebnf", "response_format",
@@ -264,5 +320,5 @@ UNCOMMON_KEYS = (
 """A chat or completion without them states no wishes to the router: `token_data`, `salt`, `changed_by`, `read_options`,
 `names_phase` and `ineffective` are empty, `targets` and `is_guided` too, and a chat `has_one_choice`."""
 _messages = RawPart[list[dict[str, Any]]](Messages)
-_objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
-_kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
+json_objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
+json_object = OptionalPart[dict[str, Any]](dict[str, Any])

@@ -1,11 +1,19 @@
-"""Keys of a request that stay bytes until they are needed."""
+"""Keys of a request that stay bytes until they are needed; prompts of completions, each with an answer's choices.
 
-from typing import Any, Generic, TypeVar
+    "text"    [1, 2]    ["text", "text"]    [[1, 2], [3]]
+
+Ids are read in slices: a million of them, decoded in one call, hold the interpreter for tens of milliseconds.
+"""
+
+import re
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.errors import explained
+from kv_protocol.hashing import pack_tokens
+from kv_protocol.ids import TokenId
+from kv_protocol.openai.errors import RequestInvalid, Verbatim, explained
 
 ABSENT = msgspec.Raw()
 """A key that the client did not send."""
@@ -42,3 +50,65 @@ class OptionalPart(RawPart[Read | None]):
     def read(self, raw: msgspec.Raw, key: str) -> Read | None:
         """Decode the bytes, None if there are none; raise `RequestInvalid`."""
         return super().read(raw, key) if is_given(raw) else None
+
+
+_SLICE = 128 << 10
+_LIST_OF_PROMPTS = re.compile(rb"\[\s*[\[\"]")
+_LOOKED_AT = 64
+PROMPTS_MAX = 1024
+"""Prompts of one request. Each is a request of the engine."""
+_INDEX = re.compile(r"\[(\d+)\]")
+
+_TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+_prompt = RawPart[str | list[int]](Annotated[str, msgspec.Meta(min_length=1)] | _TokenIds)
+_ids = RawPart[list[int]](_TokenIds)
+_several = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def is_list_of_prompts(raw: msgspec.Raw) -> bool:
+    """Return whether it is a list of texts or of lists of ids, whatever its length."""
+    return _LIST_OF_PROMPTS.match(bytes(memoryview(raw)[:_LOOKED_AT])) is not None
+
+
+def read_prompts(raw: msgspec.Raw) -> list[str | bytes]:
+    """Return the texts, or their ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+    if not is_list_of_prompts(raw):
+        return [_read_one(raw, "prompt")]
+    prompts = _several.decode(raw)
+    if len(prompts) > PROMPTS_MAX:
+        raise RequestInvalid("prompt", Verbatim(f"{len(prompts)} prompts"), f"at most {PROMPTS_MAX}")
+    return [_read_one(each, f"prompt[{at}]") for at, each in enumerate(prompts)]
+
+
+def _read_one(raw: msgspec.Raw, key: str) -> str | bytes:
+    if bytes(memoryview(raw)[:1]) == b"[":
+        return read_ids(raw, key)
+    text = _prompt.read(raw, key)
+    assert isinstance(text, str), "what does not begin as a list is none"
+    return text
+
+
+def read_ids(raw: msgspec.Raw, key: str) -> bytes:
+    """Return a list of token ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+    end = len(raw) - 1
+    if end <= _SLICE or bytes(memoryview(raw)[:1]) != b"[":
+        return pack_tokens(_ids.read(raw, key))
+    view, at, parts, count = memoryview(raw), 1, [], 0
+    while at < end:
+        piece = bytes(view[at : min(at + _SLICE, end)])
+        if at + len(piece) < end:
+            piece = piece[: max(0, piece.rfind(b","))]
+        ids = _decoded(piece, key, count)
+        parts.append(pack_tokens(ids))
+        count += len(ids)
+        at += len(piece) + 1
+    return b"".join(parts)
+
+
+def _decoded(piece: bytes, key: str, before: int) -> list[int]:
+    try:
+        return _ids.read(msgspec.Raw(b"[%b]" % piece), "")
+    except RequestInvalid as error:
+        at = _INDEX.fullmatch(error.field)
+        param = f"{key}[{before + int(at[1])}]" if at else key
+        raise RequestInvalid(param, error.found, error.allowed if at else "token ids") from error

@@ -3,15 +3,22 @@
 ChatRequest, CompletionRequest   for agents with an engine in their process: all options, with types. Unknown keys are
 refused by name, so that a misspelt option is never ignored silently
 Inbound (`inbound.py`)           for the router: what routing needs. All else is for the worker
+
+Options that are valid alone and invalid together:
+
+min_tokens                  at most the limit of the response's tokens
+top_logprobs                with `logprobs: true`
+tool_choice "required"      with `tools`
+tool_choice of a function   one of `tools`
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from kv_protocol.continuation import Continuation
-from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.combinations import check_chat, check_min_tokens
+from kv_protocol.errors import UNDECODABLE, shortened
 from kv_protocol.openai.decoding import check_utf8, decode_inbound
 from kv_protocol.openai.errors import RequestInvalid, explained
 from kv_protocol.openai.inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
@@ -21,14 +28,16 @@ from kv_protocol.openai.option_table import (
     JsonObject,
     Logprobs,
     Modalities,
+    NamedToolChoice,
+    NvExt,
     Options,
     StreamOptions,
+    Tool,
     ToolChoice,
     Verbosity,
+    template_options,
 )
-from kv_protocol.openai.options import NvExt, template_options
-from kv_protocol.openai.parts import ABSENT, is_given
-from kv_protocol.openai.prompts import read_ids, read_prompts
+from kv_protocol.openai.parts import ABSENT, OptionalPart, is_given, read_ids, read_prompts
 
 __all__ = [
     "CHAT",
@@ -47,6 +56,10 @@ __all__ = [
     "decode_inbound",
     "is_given",
 ]
+
+
+_NAMES_CHARACTERS_MAX = 200
+_tools = OptionalPart[list[Tool]](list[Tool])
 
 
 class KnownNvExt(NvExt, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +155,32 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 Request = ChatRequest | CompletionRequest
+
+
+def check_chat(chat: ChatRequest) -> None:
+    """Check that the options are compatible, and that tools are functions with names; raise `RequestInvalid`."""
+    names = [tool.function.name for tool in _tools.read(msgspec.Raw(msgspec.json.encode(chat.tools)), "tools") or ()]
+    check_min_tokens(chat)
+    if chat.top_logprobs and not chat.logprobs:
+        raise RequestInvalid("top_logprobs", chat.top_logprobs, "none without logprobs: true")
+    if chat.tool_choice not in (None, "none", "auto"):
+        _check_choice(chat.tool_choice, names)
+
+
+def check_min_tokens(request: Request) -> None:
+    """Check that `min_tokens` is within the limit of the response's tokens; raise `RequestInvalid` otherwise."""
+    limit = request.limit_tokens
+    if request.min_tokens is not None and limit is not None and request.min_tokens > limit:
+        raise RequestInvalid("min_tokens", request.min_tokens, f"0..{limit}: the limit of the answer's tokens")
+
+
+def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
+    if choice == "required" and not names:
+        raise RequestInvalid("tool_choice", choice, '"none" or "auto": there are no tools')
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        known = shortened(", ".join(names) or "there are none", _NAMES_CHARACTERS_MAX)
+        raise RequestInvalid("tool_choice.function.name", choice.function.name, f"the name of one of tools ({known})")
+
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)

@@ -14,15 +14,101 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
+from yaml.reader import ReaderError
 
 from kv_runtime.config.rendering import section_of, without_user
 from kv_runtime.config.sections import Section, Settings
 from kv_runtime.config.words import allowed
-from kv_runtime.config.yaml_text import KeysRepeated, load_yaml
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
 _NEAREST_CHARACTERS_MAX = 80
+_QUOTED_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
+
+
+class KeysRepeated(yaml.YAMLError):
+    """Keys are twice in a mapping; `problems` has the path and the lines of each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class _Loader(yaml.SafeLoader):
+    """Loads a document, and notes the keys that are twice in a mapping: their values would be ambiguous.
+
+    For a value that its type does not allow it raises a `MarkedYAMLError`, which has the place.
+    Source: YAML 1.2.2, 3.2.1.1: the keys of a mapping are unique.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[str] = []
+        self._path: list[str] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: yaml.Node | int | None) -> yaml.Node | None:
+        """Return the node at the index of its parent; a value's index is its key's node."""
+        name = index.value if isinstance(index, yaml.ScalarNode) else "?" if isinstance(index, yaml.Node) else index
+        self._path += [] if name is None else [f"{name}."]
+        node = super().compose_node(parent, index)  # type: ignore[arg-type]  # its types allow an int alone
+        del self._path[len(self._path) - (name is not None) :]
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401 - as PyYAML's
+        """Return the mapping; note its repeated keys before those of its values."""
+        at, lines = len(self.repeated), dict[tuple[str, str], list[str]]()
+        node = super().compose_mapping_node(anchor)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                lines.setdefault((key.tag, key.value), []).append(str(key.start_mark.line + 1))
+        path = "".join(self._path)
+        self.repeated[at:at] = [
+            f"{path}{name}: found in lines {' and '.join(found)}, allowed once"
+            for (_, name), found in lines.items()
+            if len(found) > 1
+        ]
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as PyYAML's
+        """Return the value of the node."""
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # digits, dates and explicit tags raise various errors
+            problem = "found a value that its type does not allow"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+
+def load_yaml(text: str) -> object:
+    """Return the value that the text describes; None if there is none.
+
+    An error has line, column and problem. It does not quote the document, which may have secrets; PyYAML would quote
+    the line, and the names of aliases, anchors and tags.
+
+    Raises:
+        KeysRepeated: a mapping has a key twice.
+        yaml.YAMLError: the text is no YAML, or has something other than mappings, lists, texts and numbers.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if loader.repeated:
+                raise KeysRepeated(loader.repeated)
+            value: object = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        said = ", ".join(each for each in (error.context, error.problem) if each)
+        raise yaml.YAMLError(place + _QUOTED_NAME.sub(r"\1", said)) from error
+    except ReaderError as error:
+        raise yaml.YAMLError(f"found character #x{error.character:04x}: {error.reason}") from error
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deeply") from error
+    return value
 
 
 class ConfigurationError(Exception):

@@ -4,7 +4,6 @@ Packed ids are little-endian u32s. Everything except detokenizers is immutable a
 long texts should be encoded off the event loop.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -80,11 +79,11 @@ class Text(ABC):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the result of `pack` as numbers."""
-        return _unpacked(self.pack(text, add_special_tokens=add_special_tokens))
+        return array("I", self.pack(text, add_special_tokens=add_special_tokens)).tolist()
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """Return the result of `pack_chat` as numbers."""
-        return _unpacked(self.pack_chat(messages, **options))
+        return array("I", self.pack_chat(messages, **options)).tolist()
 
 
 class _SpecialsShown:
@@ -102,10 +101,3 @@ class _SpecialsShown:
     def _push_one(self, token: int) -> str:
         name = self._names.get(token)
         return self._inner.push((token,)) if name is None else self._inner.flush() + name
-
-
-def _unpacked(ids: bytes) -> list[int]:
-    unpacked = array("I", ids)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return unpacked.tolist()

@@ -14,9 +14,18 @@ Sources: openai/tiktoken, `src/lib.rs` (`byte_pair_merge`); mistralai/mistral-co
 `src/mistral_common/tokens/tokenizers/tekken.py` (`Tekkenizer`); of their models' repositories
 moonshotai/Kimi-K2-Instruct, `tokenization_kimi.py`, and moonshotai/Moonlight-16B-A3B, `tokenization_moonshot.py`
 (`TikTokenTokenizer`); Qwen/Qwen-7B, `tokenization_qwen.py` (`QWenTokenizer`).
+
+Tokens that are not complete characters have their bytes in their names:
+
+    <0xE2>         the byte: vocabularies with byte fallback
+    âĢ             a character for each byte: byte-level vocabularies. Printable Latin-1 stands for itself; the other
+                   bytes, in turn, are the characters from U+0100 on
+
+Source: the `tokenizers` library, `ByteFallback` and `ByteLevel`; GPT-2's `bytes_to_unicode`.
 """
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,12 +35,12 @@ import msgspec
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.chat_template import file_content
-from kv_runtime.text.token_names import spelt
 
 _T = TypeVar("_T")
 _TOKEN_BYTES_MAX = 1 << 10
 """Work grows with the square of a token's length; vocabularies have up to some 2^7."""
 _SPECIAL_MAX = 1 << 16
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 _KIMI_CLASS = "TikTokenTokenizer"
 _KIMI_RESERVED = 256
 _KIMI_PATTERN = (
@@ -250,3 +259,28 @@ def _begins_with(token: str, token_id: int) -> dict[str, Any]:
         "pair": [text, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
     }
+
+
+def spelt_bytes(name: str) -> bytes | None:
+    """Return the bytes of a token by its name; None if the name is of neither kind."""
+    if spelt := _FALLBACK.fullmatch(name):
+        return bytes.fromhex(spelt[1])
+    try:
+        return bytes(_BYTES[character] for character in name)
+    except KeyError:
+        return None
+
+
+def spelt(token: bytes) -> str:
+    """Return the name of a token of a byte-level vocabulary."""
+    return token.decode("latin-1").translate(_CHARACTERS)
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _bytes_of_characters()
+_CHARACTERS = {byte: character for character, byte in _BYTES.items()}

@@ -4,7 +4,7 @@ The template is in `tokenizer_config.json` or in `chat_template.jinja`. Text is 
 special token in a user's text becomes that token.
 
 Text may be cut before a mark: an added token that the tokenizer extracts before it encodes the rest, whatever surrounds
-it (`marks.py`). So a segment, the text from one mark to the next, is encoded once (`keep_segments`):
+it (`encoders.py`). So a segment, the text from one mark to the next, is encoded once (`keep_segments`):
 
     pack_marked(text) = pack_marked(text[:at]) + pack_marked(text[at:])     for every `at` of mark_spans(text)
 """
@@ -16,10 +16,9 @@ from typing_extensions import Unpack
 
 from kv_runtime.text.chat_messages import checked_unicode
 from kv_runtime.text.chat_template import ChatOptions, ChatTemplate, Message
-from kv_runtime.text.encoders import CONFIGURED, Encoder, HfEncoder, text_error
-from kv_runtime.text.marks import mark_pattern
+from kv_runtime.text.encoders import CONFIGURED, Encoder, HfEncoder, mark_pattern, text_error
 from kv_runtime.text.model import Detokenizer, Text
-from kv_runtime.text.token_names import spelt_bytes
+from kv_runtime.text.ranked_tokens import spelt_bytes
 
 _REPLACEMENT = "\ufffd"
 _HELD_TOKENS_MAX = 8

@@ -11,8 +11,7 @@ from kv_runtime.config.loading import ConfigurationError
 from kv_runtime.config.sections import Section
 from kv_runtime.extras import DISTRIBUTION, install_command, missing
 from kv_runtime.tracing.exporter import SpanExporter
-from kv_runtime.tracing.sampling import SamplerInvalid, Sampling, sampling
-from kv_runtime.tracing.spans import TraceData
+from kv_runtime.tracing.spans import SamplerInvalid, Sampling, TraceData, sampling
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

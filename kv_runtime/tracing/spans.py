@@ -1,5 +1,15 @@
-"""Finished spans, as they wait for the collector. Pure."""
+"""Finished spans, as they wait for the collector, and which requests' spans are sent there. Pure.
 
+| when | sent |
+|---|---|
+| at the beginning | as the caller's `traceparent` says, if the rule follows it; else the share `ratio` |
+| at the end | also those that failed, and those whose first token came later than `ttft_target_s` |
+
+The share is drawn by the trace id, as the SDK does, so that services with one ratio draw the same traces.
+Source: OpenTelemetry specification, "Environment Variable Specification"; SDK, `TraceIdRatioBased`.
+"""
+
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 TEXT_CHARACTERS_MAX = 256
@@ -48,3 +58,71 @@ class TraceData(NamedTuple):
 def text(value: str) -> str:
     """Return what may stand in a span: short, and with no character that UTF-8 cannot encode."""
     return value[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+
+
+_LOW_64_BITS = (1 << 64) - 1
+
+_RULES = {
+    "always_on": (False, 1.0),
+    "always_off": (False, 0.0),
+    "parentbased_always_on": (True, 1.0),
+    "parentbased_always_off": (True, 0.0),
+}
+_RATIO_RULES = {"traceidratio": False, "parentbased_traceidratio": True}
+SAMPLERS = (*_RULES, *_RATIO_RULES)
+DEFAULT_SAMPLER = "parentbased_always_on"
+
+
+class SamplerInvalid(ValueError):
+    """`OTEL_TRACES_SAMPLER` or its argument is none that this router knows."""
+
+
+class Sampling(NamedTuple):
+    """The rule. `ttft_target_s`: seconds; None: no request is sent for its TTFT."""
+
+    follows_parent: bool
+    ratio: float
+    ttft_target_s: float | None = None
+
+    def is_sampled(self, trace_id: int, *, parent: bool | None) -> bool:
+        """Return whether the trace is sampled at its beginning; `parent`: whether its caller, if any, sampled it."""
+        if parent is not None and self.follows_parent:
+            return parent
+        return trace_id & _LOW_64_BITS < _bound(self.ratio)
+
+    def is_kept(self, *, has_failed: bool, ttft_s: float | None) -> bool:
+        """Return whether an ended request is sent although it was not sampled."""
+        return has_failed or (self.ttft_target_s is not None and ttft_s is not None and ttft_s > self.ttft_target_s)
+
+
+@lru_cache(maxsize=16)
+def _bound(ratio: float) -> int:
+    return round(ratio * (1 << 64))
+
+
+def sampling(sampler: str, argument: str, *, ratio: float | None, ttft_target_s: float | None) -> Sampling | None:
+    """Return the rule of `OTEL_TRACES_SAMPLER` and its argument, both possibly empty; None: nothing is ever sent.
+
+    `ratio` wins over both: the share of requests whose caller sent no `traceparent`.
+
+    Raises:
+        SamplerInvalid: the sampler is not known, or its argument is no ratio.
+    """
+    if ratio is not None:
+        return Sampling(follows_parent=True, ratio=ratio, ttft_target_s=ttft_target_s)
+    name = sampler.strip().lower() or DEFAULT_SAMPLER
+    if name in _RATIO_RULES:
+        return Sampling(_RATIO_RULES[name], _ratio(argument), ttft_target_s)
+    if name not in _RULES:
+        raise SamplerInvalid(f"OTEL_TRACES_SAMPLER: found {name[:64]!r}, allowed {', '.join(SAMPLERS)}")
+    return None if name == "always_off" else Sampling(*_RULES[name], ttft_target_s)
+
+
+def _ratio(argument: str) -> float:
+    try:
+        ratio = float(argument or "1")
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise SamplerInvalid(f"OTEL_TRACES_SAMPLER_ARG: found {argument[:64]!r}, allowed 0..1")
+    return ratio

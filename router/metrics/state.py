@@ -10,7 +10,7 @@ import msgspec
 
 from kv_runtime.http.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, Sample, by_name, counter, gauge
-from kv_runtime.text.marks import KeptSegments
+from kv_runtime.text.encoders import KeptSegments
 from router.decision.routing import Routing
 from router.decision.state import RouterState
 from router.feeds.feeds import RouterFeeds

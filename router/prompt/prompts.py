@@ -7,7 +7,7 @@
     prompt: text               the text's, with what the tokenizer puts around a prompt
     several prompts            the worker's alone; the hashes are the first one's
     messages                   the rendered chat's; segments that were encoded before are not encoded again
-    input of a response        those of the chat that it is (`kv_protocol/openai/responses_chat.py`)
+    input of a response        those of the chat that it is (`kv_protocol/openai/responses.py`)
     messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
     what is not rendered here  the worker's alone; the hashes are those of the request's text (`TEXT_SCHEME`)
 

@@ -12,16 +12,20 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from kv_protocol.ledger import Finished, FirstToken, LeaseEvent, Renewed, Routed
-from kv_protocol.replicas import (
+from kv_protocol.ledger import (
     BLOCKS_MAX,
     BYTES_MAX,
     EVENTS_MAX,
     PARTS_MAX,
+    Finished,
+    FirstToken,
+    LeaseEvent,
     LedgerBeat,
     LedgerOpen,
     LedgerTold,
     OpenLease,
+    Renewed,
+    Routed,
     lease_digest,
 )
 from kv_protocol.splitmix import U64_MASK

@@ -19,8 +19,18 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
-from kv_protocol.replicas import BEAT_S, LedgerAsked, LedgerBeat, LedgerOpen, LedgerTold, ReplicaMessage
+from kv_protocol.ledger import (
+    BEAT_S,
+    ENDINGS,
+    Expired,
+    LeaseEvent,
+    LedgerAsked,
+    LedgerBeat,
+    LedgerOpen,
+    LedgerTold,
+    ReplicaMessage,
+    Routed,
+)
 from router.replicas.peer import OpenLeases, Peer, Skew, announced_event, parts_of, split
 
 SILENT_S = 5.0

@@ -21,8 +21,19 @@ import structlog
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.journal import JournalRecord, LedgerApplied
-from kv_protocol.ledger import ENDINGS, Cancelled, Expired, Finished, FirstToken, LeaseEvent, Renewed, Routed
-from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
+from kv_protocol.ledger import (
+    BEAT_S,
+    ENDINGS,
+    Cancelled,
+    Expired,
+    Finished,
+    FirstToken,
+    LeaseEvent,
+    Renewed,
+    Routed,
+    decode_replica,
+    encode_replica,
+)
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, RateLimitedLog, by_name, counter, gauge

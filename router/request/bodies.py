@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.openai.decoding import decode_passed
-from kv_protocol.openai.passed import PassedInbound, passed_form
+from kv_protocol.openai.inbound import PassedInbound, passed_form
 from kv_protocol.openai.requests import Inbound, RequestInvalid, decode_inbound
 from router.fleet.registry import Fleet
 from router.http.exchange import Exchange

@@ -27,8 +27,7 @@ from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.decided import RequestPhase
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS
-from kv_protocol.openai.inbound import COMPLETIONS
-from kv_protocol.openai.passed import PassedInbound
+from kv_protocol.openai.inbound import COMPLETIONS, PassedInbound
 from kv_protocol.openai.requests import Inbound, is_given
 from kv_runtime.text.chat_messages import TextError
 from router.config import RouterSettings

@@ -18,8 +18,7 @@ import structlog
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.openai.embeddings import EmbeddingsInbound
-from kv_protocol.openai.inbound import ChatInbound, CompletionInbound
+from kv_protocol.openai.inbound import ChatInbound, CompletionInbound, EmbeddingsInbound
 from kv_protocol.openai.responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from time import perf_counter, time_ns
 
 from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent, trace_parent
-from kv_runtime.tracing.sampling import Sampling
-from kv_runtime.tracing.spans import TraceData
+from kv_runtime.tracing.spans import Sampling, TraceData
 from router.decision.verdict import Verdict
 from router.http.heads import Headers
 from router.request.attempt import RankAttempt

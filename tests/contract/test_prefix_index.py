@@ -1,20 +1,27 @@
-"""What every prefix index does with what ranks hold."""
+"""What every prefix index does with what ranks hold, in whatever form, and with blocks whose parent is unknown."""
+
+from array import array
+from collections.abc import Callable
 
 import pytest
 
-from indexer.index.prefix_index import Depths, PrefixIndex
-from kv_protocol.events import Tier
+from indexer.index.prefix_index import RANK_MAX, Depths, Hashes, PrefixIndex
+from kv_protocol.codec import encode_message, pack_u64
+from kv_protocol.events import TIERS, Batch, Stored, Tier
+from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (
     DISK,
     EXTERNAL,
     GPU,
     HOST,
+    TTL_S,
     U64_MAX,
     MakeIndex,
     both,
     chain,
     held,
     is_proven,
+    load,
     overlaps,
     with_ranks,
 )
@@ -83,3 +90,134 @@ def test_zero_and_the_largest_number_are_hashes_like_others(index: PrefixIndex, 
     assert is_proven(index, 0)
     index.remove(0, numbers, GPU)
     assert index.statistics().nodes == 0
+
+
+PATH = [*chain(3), 0, U64_MAX]
+MESSAGE = encode_message([Batch(1, 1, Stored((1,)))])
+
+
+@pytest.mark.parametrize("form", [list, tuple, pack_u64])
+def test_hashes_come_as_numbers_or_packed(index: PrefixIndex, form: Callable[[list[int]], Hashes]) -> None:
+    index.store(0, None, form(PATH), GPU, 0)
+    assert list(held(index, 0)) == PATH
+    assert overlaps(index, form(PATH)) == {0: both(5)}
+    index.remove(0, form(PATH[1:]), GPU)
+    assert overlaps(index, form(PATH)) == {0: both(1)}
+
+
+@pytest.mark.parametrize("rank", [3, RANK_MAX, RANK_MAX + 1])
+def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: PrefixIndex, rank: int) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    before = index.snapshot(), index.statistics(), index.overfull()
+    for ask in (
+        lambda: index.store(rank, None, PATH, GPU, 0),
+        lambda: index.store(rank, 77, [1], GPU, 0),
+        lambda: index.remove(rank, PATH, GPU),
+        lambda: index.clear(rank),
+        lambda: index.clear(rank, GPU),
+        lambda: index.load(rank, [], 0),
+        lambda: index.repair(rank, bytes(32), [], 0),
+        lambda: index.apply_batch(rank, MESSAGE, 0),
+        lambda: index.digest(rank, GPU),
+        lambda: index.bucket_digests(rank, GPU),
+        lambda: index.dump(rank),
+    ):
+        with pytest.raises(KeyError):
+            ask()
+    index.drop(rank)
+    assert (index.snapshot(), index.statistics(), index.overfull()) == before
+
+
+def test_every_number_of_the_rows_is_written(index: PrefixIndex) -> None:
+    index.store(2, None, PATH, HOST, 0)
+    index.store(0, None, PATH[:2], GPU, 0)
+    for columns in (3, 4, 70):
+        out = array("i", [-7] * 4 * columns)
+        assert index.match(PATH, out) == 5
+        rows = [list(out[tier * columns : (tier + 1) * columns]) for tier in TIERS]
+        rest = [0] * (columns - 3)
+        assert rows == [[2, 0, 0, *rest], [2, 0, 5, *rest], [2, 0, 5, *rest], [2, 0, 5, *rest]]
+    assert index.match([404], out) == 0
+    assert set(out) == {0}
+
+
+# ------------------------------------------------------------------------------------------------- parked
+
+
+@pytest.mark.parametrize("end", ["clear", "drop", "load"])
+def test_nothing_parked_outlives_what_ends_the_whole_rank(index: PrefixIndex, end: str) -> None:
+    path = chain(2)
+    index.store(0, path[0], path[1:], GPU, 0)
+    index.store(1, path[0], path[1:], GPU, 0)
+    match end:
+        case "clear":
+            index.clear(0)
+        case "drop":
+            index.drop(0)
+            index.register(0)
+        case "load":
+            load(index, 0, [])
+    assert index.statistics().parked_blocks == 1
+    index.store(2, None, path[:1], GPU, 0)
+    assert (held(index, 0), held(index, 1)) == ({}, {path[1]: (path[0], 1)})
+
+
+def test_the_parent_of_a_parked_block_may_come_as_the_unheld_parent_of_a_dump(index: PrefixIndex) -> None:
+    path, other = chain(3), chain(1, seed=2)
+    index.store(0, path[1], path[2:], GPU, 0)
+    load(index, 1, [HeldBlock(other[0], path[1], 1)])
+    assert held(index, 0) == {path[2]: (path[1], 1)}, "as it is when the dump comes before the store"
+    assert index.statistics().parked_blocks == 0
+
+
+def test_a_block_whose_own_parent_is_known_is_not_parked_with_the_head_of_its_event(index: PrefixIndex) -> None:
+    path = chain(4)
+    load(index, 1, [HeldBlock(path[3], path[2], 1)])  # so path[2] is known, but not where it belongs
+    index.store(0, path[0], path[1:], GPU, 0)
+    assert held(index, 0) == {path[3]: (path[2], 1)}
+    assert index.statistics().parked_blocks == 2
+    index.store(0, None, path[:1], GPU, 0)
+    assert overlaps(index, path) == {0: both(4)}
+
+
+def test_parked_blocks_are_lost_after_their_time_and_their_ranks_are_named_once(index: PrefixIndex) -> None:
+    path, other = chain(2), chain(2, seed=2)
+    index.store(0, path[0], path[1:], GPU, 10.0)
+    index.store(1, other[0], other[1:], GPU, 12.0)
+    assert index.expire(10.0 + TTL_S - 0.01) == set()
+    assert index.expire(10.0 + TTL_S) == {0}
+    assert index.expire(10.0 + TTL_S) == set()
+    assert (index.statistics().parked_blocks, index.statistics().parked_lost_blocks_total) == (1, 1)
+    index.store(0, None, path[:1], GPU, 16.0)
+    assert overlaps(index, path) == {0: both(1)}
+    assert index.expire(1e9) == {1}
+    assert index.statistics().parked_blocks == 0
+
+
+def test_beyond_the_bound_the_oldest_gives_way_and_its_rank_is_named(make_index: MakeIndex) -> None:
+    index, path = with_ranks(make_index(parked_blocks_max=3, parked_ttl_s=TTL_S)), chain(5)
+    index.store(0, path[0], path[1:2], GPU, 0)
+    index.store(1, path[0], path[1:4], GPU, 0)
+    assert (index.statistics().parked_blocks, index.statistics().parked_lost_blocks_total) == (3, 1)
+    assert index.expire(0) == {0}
+    index.store(2, None, path[:1], GPU, 0)
+    assert (len(held(index, 0)), len(held(index, 1))) == (0, 3)
+    assert index.expire(1e9) == set()
+
+
+@pytest.mark.parametrize("end", ["clear", "clear of the tier", "drop", "load"])
+def test_a_rank_that_began_anew_is_not_named_for_what_it_lost_before(make_index: MakeIndex, end: str) -> None:
+    index, path = with_ranks(make_index(parked_blocks_max=0)), chain(2)
+    index.store(0, path[0], path[1:], HOST, 0)
+    index.store(1, path[0], path[1:], HOST, 0)
+    match end:
+        case "clear":
+            index.clear(0)
+        case "clear of the tier":
+            index.clear(0, HOST)
+        case "drop":
+            index.drop(0)
+            index.register(0)  # the number may be given to another rank
+        case "load":
+            load(index, 0, [HeldBlock(path[1], path[0], 2)])
+    assert index.expire(1e9) == {1}

@@ -8,8 +8,7 @@ from indexer.index.outline import OUTLINE_ORDERS, Outline, OutlineNode, PassedRe
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import unpack_u64
 from kv_protocol.recovery import HeldBlock
-from tests.contract.indexes import GPU, HOST, MakeIndex, chain, forest, load, with_ranks
-from tests.contract.whole_tree import MOST, whole_tree
+from tests.contract.indexes import GPU, HOST, MOST, MakeIndex, chain, forest, load, whole_tree, with_ranks
 
 
 def nodes(outline: Outline, node: int | None = None) -> list[OutlineNode]:

@@ -25,9 +25,9 @@ from tests.contract.indexes import (
     is_proven,
     load,
     overlaps,
+    whole_tree,
     with_ranks,
 )
-from tests.contract.whole_tree import whole_tree
 from tests.support.amount import examples
 
 READERS = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.fuzz.seeds import FUZZERS, write
 
 def _compare(fuzzer: str, paths: list[Path]) -> int:
     from indexer.native.index import NativeIndex
-    from tests.fuzz.agreement import differences
+    from tests.fuzz.programs import differences
     from tests.reference.index.index import ReferenceIndex
 
     bad = 0

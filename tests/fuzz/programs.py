@@ -1,19 +1,24 @@
 """Runs the fuzzers' inputs on any prefix index, as `fuzz_apply_batch.cpp` and `fuzz_restore.cpp` interpret them.
 
-Memory limits are ignored: implementations differ in their memory.
+Memory limits are ignored: implementations differ in their memory. libFuzzer keeps inputs that cover new code of the
+native tree, so a few inputs cover most of it.
 """
 
 import struct
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import seal
+from indexer.index.snapshot import seal, unseal
 from kv_protocol.codec import pack_u64
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
+from kv_protocol.recovery import HeldBlock
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import overlaps
+from tests.contract.indexes import overlaps, whole_tree
+from tests.reference.index.snapshot import read_body
 
 _ODD_HASHES = (0, 2**64 - 1, 1, 2**32 - 1, 2**63, 2**32)
 _PARKED_BLOCKS_MAX = (0, 1, 5, 65_536)
@@ -144,3 +149,36 @@ class Program:
     def _look(self, _: int) -> Outcome:
         hashes = self._hashes(self._byte() % 32)
         return overlaps(self.index, hashes), [(self.index.children(each), self.index.holders(each)) for each in hashes]
+
+
+def _known(index: PrefixIndex) -> dict[str, Outcome]:
+    """Return the state on which implementations must agree; not store times, which are upper bounds."""
+    saved = read_body(unseal(index.snapshot()))
+    return {
+        "ranks": saved.ranks,
+        "digests": [index.digest(rank, tier) for rank in saved.ranks for tier in TIERS],
+        "dumps": [_dumped(index, rank) for rank in saved.ranks],
+        "parked blocks": saved.parked,
+        "tree": whole_tree(index),
+        "statistics": msgspec.structs.replace(index.statistics(), memory_bytes=0),
+        "self-check": index.self_check(),
+    }
+
+
+def _dumped(index: PrefixIndex, rank: int) -> dict[int, HeldBlock]:
+    return {block.sequence_hash: block for columns in index.dump(rank) for block in columns.blocks()}
+
+
+def _did(fuzzer: str, make_index: MakeIndex, data: bytes) -> dict[str, Outcome]:
+    if fuzzer == "restore":
+        index, outcomes = restored(make_index, data)
+    else:
+        program = Program(make_index, data)
+        outcomes, index = program.run(), program.index
+    return {"outcomes": outcomes, **_known(index)}
+
+
+def differences(fuzzer: str, data: bytes, one: MakeIndex, other: MakeIndex) -> list[str]:
+    """Return the differences of two implementations after an input of `fuzzer`; any is a bug of one of them."""
+    did, did_other = _did(fuzzer, one, data), _did(fuzzer, other, data)
+    return [what for what in did if did[what] != did_other[what]]

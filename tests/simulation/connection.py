@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from kv_protocol.ids import WorkerRank
+from kv_runtime.event_log import BrokerUnavailable
 from tests.simulation.broker import BROKER, EVENTS, FLEET, Broker, Receive, ReceiveStored
 from tests.simulation.link import Faults, Receiver, Spoiler, cut
 from tests.simulation.network import Network
@@ -34,7 +35,7 @@ Talk = Generator[Operation, Any, None]
 """What a process has the broker do, one operation after another; `BrokerAway` is thrown in where one fails."""
 
 
-class BrokerAway(Exception):
+class BrokerAway(BrokerUnavailable):
     """The broker did not do as asked, or it is unknown whether it did."""
 
 

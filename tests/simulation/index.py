@@ -21,8 +21,8 @@ from indexer.follow.inputs import (
     Question,
     WorkerCame,
     WorkerGone,
+    read_message,
 )
-from indexer.follow.messages import read_message
 from indexer.follow.rank_stream import FollowedRank
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage

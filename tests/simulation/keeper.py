@@ -1,23 +1,29 @@
-"""The snapshots of one index, as the indexer's shell keeps them: looked after now and then, read at a cold start.
+"""The indexer's own keeper of snapshots on the simulated broker: each of its calls is an operation of a talk.
 
-Between two steps the broker may fail, the index goes on, and other keepers of the same log take the same steps.
+Between two operations the broker may fail, the index goes on, and other keepers of the same log take the same steps.
 """
 
 from collections import Counter
-from functools import partial
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.service import retention as keeping
-from indexer.service.retention import KeepingLimits, LogExtent, SnapshotName
-from kv_protocol.errors import MalformedMessage
+from indexer.service.feed import LogPosition
+from indexer.service.retention import KeepingLimits
+from indexer.service.snapshot_keeper import SnapshotKeeper
+from indexer.service.snapshot_store import SnapshotStore
+from kv_runtime.event_log import LogStreamState, NoSuchObject
 from tests.simulation.broker import EVENTS, Broker
-from tests.simulation.connection import BrokerAway, Talk
+from tests.simulation.connection import Operation, Talk
 from tests.simulation.setup import LogSetup
-from tests.simulation.stream import StreamState
 from tests.simulation.timeline import ProcessClock
 
-OFF_S = 5.0
+if TYPE_CHECKING:
+    from indexer.service.feed import IndexFeed
+    from kv_runtime.event_log import EventLog
+
+BUCKET_BYTES_MAX = 1 << 40
 
 
 class Place:
@@ -27,30 +33,60 @@ class Place:
         self.created, self.seq = "", 0
         self.read_in_life = 0
 
+    @property
+    def log_position(self) -> LogPosition:
+        """The place, as the keeper asks for it."""
+        return LogPosition(self.created, self.seq)
 
-def state_of(name: str, broker: Broker) -> StreamState:
+
+def state_of(name: str, broker: Broker) -> LogStreamState:
     """Return what is in a stream."""
     return broker.streams[name].state()
 
 
-def _names(broker: Broker) -> list[str]:
-    return list(broker.objects)
+class _Done:
+    """An operation that a coroutine awaits; whoever drives the coroutine has the broker do it."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    def __await__(self) -> Generator[Operation, Any, Any]:
+        return (yield self._operation)
 
 
-def _put(name: str, data: bytes, broker: Broker) -> None:
-    broker.objects[name] = data
+class _Log:
+    """The part of an `EventLog` and of its bucket that a keeper uses."""
 
+    def objects(self, _: str) -> Self:
+        return self
 
-def _get(name: str, broker: Broker) -> bytes:
-    return broker.objects.get(name, b"")
+    async def stream_state(self, _: str) -> LogStreamState:
+        state: LogStreamState = await _Done(lambda broker: state_of(EVENTS, broker))
+        return state
 
+    async def purge(self, _: str, up_to_seq: int) -> None:
+        await _Done(lambda broker: broker.purge(up_to_seq))
 
-def _delete(name: str, broker: Broker) -> None:
-    broker.objects.pop(name, None)
+    async def names(self) -> list[str]:
+        return list(await _Done(lambda broker: list(broker.objects)))
 
+    async def put(self, name: str, data: bytes) -> None:
+        await _Done(lambda broker: broker.objects.update({name: data}))
 
-def _purge(up_to_seq: int, broker: Broker) -> None:
-    broker.purge(up_to_seq)
+    async def get(self, name: str) -> bytes:
+        data = await _Done(lambda broker: broker.objects.get(name))
+        if not isinstance(data, bytes):
+            raise NoSuchObject(name)
+        return data
+
+    async def delete(self, name: str) -> None:
+        await _Done(lambda broker: broker.objects.pop(name, None))
+
+    async def size_bytes(self) -> int:
+        return 0
+
+    async def delete_unfinished(self, *_: object) -> int:
+        return 0
 
 
 class Keeper:
@@ -58,27 +94,26 @@ class Keeper:
 
     def __init__(self, fold: IndexFold, place: Place, clock: ProcessClock, setup: LogSetup) -> None:
         self._fold, self._place, self._clock = fold, place, clock
-        self._limits = KeepingLimits(period_s=setup.snapshot_period_s, log_bytes_max=setup.bytes_max or 1 << 30)
-        self._covered: dict[str, str] = {}
-        self._off_since_s: float | None = None
+        limits = KeepingLimits(period_s=setup.snapshot_period_s, log_bytes_max=setup.bytes_max or 1 << 30)
+        log = cast("EventLog", _Log())
+        self._store = SnapshotStore(log, BUCKET_BYTES_MAX)
+        self._keeper = SnapshotKeeper(fold, cast("IndexFeed", place), self._store, log, clock, limits)
         self._is_looking = False
-        self.counts: Counter[str] = Counter()
+        self._restored = 0
 
-    def restore(self, state: StreamState) -> Talk:
+    @property
+    def counts(self) -> Counter[str]:
+        """The snapshots that this life wrote and restored."""
+        return Counter(snapshots_written=self._store.written_total, snapshots_restored=self._restored)
+
+    def restore(self, state: LogStreamState) -> Talk:
         """The best snapshot of the stream is restored, if there is one, and the place is the one that it covers."""
-        names = yield _names
-        for covers in keeping.of_this_log(_extent(state), names):
-            data = yield partial(_get, name := str(covers))
-            try:
-                checkpoint = decode_checkpoint(data)
-            except MalformedMessage:
-                continue
-            self._covered[name] = checkpoint.stream_created
-            if (checkpoint.stream_created, checkpoint.stream_seq) == (state.created, covers.stream_seq):
-                self._fold.restore(checkpoint, self._clock.now())
-                self.counts["snapshots_restored"] += 1
-                self._place.created, self._place.seq = checkpoint.stream_created, checkpoint.stream_seq
-                return
+        yield from self._store.restore(state, self._take).__await__()
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        self._fold.restore(checkpoint, self._clock.now())
+        self._restored += 1
+        self._place.created, self._place.seq = checkpoint.stream_created, checkpoint.stream_seq
 
     def look(self) -> Talk:
         """What is due is done, as far as the broker does it; one look at a time."""
@@ -86,47 +121,6 @@ class Keeper:
             return
         self._is_looking = True
         try:
-            yield from self._keep()
-        except BrokerAway:
-            return
+            yield from self._keeper.check().__await__()
         finally:
             self._is_looking = False
-
-    def _keep(self) -> Talk:
-        state = yield partial(state_of, EVENTS)
-        if state.created != self._place.created:
-            return
-        log, names = _extent(state), (yield _names)
-        verified = [name for name, covered in self._covered.items() if covered == state.created]
-        others = [name for name, covered in self._covered.items() if covered != state.created]
-        plan = keeping.plan(log, names, self._clock.wall_ns(), self._limits, verified=verified, others=others)
-        if plan.write and not self._is_off_log():
-            yield from self._write(next(iter(keeping.of_this_log(log, names, others)), None))
-        if plan.purge_up_to:
-            yield partial(_purge, plan.purge_up_to)
-        for name in plan.delete:
-            yield partial(_delete, name)
-            self._covered.pop(name, None)
-
-    def _is_off_log(self) -> bool:
-        now_s = self._clock.now()
-        if not self._fold.off_log():
-            self._off_since_s = None
-            return False
-        self._off_since_s = now_s if self._off_since_s is None else self._off_since_s
-        return now_s - self._off_since_s < OFF_S
-
-    def _write(self, newest: SnapshotName | None) -> Talk:
-        place = self._place
-        if newest is not None and place.seq <= newest.stream_seq:
-            return
-        checkpoint = self._fold.checkpoint(place.created, place.seq, self._clock.wall_ns())
-        name, data = str(SnapshotName(checkpoint.stream_seq, checkpoint.wall_ns)), encode_checkpoint(checkpoint)
-        yield partial(_put, name, data)
-        if (yield partial(_get, name)) == data:
-            self.counts["snapshots_written"] += 1
-            self._covered[name] = checkpoint.stream_created
-
-
-def _extent(state: StreamState) -> LogExtent:
-    return LogExtent(state.first_seq, state.last_seq, state.bytes)

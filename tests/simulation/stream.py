@@ -11,6 +11,8 @@ Source: JetStream's `Nats-Msg-Id` and `duplicate_window`, 30 s in `docs/WIRE.md`
 from collections import deque
 from typing import NamedTuple
 
+from kv_runtime.event_log import LogStreamState
+
 WINDOW_S = 30.0
 
 
@@ -32,17 +34,6 @@ class StreamBounds(NamedTuple):
     per_subject: int = 0
 
 
-class StreamState(NamedTuple):
-    """What is in a stream; empty, its first seq is above its last, and there are no times."""
-
-    created: str
-    first_seq: int
-    last_seq: int
-    bytes: int
-    first_time_ns: int
-    last_time_ns: int
-
-
 class Stream:
     """One stream from its creation on."""
 
@@ -60,10 +51,10 @@ class Stream:
         """The seq of the first message that is still there, or would be the next."""
         return self.messages[0].seq if self.messages else self.last_seq + 1
 
-    def state(self) -> StreamState:
+    def state(self) -> LogStreamState:
         """Return what is in it now."""
-        times = (self.messages[0].time_ns, self.messages[-1].time_ns) if self.messages else (0, 0)
-        return StreamState(self.created, self.first_seq, self.last_seq, self.bytes, *times)
+        first_time_ns = self.messages[0].time_ns if self.messages else 0
+        return LogStreamState(self.created, self.first_seq, self.last_seq, self.bytes, first_time_ns)
 
     def append(self, subject: str, data: bytes, message_id: str, now_ns: int) -> tuple[Stored, bool]:
         """Return the message as it is stored, and whether it is new."""

@@ -32,8 +32,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.hashing import pack_tokens, unpack_tokens
 from kv_protocol.ids import TokenId
 from kv_protocol.openai.errors import RequestInvalid, explained
-from kv_protocol.openai.option_table import Priority
-from kv_protocol.openai.options import NvExt
+from kv_protocol.openai.option_table import NvExt, Priority
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.bodies import RequestBodies, no_such_model, refusal

@@ -15,7 +15,7 @@ The span of a request is below the router's CLIENT span, above the engine's:
     chat {model}    SERVER    from the request's arrival to the end of its answer; in the trace that `traceparent` names
 
 The request goes on with a `traceparent` that names this span, so that an engine that traces puts its spans below.
-Which spans are sent: as the router sampled, besides those of requests that failed (`kv_runtime/tracing/sampling.py`).
+Which spans are sent: as the router sampled, besides those of requests that failed (`kv_runtime.tracing.spans.py`).
 Source of the names: OpenTelemetry semantic conventions, "Generative AI client spans", "HTTP spans".
 """
 
@@ -33,9 +33,8 @@ from structlog.contextvars import bound_contextvars
 from kv_protocol.openai.endpoints import PATHS
 from kv_protocol.trace_context import TRACEPARENT, TRACESTATE, TraceParent, parsed_trace_parent
 from kv_runtime.http.answers import error_response
-from kv_runtime.tracing.sampling import Sampling
 from kv_runtime.tracing.service import Tracing
-from kv_runtime.tracing.spans import Attributes, SpanData, TraceData, text
+from kv_runtime.tracing.spans import Attributes, Sampling, SpanData, TraceData, text
 
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]

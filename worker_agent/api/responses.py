@@ -2,7 +2,7 @@
 
     of the response                      of the chat
     ----------------------------------   ----------------------------------------------------------------------
-    instructions, input, tools           messages, tools (`kv_protocol/openai/responses_chat.py`)
+    instructions, input, tools           messages, tools (`kv_protocol.openai.responses.py`)
     max_output_tokens                    max_completion_tokens
     reasoning.effort                     reasoning_effort
     text.format, text.verbosity          response_format, verbosity
@@ -41,13 +41,11 @@ import msgspec
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai.combinations import check_chat
 from kv_protocol.openai.decoding import check_utf8
 from kv_protocol.openai.errors import ALLOWED, explained
 from kv_protocol.openai.option_table import Count
-from kv_protocol.openai.requests import ChatRequest, RequestInvalid
-from kv_protocol.openai.responses import STATEFUL_KEYS, check_stateless, read_input
-from kv_protocol.openai.responses_chat import chat_messages, chat_tools
+from kv_protocol.openai.requests import ChatRequest, RequestInvalid, check_chat
+from kv_protocol.openai.responses import STATEFUL_KEYS, chat_messages, chat_tools, check_stateless, read_input
 from worker_agent.api.choice_text import Piece
 from worker_agent.api.parsers.calls import ContentDelta, Event, ToolCallArguments, ToolCallStarted
 from worker_agent.port.sampling import TokenLogprobs

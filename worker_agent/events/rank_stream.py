@@ -27,8 +27,8 @@ from random import Random
 import structlog
 
 from kv_protocol import codec, subjects
-from kv_protocol.event_trace import EventTrace, event_trace
 from kv_protocol.ids import WorkerRank
+from kv_protocol.trace_context import EventTrace, event_trace
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import until

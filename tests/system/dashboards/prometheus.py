@@ -14,7 +14,7 @@ import aiohttp
 
 from bench.demo.monitoring import PROMETHEUS_READY, SCRAPE_S, Jobs, prometheus_command, prometheus_configuration
 from bench.ports import free_ports
-from dashboards.files import RULES
+from dashboards.command import RULES
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import Series

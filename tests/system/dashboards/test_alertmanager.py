@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from bench.demo.monitoring import alertmanager_command, monitoring
 from bench.ports import free_ports
-from dashboards.alerts import GROUPS
 from kv_runtime.telemetry import Projection
 from router.processes.metrics import ProcessState, process_families
 from tests.support.served import served
 from tests.system.dashboards.prometheus import Prometheus
+from tests.system.dashboards.shipped import GROUPS
 from tests.system.faults.children import Children
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ import indexer.__main__
 import router.__main__
 import worker_agent.__main__
 from bench.sweep.command import sweep
-from dashboards.files import rules
+from dashboards.command import rules
 from indexer.config import IndexerSettings
 from kv_runtime.config.loading import load_settings
 from router.config import RouterSettings

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.follow.checkpoint import encode_checkpoint
 from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
@@ -54,7 +54,7 @@ async def live(broker: Broker, log: EventLog, token: str = "") -> AsyncIterator[
         await log.publish(subjects.fleet(MODEL, "w0"), fleet.encode(registered("w0", model=MODEL)))
         await scripted.store(1, 2, 3)
         await index.until_at(scripted)
-        async with serving(IndexApi(index.index).app(new_registry(), token=token)) as api:
+        async with serving(index_app(index.index, new_registry(), token=token)) as api:
             yield Live(api.url, broker.url, scripted, index)
 
 
@@ -73,7 +73,7 @@ async def test_verify_says_equal_and_ends_with_0(broker: Broker, log: EventLog) 
 async def test_verify_of_no_ranks_is_not_equal_and_ends_with_2(broker: Broker, log: EventLog) -> None:
     async with (
         running_index(broker.url) as index,
-        serving(IndexApi(index.index).app(new_registry(), token="")) as api,
+        serving(index_app(index.index, new_registry(), token="")) as api,
     ):
         there = Live(api.url, broker.url, ScriptedRank(log), index)
         words, told = await asyncio.gather(there.verified(), there.verified("--json"))

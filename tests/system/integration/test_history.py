@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import MessageArrived
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import MessageArrived, read_message
 from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
@@ -29,7 +28,7 @@ from tests.reference.index.index import ReferenceIndex
 from tests.system.integration.broker import eventually, running_broker
 from tests.system.integration.event_path import connected
 from tests.system.integration.index_on_log import NATS, Index, index_at, running_index
-from tests.system.integration.told_fleet import ToldWorker
+from tests.system.integration.scripted_rank import ToldWorker
 
 SEED = 20_260_101
 MESSAGES, SHORT = 3000, 900
@@ -74,10 +73,10 @@ async def tell(log: EventLog, index: Index, messages: int) -> Told:
     while len(told.messages) < messages:
         worker = random.choice(told.workers)
         taken = []
-        if random.random() < RESTARTS_RATIO:
+        if random.random() < RESTARTS_RATIO and messages - len(told.messages) > len(worker.ranks):
             await restart(worker, index)
-            taken = [each for rank in worker.ranks for each in await worker.flush(rank)]
-        taken += await worker.flush(random.choice(worker.ranks), random.randint(1, 3))
+            taken = [await worker.flush(rank) for rank in worker.ranks]
+        taken.append(await worker.flush(random.choice(worker.ranks), random.randint(1, 3)))
         for seq, subject, data in taken:
             told.messages.append((subject, data))
             assert seq == len(told.messages)

@@ -12,7 +12,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from bench.processes import ChildProcess
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.follow.fold import TICK_S, RankView
 from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
@@ -42,9 +42,6 @@ TOO_MANY_BLOCKS = 40_000
 async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
     async with running_index(broker.url) as index:
         yield index
-
-
-# ---------------------------------------------------------------- what the log says is held
 
 
 # ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
@@ -139,7 +136,7 @@ async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(brok
     handover: Any = None  # nothing is drained here
     async with (
         running_index(broker.url, settings=SMALL) as index,
-        serving(IndexApi(index.index).app(new_registry(), token="")) as api,
+        serving(index_app(index.index, new_registry(), token="")) as api,
         serving(ControlPlane(routing_on(index), index.index, log, handover).app(new_registry(), token="")) as router,
     ):
         await first.store(*range(TOO_MANY_BLOCKS))
@@ -208,7 +205,7 @@ def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict
 
 @pytest_asyncio.fixture
 async def api(index: Index) -> AsyncIterator[Api]:
-    async with serving(IndexApi(index.index).app(new_registry(), token="")) as api:
+    async with serving(index_app(index.index, new_registry(), token="")) as api:
         yield api
 
 

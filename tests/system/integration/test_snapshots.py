@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import RankView
@@ -126,7 +126,7 @@ async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_
 ) -> None:
     log = await EventLog.connect(broker.url, name="index")
     index = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN)
-    async with serving(IndexApi(index).app(new_registry(), token="")) as api:
+    async with serving(index_app(index, new_registry(), token="")) as api:
         await store_chain(scripted, 1, 5)
         assert index.catching_up() == "log: not read yet"
         status, body = await api.get("/ready")

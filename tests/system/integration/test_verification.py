@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from indexer.commands.http import IndexApi
+from indexer.commands.http import index_app
 from indexer.embedded import EmbeddedIndex
 from indexer.service.difference import RankVerdict
 from indexer.service.index_client import IndexClient
-from indexer.service.mirrors import Mirrors, MirrorSilent
-from indexer.service.verification import LISTEN_S, FleetRoll, Verification
+from indexer.service.verification import LISTEN_S, FleetRoll, Mirrors, MirrorSilent, Verification
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
@@ -26,9 +25,8 @@ from tests.dumped import dump_chunks
 from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.index_on_log import Index, running_index
-from tests.system.integration.scripted_rank import MODEL, ScriptedRank
+from tests.system.integration.scripted_rank import MODEL, ScriptedRank, ToldWorker
 from tests.system.integration.serving import serving
-from tests.system.integration.told_fleet import ToldWorker, answering
 from tests.unit.router.samples import registered
 
 SLUG = subjects.model_slug(MODEL)
@@ -55,7 +53,7 @@ class Verified(NamedTuple):
 
 @asynccontextmanager
 async def served(index: EmbeddedIndex, log: EventLog, token: str = "") -> AsyncIterator[Verified]:
-    async with serving(IndexApi(index).app(new_registry(), token=token)) as api:
+    async with serving(index_app(index, new_registry(), token=token)) as api:
         yield Verified(api.url, log)
 
 
@@ -106,7 +104,9 @@ async def test_a_fleet_that_goes_on_meanwhile_is_verified_again_and_again(broker
                 worker = random.choice(workers)
                 await worker.flush(random.choice(worker.ranks))
 
-        async with answering(log, *workers), asyncio.TaskGroup() as group:
+        for worker in workers:
+            await worker.answer_all()
+        async with asyncio.TaskGroup() as group:
             going_on = group.create_task(go_on())
             found = [each for _ in range(20) for each in await verified.verdicts(*ranks_of(workers), timeout_s=5.0)]
             assert not going_on.done()

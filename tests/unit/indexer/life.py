@@ -1,11 +1,10 @@
 """A rank as an index hears of it: batches, pulses and answers of one consolidator, all of them right."""
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from random import Random
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import AnswerArrived, Fact, HeartbeatArrived, MessageArrived, Question, read_message
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -14,9 +13,11 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
-from tests.reference.index.parents_first import parents_first
+from tests.reference.index.nodes import parents_first
 
 RING_BATCHES = 12
+EPOCH = 11
+"""Of what is told without a life."""
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
@@ -26,6 +27,21 @@ def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
 
 def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
     return MessageArrived(rank, read_message(codec.encode_message(batches)))
+
+
+def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> MessageArrived:
+    return arrived(rank, Batch(epoch, seq, event))
+
+
+def pulse(
+    rank: WorkerRank, last_seq: int, *gpu: int, epoch: int = EPOCH, host: Sequence[int] = (), stale: str = ""
+) -> HeartbeatArrived:
+    tiers = (SetDigest(gpu).of_tier(Tier.GPU), SetDigest(host).of_tier(Tier.HOST))
+    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale))
+
+
+def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
+    return [view.stale for view in fold.overlap((), ranks)]
 
 
 class Life:

@@ -1,5 +1,7 @@
-"""Checkpoints: their bytes, which are refused whatever happened to them, and a fold that goes on from one."""
+"""Checkpoints and ranks' states as bytes: other bytes are refused, and a fold goes on from what was written."""
 
+import base64
+import json
 import struct
 from random import Random
 
@@ -7,15 +9,20 @@ import msgspec
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from indexer.commands.dump import state_lines
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, HeartbeatArrived, Question, WorkerGone
+from indexer.follow.inputs import BytesRefused, HeartbeatArrived, LogLost, Question, WorkerGone
 from indexer.follow.question import RECOVERIES_MAX
+from indexer.follow.rank_state import RankState, decode_state, encode_state
 from indexer.native.index import NativeIndex
-from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.digest import SetDigest
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Batch, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import RecoverRequest
+from kv_protocol.recovery import HeldBlock, RecoverRequest
+from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import Life, arrived, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
@@ -96,36 +103,21 @@ def sealed(*body: object) -> bytes:
         (b"KVCHECKP" + struct.pack("<IQ", 2, 0), "version 2, only 1"),
         (sealed(CREATED, SEQ, WALL_NS, []), "at least length 5, got 4"),
         (sealed(CREATED, SEQ, WALL_NS, [["a", 0, 0, 0, 0, 0, ""]], b""), "at least length 8, got 7"),
-        (sealed(CREATED, -1, WALL_NS, [], b""), "stream_seq"),
-        (sealed(CREATED, SEQ, WALL_NS, [["A!", 0, 0, 0, 0, 0, "", ""]], b""), "worker_id"),
-        (sealed(CREATED, SEQ, WALL_NS, [["a", 0, 4096, 0, 0, 0, "", ""]], b""), "slot: found 4096, allowed 0..4095"),
+        (sealed(CREATED, -1, WALL_NS, [], b""), r">= 0 - at `\$\[1\]`"),
+        (sealed(CREATED, SEQ, WALL_NS, [["A!", 0, 0, 0, 0, 0, "", ""]], b""), r"- at `\$\[3\]\[0\]\[0\]`"),
+        (sealed(CREATED, SEQ, WALL_NS, [["a", 0, 4096, 0, 0, 0, "", ""]], b""), r"<= 4095 - at `\$\[3\]\[0\]\[2\]`"),
+        (sealed(CREATED, SEQ, 1 << 63, [], b""), r"- at `\$\[2\]`"),
         (sealed(CREATED, SEQ, WALL_NS, [["a", 0, at, 0, 0, 0, "", ""] for at in (1, 2)], b""), "ranks"),
         (sealed(CREATED, SEQ, WALL_NS, [["a", at, 1, 0, 0, 0, "", ""] for at in (1, 2)], b""), "slots"),
     ],
-    ids=["empty", "another kind", "version", "short", "short rank", "seq", "worker", "slot", "ranks", "slots"],
+    ids=["empty", "another kind", "version", "short", "short rank", "seq", "worker", "slot", "time", "ranks", "slots"],
 )
 def test_what_is_wrong_with_a_checkpoint_is_named(data: bytes, reason: str) -> None:
     with pytest.raises(MalformedMessage, match=reason):
         decode_checkpoint(data)
 
 
-def test_a_checkpoint_that_may_not_be_cannot_be_made() -> None:
-    with pytest.raises(LimitExceeded):
-        Checkpoint(CREATED, SEQ, 1 << 63, (), b"")
-
-
 # ------------------------------------------------------------------------------------------------- going on
-
-
-def test_a_restored_fold_knows_what_the_other_knew() -> None:
-    fold = IndexFold(NativeIndex())
-    lives = [lived(fold, A1, 9), lived(fold, A0, 12)]
-    other = restored(fold)
-    assert places(other) == places(fold) == {A1: (7, 9, ""), A0: (7, 12, "")}
-    for life in lives:
-        assert set(other.held(life.rank)) == set(life.rows())
-        assert told(other, arrived(life.rank, life.batch()), life.beat()) == []
-        assert set(other.held(life.rank)) == set(life.rows())
 
 
 def test_a_rank_without_a_place_is_one_of_which_nothing_was_heard() -> None:
@@ -192,3 +184,82 @@ def test_a_fold_that_is_restored_asks_nothing_that_it_wanted_before() -> None:
     assert len(wanted) == RECOVERIES_MAX, "one more waits for its turn"
     fold.restore(empty, 1.0)
     assert told(fold, BytesRefused(A0), now_s=1.0) == [Question(A0, RecoverRequest(RECOVERIES_MAX + 1))]
+
+
+def fold() -> IndexFold:
+    fold = IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
+    fold.apply(arrived(A0, Batch(7, 1, Stored((1, 2)))), 0.0)
+    fold.apply(arrived(A0, Batch(7, 2, Stored((2,), parent=1, start=1, tier=Tier.HOST))), 0.0)
+    return fold
+
+
+def state() -> RankState:
+    found = fold().state(A0)
+    assert found is not None
+    return found
+
+
+def test_a_fold_tells_a_rank_s_place_blocks_and_digests() -> None:
+    told = state()
+    assert (told.rank, told.epoch, told.seq, told.logged_seq, told.stale) == (A0, 7, 2, 2, "")
+    assert list(told.blocks()) == [HeldBlock(1, None, 1), HeldBlock(2, 1, 3)]
+    assert told.digests == tuple(
+        SetDigest(blocks).of_tier(tier) for tier, blocks in zip(TIERS, ([1, 2], [2], [], []), strict=True)
+    )
+    assert told.block_counts == {"gpu": 2, "host": 1, "disk": 0, "external": 0}
+    assert fold().state(WorkerRank("a", 1)) is None
+
+
+def test_while_the_log_is_away_a_state_says_so() -> None:
+    away = fold()
+    away.apply(LogLost(), 1.0)
+    told = away.state(A0)
+    assert told is not None
+    assert told.stale == "log_away"
+
+
+def test_a_state_survives_its_bytes() -> None:
+    assert decode_state(encode_state(state())) == state()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"worker_id": "No Name"}, "- at `$.worker_id`"),
+        ({"dp_rank": 5000}, "<= 4095 - at `$.dp_rank`"),
+        ({"seq": -1}, ">= 0 - at `$.seq`"),
+        ({"digests": []}, "digests: found (), allowed one of each tier, in order"),
+        ({"chunks": [{"parents": b"", "hashes": b"", "tiers": b"\x01"}]}, "columns: found (0, 0, 1)"),
+        ({"epoch": "x"}, "Expected `int`"),
+    ],
+)
+def test_bytes_that_say_no_state_are_refused_by_name(change: dict[str, object], words: str) -> None:
+    told = msgspec.msgpack.decode(encode_state(state()))
+    with pytest.raises(MalformedMessage) as refused:
+        decode_state(msgspec.msgpack.encode({**told, **change}))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"{}", b"\xff" * 100, b"\x91" * 100_000])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_state(data)
+
+
+def test_as_json_a_rank_is_its_place_and_then_a_line_a_block_parents_first() -> None:
+    place, *blocks = map(json.loads, state_lines(state(), "json"))
+    rank = {"worker_id": "a", "dp_rank": 0}
+    counts = {"gpu": 2, "host": 1, "disk": 0, "external": 0}
+    assert place == {**rank, "epoch": 7, "seq": 2, "logged_seq": 2, "stale": "", "blocks": counts}
+    assert blocks == [
+        {**rank, "sequence_hash": 1, "parent": None, "media": ["gpu"]},
+        {**rank, "sequence_hash": 2, "parent": 1, "media": ["gpu", "host"]},
+    ]
+
+
+def test_as_columns_a_rank_is_one_line_that_can_be_read_again() -> None:
+    (line,) = state_lines(state(), "columns")
+    assert msgspec.json.decode(line, type=RankState) == state()
+    assert base64.b64decode(json.loads(line)["chunks"][0]["hashes"]) == (1).to_bytes(8, "little") + (2).to_bytes(
+        8, "little"
+    )

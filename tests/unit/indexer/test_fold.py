@@ -9,7 +9,6 @@ from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     HeartbeatArrived,
     LogFound,
@@ -20,17 +19,17 @@ from indexer.follow.inputs import (
 from indexer.index.slots import RANKS_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest, bucket_table
-from kv_protocol.events import Batch, Event, Stored, Tier
+from kv_protocol.events import Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life, told
+from tests.unit.indexer.life import EPOCH, Life, arrived, batch, pulse, told
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
-EPOCH, LATER = 11, 22
+LATER = 22
 GONE_S, PARKED_TTL_S = 5.0, 4.0
 PATH = [splitmix64(at) for at in range(6)]
 NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
@@ -41,20 +40,9 @@ def make_fold(parked_blocks_max: int = 100) -> IndexFold:
     return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
 
 
-def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> BatchArrived:
-    return BatchArrived(rank, Batch(epoch, seq, event))
-
-
 def path(first: int = 0, last: int = len(PATH), tier: Tier = Tier.GPU) -> Stored:
     """Return the store of PATH[first:last]."""
     return Stored(tuple(PATH[first:last]), PATH[first - 1] if first else None, first, tier)
-
-
-def pulse(
-    rank: WorkerRank, last_seq: int, *gpu: int, epoch: int = EPOCH, host: Sequence[int] = (), stale: str = ""
-) -> HeartbeatArrived:
-    tiers = (SetDigest(gpu).of_tier(Tier.GPU), SetDigest(host).of_tier(Tier.HOST))
-    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale))
 
 
 def dump(
@@ -367,7 +355,7 @@ def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_hear
     for step in range(240):
         now_s, is_faulty = step / 4, step < 200
         for life in lives.values():
-            for fact in [BatchArrived(life.rank, life.batch()) for _ in range(random.randrange(3))]:
+            for fact in [arrived(life.rank, life.batch()) for _ in range(random.randrange(3))]:
                 if not is_faulty or random.random() < 0.9:
                     questions += fold.apply(fact, now_s)
             if step % 4 == 0:
@@ -396,7 +384,7 @@ def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
         said: list[list[Question]] = []
         for step in range(300):
             teller = life if step % 2 else other
-            fact = BatchArrived(teller.rank, teller.batch())
+            fact = arrived(teller.rank, teller.batch())
             said += [fold.apply(fact, step / 10)] if step % 11 else [fold.tick(step / 10)]
         outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
     assert outcomes[0] == outcomes[1]

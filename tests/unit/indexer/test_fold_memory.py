@@ -10,24 +10,20 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     Fact,
-    HeartbeatArrived,
     LogFound,
     LogLost,
     MessageArrived,
     Question,
     WorkerGone,
+    read_message,
 )
-from indexer.follow.messages import read_message
 from indexer.index.prefix_index import IndexStatistics
 from indexer.index.slots import REFUSED_NAMED_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
-from kv_protocol.digest import SetDigest
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from kv_protocol.fleet import Heartbeat
+from kv_protocol.events import Batch, Cleared, Removed, Stored
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
@@ -35,10 +31,9 @@ from tests.dumped import dump_chunks
 from tests.reference.index.index import ReferenceIndex
 from tests.reference.index.tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from tests.support.amount import examples
-from tests.unit.indexer.life import Life, told
+from tests.unit.indexer.life import EPOCH, Life, batch, pulse, stale, told
 
 A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
-EPOCH = 11
 BLOCK_BYTES = NODE_BYTES + HOLDING_BYTES
 BLOCKS_MAX = 1000
 MEMORY_BYTES = 2 * RANK_BYTES + BLOCKS_MAX * BLOCK_BYTES
@@ -67,17 +62,8 @@ def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e
     )
 
 
-def batch(rank: WorkerRank, seq: int, event: Event) -> BatchArrived:
-    return BatchArrived(rank, Batch(EPOCH, seq, event))
-
-
 def stored(blocks: tuple[int, ...], first: int = 0) -> Stored:
     return Stored(blocks[first:], blocks[first - 1] if first else None, first)
-
-
-def pulse(rank: WorkerRank, last_seq: int, *held: int) -> HeartbeatArrived:
-    tiers = (SetDigest(held).of_tier(Tier.GPU),)
-    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=EPOCH, last_seq=last_seq, tiers=tiers))
 
 
 def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> AnswerArrived:
@@ -87,10 +73,6 @@ def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) 
         parent = block
     (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
     return AnswerArrived(rank, chunk)
-
-
-def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
-    return [view.stale for view in fold.overlap((), ranks)]
 
 
 def crowded(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:

@@ -1,19 +1,29 @@
-"""Whole messages and single batches are two ways of saying one thing: the fold that comes of them is the same."""
+"""Messages: what their heads tell is what decoding tells, and whole or decoded they make the same fold."""
 
 from random import Random
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.inputs import AnswerArrived, BatchArrived, BytesRefused, Fact, MessageArrived, Question
-from indexer.follow.messages import BatchSpan, read_message
+from indexer.follow.inputs import (
+    AnswerArrived,
+    BatchSpan,
+    BytesRefused,
+    Fact,
+    MessageArrived,
+    Question,
+    message_span,
+    read_message,
+)
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import Batch, Stored
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
@@ -30,6 +40,12 @@ SEEDS = range(examples(20, least=8))
 
 def path(seq: int, first: int, last: int, epoch: int = 7) -> Batch:
     return Batch(epoch, seq, Stored(PATH[first:last], PATH[first - 1] if first else None, first))
+
+
+def decoded(*batches: Batch, rank: WorkerRank = A0) -> MessageArrived:
+    """Return the message as one that the fold has to decode."""
+    message = arrived(rank, *batches).message
+    return MessageArrived(rank, msgspec.structs.replace(message, span=None))
 
 
 class Recording(ReferenceIndex):
@@ -82,10 +98,10 @@ def test_a_message_that_continues_its_stream_goes_to_the_index_as_it_is() -> Non
 def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
     whole, single = IndexFold(index := Recording()), IndexFold(Recording())
     for fold in (whole, single):
-        told(fold, *(BatchArrived(A0, path(seq, seq - 1, seq)) for seq in (1, 2)))
+        told(fold, *(decoded(path(seq, seq - 1, seq)) for seq in (1, 2)))
     questions = told(whole, arrived(A0, *batches))
     assert index.messages == 0
-    assert questions == told(single, *(BatchArrived(A0, batch) for batch in batches))
+    assert questions == told(single, *map(decoded, batches))
     assert whole.statistics() == single.statistics()
 
 
@@ -212,3 +228,97 @@ def test_whole_messages_and_single_batches_make_the_same_fold(seed: int, monkeyp
     monkeypatch.setattr(StreamFollower, "on_applied", recorded)
     play(seed, TwoWays(IndexFold(NativeIndex(), LIMITS), IndexFold(NativeIndex(), LIMITS)))
     assert len(spans) > 20, f"seed {seed}: few messages went the short way"
+
+
+STORED, CHILD, REMOVED, CLEARED = Stored((1, 2)), Stored((3, 4), 2, 2, Tier.HOST), Removed((3,), Tier.HOST), Cleared()
+
+
+def message(*batches: Batch) -> bytes:
+    return codec.encode_message(batches)
+
+
+def row(first_seq: int, *events: Event, epoch: int = 7) -> list[Batch]:
+    return [Batch(epoch, first_seq + at, event, 5, 100 + at) for at, event in enumerate(events)]
+
+
+def decoded_span(data: bytes) -> BatchSpan | None:
+    """Return what decoding tells of the message."""
+    batches = codec.decode_message(data)
+    first, last = batches[0], batches[-1]
+    is_row = [(batch.epoch, batch.seq) for batch in batches] == [
+        (first.epoch, first.seq + at) for at in range(len(batches))
+    ]
+    return BatchSpan(first.epoch, first.seq, last.seq, last.engine_time_ns) if is_row else None
+
+
+def test_the_span_of_several_is_from_the_first_to_the_last() -> None:
+    data = message(*row(4, STORED, CHILD, REMOVED, CLEARED))
+    assert message_span(data) == BatchSpan(7, 4, 7, 103)
+    read = read_message(data)
+    assert (read.data, read.span, read.engine_time_ns) == (data, BatchSpan(7, 4, 7, 103), 103)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [*row(4, STORED), *row(6, STORED)],
+        [*row(4, STORED), *row(4, STORED)],
+        [*row(5, STORED), *row(4, STORED)],
+        [*row(4, STORED), *row(5, STORED, epoch=8)],
+    ],
+    ids=["a hole", "twice", "backwards", "two epochs"],
+)
+def test_batches_that_do_not_follow_each_other_have_no_span_and_are_a_message(batches: list[Batch]) -> None:
+    read = read_message(message(*batches))
+    assert (read.span, read.engine_time_ns) == (None, batches[-1].engine_time_ns)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0\0", b"\1\0", message(*row(1, STORED))[:-1], bytes(60)], ids=len)
+def test_what_cannot_be_cut_has_no_span_and_is_no_message(data: bytes) -> None:
+    assert message_span(data) is None
+    with pytest.raises(MalformedMessage):
+        read_message(data)
+
+
+u64s = st.integers(0, 2**64 - 1)
+hashes = st.lists(u64s, min_size=1, max_size=5).map(tuple)
+tiers = st.sampled_from(TIERS)
+events = st.one_of(
+    st.builds(Stored, hashes, st.none(), st.just(0), tiers),
+    st.builds(Stored, hashes, u64s, st.integers(1, 2**32 - 5), tiers),
+    st.builds(Removed, hashes, tiers),
+    st.builds(Cleared, tiers),
+)
+rows = st.builds(
+    lambda first, epoch, each: row(first, *each, epoch=epoch),
+    st.integers(1, 9) | st.just(2**64 - 9), u64s, st.lists(events, min_size=1, max_size=4),
+)  # fmt: skip
+mixtures = st.lists(rows, min_size=1, max_size=2).map(lambda each: [batch for row_ in each for batch in row_])
+
+
+@settings(max_examples=examples(400))
+@given(mixtures)
+def test_of_any_message_the_heads_tell_what_decoding_tells(batches: list[Batch]) -> None:
+    data = message(*batches)
+    assert message_span(data) == decoded_span(data)
+
+
+@settings(max_examples=examples(1500))
+@given(mixtures, st.integers(0, 400), st.integers(0, 255), st.sampled_from(["change", "cut", "add"]))
+def test_of_any_spoilt_message_the_heads_tell_no_more_than_decoding(
+    batches: list[Batch], at: int, byte: int, how: str
+) -> None:
+    data = message(*batches)
+    at %= len(data)
+    match how:
+        case "change":
+            data = data[:at] + bytes([byte]) + data[at + 1 :]
+        case "cut":
+            data = data[:at]
+        case _:
+            data += bytes([byte])
+    try:
+        expected = decoded_span(data)
+    except MalformedMessage:
+        expected = None
+    assert message_span(data) == expected

@@ -10,7 +10,6 @@ from indexer.follow.fold import IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     HeartbeatArrived,
     LogFound,
@@ -26,7 +25,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
-from tests.unit.indexer.life import Life, arrived, told
+from tests.unit.indexer.life import Life, arrived, stale, told
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
 PARENT, CHILD = splitmix64(1), splitmix64(2)
@@ -36,10 +35,6 @@ SPOILT = 1 << 20
 @pytest.fixture
 def fold() -> IndexFold:
     return IndexFold(NativeIndex(parked_blocks_max=100, parked_ttl_s=50.0), FollowerLimits(gap_s=0.0), gone_s=20.0)
-
-
-def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
-    return [view.stale for view in fold.overlap((), ranks)]
 
 
 def lived(fold: IndexFold, batches: int, rank: WorkerRank = A0) -> Life:
@@ -125,10 +120,10 @@ def test_nothing_is_applied_between_the_question_for_a_repair_and_its_answer(fol
 
 def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fold: IndexFold) -> None:
     """A parked block finds its parent, which another rank stores: held now, and unknown to the question."""
-    told(fold, BatchArrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
+    told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
     (question,) = told(fold, BytesRefused(A0))
     assert fold.held(A0) == []
-    told(fold, BatchArrived(B0, Batch(7, 1, Stored((PARENT,)))))
+    told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
     assert [block.sequence_hash for block in fold.held(A0)] == [CHILD]
     nothing_differs = dump_chunks(question.request.request_id, 7, 2, [], buckets=bytes(32))
     assert told(fold, *(AnswerArrived(A0, chunk) for chunk in nothing_differs)) == []
@@ -138,11 +133,11 @@ def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fo
 
 
 def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
-    told(fold, BatchArrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
+    told(fold, arrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
     (question,) = told(fold, BytesRefused(A0))
     told(fold, *(AnswerArrived(A0, chunk) for chunk in dump_chunks(1, 7, 2, [], buckets=bytes(32))))
     assert question.request.request_id == 1
-    told(fold, BatchArrived(B0, Batch(7, 1, Stored((PARENT,)))))
+    told(fold, arrived(B0, Batch(7, 1, Stored((PARENT,)))))
     assert (fold.held(A0), stale(fold, A0)) == ([], [""])
 
 

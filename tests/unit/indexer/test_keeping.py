@@ -51,106 +51,85 @@ def test_other_names_are_not_snapshots(text: str) -> None:
 
 # ---------------------------------------------------------------- write
 
-
-def test_the_first_is_written_once_there_is_something_to_cover() -> None:
-    assert planned(LogExtent(first_seq=1, last_seq=0, bytes_now=0)).write is False
-    assert planned(LogExtent(first_seq=1, last_seq=1, bytes_now=1)).write is True
+GROWN = LogExtent(first_seq=1, last_seq=700, bytes_now=700)
+PURGED = LogExtent(first_seq=500, last_seq=699, bytes_now=200)
 
 
-def test_one_is_written_when_the_newest_is_as_old_as_the_period() -> None:
-    assert planned(QUIET, name(50, age_s=299)).write is False
-    assert planned(QUIET, name(50, age_s=300)).write is True
-    assert planned(QUIET, name(50, age_s=299), name(40, age_s=900)).write is False
-
-
-def test_none_is_written_when_the_newest_covers_all() -> None:
-    assert planned(QUIET, name(100, age_s=900)).write is False
-    assert planned(QUIET, name(99, age_s=900)).write is True
-
-
-def test_one_is_written_when_the_log_grew_by_a_quarter_of_its_limit_since() -> None:
-    log = LogExtent(first_seq=1, last_seq=700, bytes_now=700)
-    assert planned(log, name(450)).write is False
-    assert planned(log, name(449)).write is True
-
-
-def test_a_log_whose_covered_part_is_gone_grew_by_what_is_left() -> None:
-    log = LogExtent(first_seq=500, last_seq=699, bytes_now=200)
-    assert planned(log, name(10)).write is False
-    assert planned(log._replace(bytes_now=251), name(10)).write is True
-
-
-def test_a_clock_that_was_set_back_is_no_reason_to_wait_and_writers_that_differ_by_little_are_none_to_write() -> None:
-    assert planned(QUIET, name(50, age_s=-299)).write is False
-    assert planned(QUIET, name(50, age_s=-300)).write is True
-
-
-def test_a_snapshot_of_another_log_covers_nothing_of_this_one() -> None:
-    assert planned(QUIET, name(101)).write is True
-    assert planned(QUIET, name(101), name(50)).write is False
-
-
-def test_a_snapshot_that_is_known_to_be_of_another_log_covers_nothing_whatever_its_place() -> None:
-    assert planned(QUIET, name(100)).write is False
-    assert planned(QUIET, name(100), others=(name(100),)).write is True
-    assert planned(QUIET, name(100), name(50), others=(name(100),)).write is False
+@pytest.mark.parametrize(
+    ("why", "log", "names", "others", "is_written"),
+    [
+        ("there is nothing to cover", LogExtent(1, 0, 0), (), (), False),
+        ("there is something, and no snapshot", LogExtent(1, 1, 1), (), (), True),
+        ("the newest is younger than the period", QUIET, (name(50, 299),), (), False),
+        ("the newest is as old as the period", QUIET, (name(50, 300),), (), True),
+        ("an older one is older than the period", QUIET, (name(50, 299), name(40, 900)), (), False),
+        ("the newest covers all", QUIET, (name(100, 900),), (), False),
+        ("the newest covers all but one", QUIET, (name(99, 900),), (), True),
+        ("the log grew by a quarter of its limit", GROWN, (name(450),), (), False),
+        ("the log grew by more than a quarter", GROWN, (name(449),), (), True),
+        ("the covered part is gone: what is left counts", PURGED, (name(10),), (), False),
+        ("more than a quarter is left", PURGED._replace(bytes_now=251), (name(10),), (), True),
+        ("another writer's clock is a little ahead", QUIET, (name(50, -299),), (), False),
+        ("the clock was set back", QUIET, (name(50, -300),), (), True),
+        ("the snapshot is beyond the log", QUIET, (name(101),), (), True),
+        ("one is beyond the log, and one is not", QUIET, (name(101), name(50)), (), False),
+        ("it is of this log", QUIET, (name(100),), (), False),
+        ("it is known to be of another log", QUIET, (name(100),), (name(100),), True),
+        ("one is of another log, and one is not", QUIET, (name(100), name(50)), (name(100),), False),
+    ],
+)
+def test_one_is_written_when_there_is_reason(
+    why: str, log: LogExtent, names: tuple[str, ...], others: tuple[str, ...], is_written: bool
+) -> None:
+    assert planned(log, *names, others=others).write is is_written, why
 
 
 # ---------------------------------------------------------------- purge
 
-
-def test_nothing_is_purged_before_it_is_covered_by_what_was_read_back() -> None:
-    assert planned(FULL, name(800)).purge_up_to == 0
-    assert planned(FULL, name(800), name(400), verified=(name(400),)).purge_up_to == 400
+OLD, MANY = (name(200), name(300)), (name(300), name(400), name(500), name(899))
 
 
-def test_nothing_is_purged_up_to_three_quarters_of_the_limit() -> None:
-    log = LogExtent(first_seq=1, last_seq=750, bytes_now=750)
-    assert planned(log, name(700), verified=(name(700),)).purge_up_to == 0
-    assert planned(log._replace(bytes_now=751), name(700), verified=(name(700),)).purge_up_to == 700
-
-
-def test_a_purge_leaves_as_much_history_as_half_of_the_limit_has_room_for() -> None:
-    names = name(300), name(400), name(500), name(899)
-    assert planned(FULL, *names, verified=names).purge_up_to == 400
-
-
-def test_where_no_snapshot_leaves_half_of_the_limit_the_newest_must_do() -> None:
-    names = name(200), name(300)
-    assert planned(FULL, *names, verified=names).purge_up_to == 300
-
-
-def test_what_is_gone_is_not_purged_again() -> None:
-    assert planned(FULL, name(100), verified=(name(100),)).purge_up_to == 0
-    assert planned(FULL, name(101), verified=(name(101),)).purge_up_to == 101
-
-
-def test_a_snapshot_that_is_not_there_any_more_covers_nothing() -> None:
-    assert planned(FULL, name(300), verified=(name(300), name(800))).purge_up_to == 300
-
-
-def test_a_snapshot_of_another_log_purges_nothing() -> None:
-    assert planned(FULL, name(901), verified=(name(901),)).purge_up_to == 0
-    assert planned(FULL, name(300), verified=(name(300),), others=(name(300),)).purge_up_to == 0
+@pytest.mark.parametrize(
+    ("why", "log", "names", "verified", "others", "up_to"),
+    [
+        ("none was read back", FULL, (name(800),), (), (), 0),
+        ("one was read back", FULL, (name(800), name(400)), (name(400),), (), 400),
+        ("three quarters of the limit", GROWN._replace(last_seq=750, bytes_now=750), (name(700),), (name(700),), (), 0),
+        ("more of the limit", GROWN._replace(last_seq=750, bytes_now=751), (name(700),), (name(700),), (), 700),
+        ("half of the limit stays", FULL, MANY, MANY, (), 400),
+        ("none leaves half: the newest", FULL, OLD, OLD, (), 300),
+        ("it is gone already", FULL, (name(100),), (name(100),), (), 0),
+        ("it is the first", FULL, (name(101),), (name(101),), (), 101),
+        ("one is not there any more", FULL, (name(300),), (name(300), name(800)), (), 300),
+        ("it is beyond the log", FULL, (name(901),), (name(901),), (), 0),
+        ("it is of another log", FULL, (name(300),), (name(300),), (name(300),), 0),
+    ],
+)
+def test_what_is_covered_is_purged_and_no_more(
+    why: str, log: LogExtent, names: tuple[str, ...], verified: tuple[str, ...], others: tuple[str, ...], up_to: int
+) -> None:
+    assert planned(log, *names, verified=verified, others=others).purge_up_to == up_to, why
 
 
 # ---------------------------------------------------------------- delete
 
 
-def test_what_covers_only_what_the_log_has_not_any_more_goes() -> None:
-    names = name(50), name(99), name(100), name(500), name(600)
-    assert planned(FULL, *names).delete == (name(99), name(50))
-
-
-def test_the_newest_two_stay_whatever_they_cover() -> None:
-    assert planned(FULL, name(10), name(20)).delete == ()
-    assert planned(FULL, name(10), name(20), name(30)).delete == (name(10),)
-
-
-def test_what_is_of_another_log_goes_before_what_is_of_this_one() -> None:
-    assert planned(FULL, name(901), name(500), name(600)).delete == (name(901),)
-    assert planned(FULL, name(901), name(902), name(10)).delete == (name(901),)
-    assert planned(FULL, name(700), name(500), name(600), others=(name(700),)).delete == (name(700),)
+@pytest.mark.parametrize(
+    ("why", "places", "others", "deleted"),
+    [
+        ("covers only what is gone", (50, 99, 100, 500, 600), (), (99, 50)),
+        ("the newest two stay", (10, 20), (), ()),
+        ("the oldest of three goes", (10, 20, 30), (), (10,)),
+        ("beyond the log", (901, 500, 600), (), (901,)),
+        ("beyond the log goes before what is gone", (901, 902, 10), (), (901,)),
+        ("of another log", (700, 500, 600), (700,), (700,)),
+    ],
+)
+def test_what_is_of_no_use_is_deleted(
+    why: str, places: tuple[int, ...], others: tuple[int, ...], deleted: tuple[int, ...]
+) -> None:
+    done = planned(FULL, *map(name, places), others=tuple(map(name, others)))
+    assert done.delete == tuple(map(name, deleted)), why
 
 
 # ---------------------------------------------------------------- cold start, and room for a new one

@@ -4,11 +4,12 @@ import pytest
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BatchArrived, BytesRefused
+from indexer.follow.inputs import BytesRefused, MessageArrived
 from indexer.service.history import Moment
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
 from tests.reference.index.index import ReferenceIndex
+from tests.unit.indexer.life import arrived
 
 A0 = WorkerRank("a", 0)
 NAME = "00000000000000000009-00000000000000000001"
@@ -18,8 +19,8 @@ def empty() -> IndexFold:
     return IndexFold(ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0))
 
 
-def batch(seq: int, epoch: int = 7) -> BatchArrived:
-    return BatchArrived(A0, Batch(epoch, seq, Stored((seq,))))
+def batch(seq: int, epoch: int = 7) -> MessageArrived:
+    return arrived(A0, Batch(epoch, seq, Stored((seq,))))
 
 
 def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:

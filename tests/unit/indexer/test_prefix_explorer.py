@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BatchArrived
 from indexer.index.outline import PassedRequest
 from indexer.native.index import NativeIndex
 from indexer.service import prefix_explorer
@@ -18,6 +17,7 @@ from kv_protocol.events import Batch, Event, Removed, Stored, Tier
 from kv_protocol.ids import WorkerRank
 from tests.contract.indexes import chain
 from tests.support.manual_clock import ManualClock
+from tests.unit.indexer.life import arrived
 
 A, B, C = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 1)
 TRUNK, LEFT, RIGHT = chain(6, seed=1), chain(4, seed=2), chain(3, seed=3)
@@ -49,7 +49,7 @@ class Tree:
         """Apply events of a rank, each in a batch."""
         for event in events:
             seq = self._seqs[rank] = self._seqs.get(rank, 0) + 1
-            self.fold.apply(BatchArrived(rank, Batch(epoch=7, seq=seq, event=event)), self.clock.now())
+            self.fold.apply(arrived(rank, Batch(epoch=7, seq=seq, event=event)), self.clock.now())
 
     async def page(self, **query: Any) -> TreePage:
         """Return a page that there is."""

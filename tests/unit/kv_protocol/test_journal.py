@@ -15,7 +15,7 @@ from kv_protocol.decided import (
     overlap_depths,
     packed_mask,
 )
-from kv_protocol.decision import CostTerms, Exclusion
+from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import WorkerRank
@@ -188,8 +188,8 @@ def test_every_truncation_of_a_message_is_refused(record: JournalRecord) -> None
         (["heard", 1.0, "w"], r"`array` of at least length 4"),
         (["ledger", 1.0, {"type": "left"}], r"Invalid value 'left' - at `\$\[3\]\[0\] ledger\.event\.type`"),
         (["fleet", 1.0, {"type": "left", "worker_id": "A.B", "instance": "i"}], r"worker_id: found 'A\.B'"),
-        (["standing", 1.0, "w", 4096, 1, ""], r"dp_rank: found 4096, allowed 0\.\.4095"),
-        (["lost", 1.0, 0], r"count: found 0, allowed 1 or more"),
+        (["standing", 1.0, "w", 4096, 1, ""], r"Expected `int` <= 4095 - at `\$\[3\]\[0\] standing\.dp_rank`"),
+        (["lost", 1.0, 0], r"Expected `int` >= 1 - at `\$\[3\]\[0\] lost\.count`"),
         (["refused", 1.0, ["d", "r", "m", "x", 16], []], r"\$\[3\]\[0\] refused\.request\.isl_tokens`"),
         (["attempt", 1.0, "w", 0, "bad"], r"attempt\.outcome"),
     ],
@@ -291,3 +291,57 @@ def test_a_decision_says_what_it_promised_of_its_request() -> None:
         extra_blocks=1,
         epoch=U64_MAX,
     )
+
+
+CANDIDATES = tuple(
+    Candidate(
+        worker_id=f"w-{index}",
+        dp_rank=index,
+        overlap_blocks=(1, 2, 3, 4),
+        trust="EXACT",
+        trust_reason="",
+        epoch=2**64 - 1,
+        seq=index,
+        terms=CostTerms(cost=float(index)),
+    )
+    for index in range(3)
+)
+FIELDS: dict[str, Any] = {
+    "decision_id": "d",
+    "request_id": "r",
+    "model": "m",
+    "policy": "kv",
+    "seed": 2**64 - 1,
+    "now_s": 1.25,
+    "block_size": 16,
+    "isl_tokens": 100,
+    "reusable_blocks": 6,
+    "winner": 1,
+    "runner_up": 0,
+    "margin": 0.1,
+    "candidates": CANDIDATES,
+    "excluded": (Exclusion(worker_id="w-9", dp_rank=0, reason="draining"),),
+}
+
+
+@pytest.mark.parametrize("winner", [0, 1, 2])
+def test_the_winner_is_the_candidate_that_is_chosen(winner: int) -> None:
+    assert Decision(**FIELDS | {"winner": winner}).chosen is CANDIDATES[winner]
+
+
+@pytest.mark.parametrize("field", ["winner", "runner_up"])
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_rank_that_was_no_candidate_is_neither_winner_nor_runner_up(field: str, index: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found {index}, allowed the index of one of 3 candidates"):
+        Decision(**FIELDS | {field: index})
+
+
+def test_a_decision_among_no_candidates_cannot_exist() -> None:
+    with pytest.raises(LimitExceeded, match=r"^winner: found 0"):
+        Decision(**FIELDS | {"candidates": (), "winner": 0, "runner_up": None})
+
+
+@pytest.mark.parametrize("codec", [msgspec.msgpack, msgspec.json], ids=["msgpack", "json"])
+def test_a_decision_survives_encoding_bit_for_bit(codec: Any) -> None:
+    decision = Decision(**FIELDS)
+    assert codec.decode(codec.encode(decision), type=Decision) == decision

@@ -49,10 +49,8 @@ def test_a_report_of_an_old_engine_has_no_context_figures() -> None:
 def test_a_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name(
     kind: type[LoadReport | PhaseLoad], field: str, value: int
 ) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed 0..{COUNT_MAX}"):
-        kind(**(FULL if kind is LoadReport else {}) | {field: value})
     told = {field: value} if kind is LoadReport else {"phases": {field: value}}
-    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed 0..{COUNT_MAX}"):
+    with pytest.raises(MalformedMessage, match=rf"load report: Expected `int` .*{field}`"):
         decode_load(json.dumps(FULL | told).encode())
 
 
@@ -62,7 +60,7 @@ def test_an_iteration_that_the_journal_could_not_hold_is_refused_by_its_name() -
 
 
 def test_an_iteration_takes_no_negative_time() -> None:
-    with pytest.raises(MalformedMessage, match="load report: iteration_s: found -1e\\+300, allowed 0 or more"):
+    with pytest.raises(MalformedMessage, match=r"load report: Expected `float` >= 0.0 - at `\$.iteration_s`"):
         decode_load(json.dumps(FULL | {"iteration_s": -1e300}).encode())
 
 

@@ -1,13 +1,14 @@
-"""What was found is shown as the client wrote it: as JSON, and no more of it than fits."""
+r"""What was found is shown as the client wrote it. `\u` escapes are whole characters, whichever parser reads a body."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX
-from kv_protocol.openai.errors import Verbatim, as_json
-from kv_protocol.openai.requests import RequestInvalid
+from kv_protocol.openai.errors import Verbatim, as_json, lone_surrogate
+from kv_protocol.openai.requests import CHAT, RequestInvalid, decode_chat, decode_inbound
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,49 @@ def test_what_is_long_is_cut_and_what_is_cut_off_is_not_looked_at(found: Any) ->
     shown = as_json(found)
     assert len(shown) == FOUND_CHARACTERS_MAX + len("...")
     assert shown.endswith("...")
+
+
+READERS: dict[str, Callable[[bytes], Any]] = {"router": lambda body: decode_inbound(CHAT, body), "agent": decode_chat}
+CHATTED = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+HALVES = ["\ud800", "\udbff", "\udc00", "a\udfff", "\ud800\ud800", "\udc00\ud800", "\ud83d\ude00\ude00", "\\\ud800"]
+WHOLE = ["\U0001f600", "\ud7ff", "\ue000", "\\ud800", "\\\\ud800", "a\n\u0000", "é"]
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("user", lambda text: text),
+        ("metadata", lambda text: {"a": text}),
+        ("tools", lambda text: [{"type": "function", "function": {"name": "f", "description": text}}]),
+        ("messages", lambda text: [{"role": "user", "content": text}]),
+        ("chat_template_kwargs", lambda text: {text: 1}),
+    ],
+)
+def test_half_a_character_is_refused_alike_in_every_field(
+    read: Callable[[bytes], Any], half: str, field: str, value: Callable[[str], Any]
+) -> None:
+    with pytest.raises(RequestInvalid, match=r"^body: found \\u[0-9a-f]{4} at byte \d+, allowed UTF-16 "):
+        read(json.dumps(CHATTED | {field: value(half)}).encode())
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("text", WHOLE)
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_whole_characters_pass(read: Callable[[bytes], Any], text: str, ensure_ascii: bool) -> None:
+    body = CHATTED | {"cache_salt": text, "metadata": {text: text}, "messages": [{"role": "user", "content": text}]}
+    assert read(json.dumps(body, ensure_ascii=ensure_ascii).encode()).salt == text
+
+
+@pytest.mark.parametrize("before", range(14))
+@pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\\", r"\u00e9", "a"])
+def test_a_long_text_is_read_in_slices_that_cut_no_character(text: str, before: int) -> None:
+    body = b'["%b%b"]' % (b"a" * before, text.encode() * ((600 << 10) // len(text)))
+    assert lone_surrogate(body) == ""
+    assert lone_surrogate(body[:-2] + rb'\udc00"]') == rf"\udc00 at byte {len(body) - 2}"
+
+
+@pytest.mark.parametrize("body", [b"", b'{"a":"\\', b'{"a":"\\u', b'{"a":"\\ud8', b"\\x", b'{"a":"\\uzzzz\\ud800"}'])
+def test_what_is_no_json_is_left_to_the_decoder(body: bytes) -> None:
+    assert lone_surrogate(body) == ""

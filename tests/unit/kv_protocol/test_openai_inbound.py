@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from kv_protocol.openai.inbound import CHANGING_KEYS, FEW_MESSAGES, ReadChat
-from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX
-from kv_protocol.openai.options import NO_TARGETS, AgentHints, Targets
+from kv_protocol.openai.option_table import CACHE_SALT_CHARACTERS_MAX, NO_TARGETS, AgentHints, Targets
 from kv_protocol.openai.requests import (
     CHAT,
     COMPLETIONS,

@@ -6,8 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kv_protocol.openai.requests import RequestInvalid, decode_inbound
-from kv_protocol.openai.responses import RESPONSES, ResponsesInbound
-from kv_protocol.openai.responses_chat import chat_messages, chat_tools
+from kv_protocol.openai.responses import RESPONSES, ResponsesInbound, chat_messages, chat_tools
 
 
 def inbound(**fields: Any) -> ResponsesInbound:

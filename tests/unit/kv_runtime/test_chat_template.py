@@ -1,8 +1,12 @@
-"""Chat templates: what they are given, that the sandbox is one, and that rendering has bounds."""
+"""Chat templates: what they are given, that the sandbox is one, that rendering has bounds, and those of real models.
+
+Source of the renderings of real models: transformers (`tests/golden/`).
+"""
 
 import json
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +15,13 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kv_runtime.text.chat_template import ChatTemplate
+from kv_runtime.text.chat_messages import digest_of
+from kv_runtime.text.chat_template import ChatTemplate, TextError
+from kv_runtime.text.loading import load_text
 from kv_runtime.text.template_sandbox import chat_environment
-from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, refused
+from kv_runtime.text.tokenizer_model import TokenizerText
+from tests.support.paths import CHAT_TEMPLATES, RECORDINGS
+from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, refused, write_model
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 FIRST = "messages[0].content"
@@ -290,3 +298,92 @@ def test_a_template_may_write_the_day() -> None:
     day = datetime(2026, 3, 1)  # noqa: DTZ001 - local, as engines take it
     source = "{{ strftime_now('%d %b %Y') }}"
     assert ChatTemplate({"default": source}, {}, today=lambda: day).render([USER]) == "01 Mar 2026"
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+OTHER = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(name="model")
+def model_directory(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    return write_model(tmp_path / "model", llama_like(), LLAMA_TEMPLATE, bos_token="<|begin_of_text|>")
+
+
+@pytest.fixture(name="other")
+def other_template(tmp_path: Path) -> str:
+    file = tmp_path / "other.jinja"
+    file.write_text(OTHER)
+    return str(file)
+
+
+def test_chats_are_rendered_by_it_with_the_model_s_special_tokens(model: str, other: str) -> None:
+    assert load_text(model, chat_template=other).render_chat(CHAT) == "<|begin_of_text|>hi"
+
+
+def test_the_template_s_digest_follows_and_the_tokenizer_s_does_not(model: str, other: str) -> None:
+    own, instead = load_text(model), load_text(model, chat_template=other)
+    assert own.template_digest != instead.template_digest
+    assert own.tokenizer_digest == instead.tokenizer_digest
+
+
+def test_the_same_text_is_the_same_digest_wherever_it_stands(model: str, other: str) -> None:
+    instead = load_text(model, chat_template=other).template_digest
+    (Path(model) / "chat_template.jinja").write_text(OTHER)
+    assert load_text(model).template_digest == instead
+
+
+def test_a_directory_without_a_template_gets_one(model: str, other: str) -> None:
+    (Path(model) / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(TextError, match="chat_template"):
+        load_text(model).render_chat(CHAT)
+    assert load_text(model, chat_template=other).render_chat(CHAT) == "hi"
+
+
+def test_a_file_that_is_not_there_is_named(model: str) -> None:
+    with pytest.raises(TextError, match=r"/nowhere\.jinja"):
+        load_text(model, chat_template="/nowhere.jinja")
+
+
+def test_the_byte_model_has_its_own(other: str) -> None:
+    with pytest.raises(TextError, match=r"chat_template: found .*, allowed none"):
+        load_text("byte", chat_template=other)
+
+
+def test_the_begin_token_is_the_template_s(model: str) -> None:
+    text = load_text(model)
+    assert isinstance(text, TokenizerText)
+    assert text.bos_id == text.special_ids["<|begin_of_text|>"]
+    assert load_text("byte").bos_id is None
+
+
+GOLDEN = json.loads((RECORDINGS / "renderings.json").read_text())
+DAY = datetime.fromisoformat(GOLDEN["day"])
+SPECIAL = {"bos_token": "<BOS>", "eos_token": "<EOS>", "unk_token": "<UNK>", "pad_token": "<PAD>"}
+OPTIONS = {"tools": "tools", "kwargs": "template_kwargs", "effort": "reasoning_effort"}
+
+needs_templates = pytest.mark.skipif(not CHAT_TEMPLATES.is_dir(), reason=f"{CHAT_TEMPLATES} is absent")
+
+
+def rendered(template: ChatTemplate, chat: dict[str, Any]) -> str:
+    """Return the digest of the chat as text; empty where the template refuses it."""
+    options: Any = {OPTIONS[key]: chat[key] for key in OPTIONS if chat.get(key)}
+    try:
+        return digest_of(template.render(chat["messages"], **options).encode())[:12]
+    except TextError:
+        return ""
+
+
+@needs_templates
+@pytest.mark.parametrize("name", GOLDEN["digests"])
+def test_every_chat_is_rendered_as_transformers_does(name: str) -> None:
+    chats = json.loads((CHAT_TEMPLATES / "chats.json").read_text())
+    template = ChatTemplate({"default": (CHAT_TEMPLATES / name).read_text()}, SPECIAL, today=lambda: DAY)
+    expected = dict(zip(GOLDEN["chats"], GOLDEN["digests"][name], strict=True))
+    assert {chat: rendered(template, chats[chat]) for chat in chats} == expected
+
+
+def test_the_reference_has_renderings_and_refusals() -> None:
+    digests = [digest for row in GOLDEN["digests"].values() for digest in row]
+    assert (len(GOLDEN["digests"]), len(digests)) == (48, 1488)
+    assert 0 < digests.count("") < len(digests) / 4

@@ -11,11 +11,12 @@ import yaml
 from click.testing import CliRunner
 from pydantic import Field, SecretStr
 
-from kv_runtime.config.loading import ConfigurationError, load_settings
+from kv_runtime.config.loading import ConfigurationError, load_settings, load_yaml
 from kv_runtime.config.options import config_options
 from kv_runtime.config.rendering import render
 from kv_runtime.config.sections import ControlSection, EmbeddedNatsSection, IndexSection, NatsSection, Section, Settings
-from kv_runtime.config.yaml_text import load_yaml
+
+NO_ASSIGNMENT = "--set: found no name before a =, allowed section.key=value"
 
 
 class InnerSection(Section):
@@ -148,7 +149,7 @@ def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_
     monkeypatch.setenv("KVROUTER_POLICY__NOPE", "1")
     file = file_with(tmp_path, "policy: {temperature: -1, mode: best}\nnonsense: {}\nnats: {prot: 1}\n")
     assert sorted(problems(file, "nats.port=x", "words")) == [
-        "--set: found no name before a =, allowed section.key=value",
+        NO_ASSIGNMENT,
         "KVROUTER_NOPE: unknown; allowed: policy, nats, control",
         "KVROUTER_POLICY__NOPE: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode",
         "nats.port: found 'x', allowed a whole number",
@@ -175,9 +176,11 @@ def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch,
         ("policy.mod=kv", "policy.mod: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode"),
         ("policy.inner.levl=1", "policy.inner.levl: unknown; allowed: level; nearest: policy.inner.level"),
         ("mode=kv", "mode: unknown; allowed: policy, nats, control; nearest: policy.mode"),
+        *((each, NO_ASSIGNMENT) for each in ("nats.port", "", "=", "=1", " = 1")),
+        *((f"nats.port={null}", "nats.port: found None, allowed a whole number") for null in ("null", "~")),
     ],
 )
-def test_an_unknown_key_names_the_allowed_ones_and_the_nearest(assignment: str, expected: str) -> None:
+def test_an_assignment_that_may_not_be_is_named_with_what_is_allowed(assignment: str, expected: str) -> None:
     assert problems(None, assignment) == [expected]
 
 
@@ -191,19 +194,9 @@ def test_a_section_variable_that_is_no_json_is_named_with_the_other_problems(
     assert [problem.partition(":")[0] for problem in found] == ["KVROUTER_POLICY", "policy.temperature", "nats.port"]
 
 
-@pytest.mark.parametrize("assignment", ["nats.port", "", "=", "=1", " = 1"])
-def test_an_assignment_that_is_none_is_refused(assignment: str) -> None:
-    assert problems(None, assignment) == ["--set: found no name before a =, allowed section.key=value"]
-
-
 def test_an_assignment_that_is_no_yaml_names_its_path() -> None:
     (problem,) = problems(None, "policy.names=[a")
     assert problem.startswith("--set policy.names: ")
-
-
-@pytest.mark.parametrize("assignment", ["nats.port=null", "nats.port=~"])
-def test_an_assignment_of_null_is_a_value_like_others(assignment: str) -> None:
-    assert problems(None, assignment) == ["nats.port: found None, allowed a whole number"]
 
 
 @pytest.mark.parametrize(

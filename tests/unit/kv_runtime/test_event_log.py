@@ -3,12 +3,13 @@
 import asyncio
 import re
 import signal
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
+from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from kv_runtime.clock import SystemClock
@@ -199,11 +200,11 @@ async def test_streams_that_the_server_lost_are_made_again(broker: Broker, log: 
 
 @pytest.mark.parametrize("made_again", [False, True])
 async def test_a_reading_that_the_server_ended_goes_on(
-    broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch, made_again: bool
+    client: Client, log: EventLog, monkeypatch: pytest.MonkeyPatch, made_again: bool
 ) -> None:
     monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(reading, "SILENCE_S", 0.5)
-    reader, client = Reader(), await nats.connect(broker.url)
+    reader = Reader()
     await log.ensure_stream(STREAM)
     await log.follow("TEST", "test.>", reader.on_message)
     await publish_all(log, numbers(1, 5))
@@ -218,7 +219,6 @@ async def test_a_reading_that_the_server_ended_goes_on(
     await publish_all(log, numbers(6, 15))
     await reader.until(numbers(1, 15))
     assert log.statistics().reconnects_total == 0
-    await client.close()
 
 
 @pytest.mark.parametrize("followed", [False, True])
@@ -266,15 +266,22 @@ async def test_a_listener_is_subscribed_when_listen_returns() -> None:
     assert received[-2:] == [b"SUB", b"PING"]
 
 
-async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown() -> None:
-    server = await asyncio.create_subprocess_exec(
-        find_binary(), "-a", "127.0.0.1", "-p", "-1", "--auth", SECRET, stderr=asyncio.subprocess.PIPE
-    )
-    assert server.stderr is not None
+@asynccontextmanager
+async def own_server(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A nats-server with these arguments, and its address."""
+    process = await asyncio.create_subprocess_exec(find_binary(), *arguments, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
     try:
-        while not (listening := re.search(rb"client connections on \S+:(\d+)", await server.stderr.readline())):
-            pass
-        host = f"127.0.0.1:{int(listening[1])}"
+        said = await process.stderr.readuntil(b"Server is ready\n")
+        (port,) = re.findall(rb"client connections on \S+:(\d+)", said)
+        yield process, f"127.0.0.1:{int(port)}"
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown() -> None:
+    async with own_server("-a", "127.0.0.1", "-p", "-1", "--auth", SECRET) as (_, host):
         log = await EventLog.connect(f"nats://{host}", name="test", token=SECRET)
         await log.close()
         with pytest.raises(BrokerUnavailable) as raised:
@@ -284,9 +291,6 @@ async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown
         with pytest.raises(BrokerUnavailable, match="refused the credentials") as raised:
             await EventLog.connect(f"nats://{host}", name="test", user="router", token="wr0ng")
         assert "wr0ng" not in str(raised.value)
-    finally:
-        server.terminate()
-        await server.communicate()
 
 
 async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_when_it_accepts_us_again(
@@ -298,16 +302,9 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
 
     file = tmp_path / "nats.conf"
     rule(SECRET)
-    server = await asyncio.create_subprocess_exec(find_binary(), "-c", str(file), stderr=asyncio.subprocess.PIPE)
-    assert server.stderr is not None
     found, stop = asyncio.Event(), asyncio.Event()
-    try:
-        while not (listening := re.search(rb"client connections on \S+:(\d+)", await server.stderr.readline())):
-            pass
-        while b"Server is ready" not in await server.stderr.readline():
-            pass
-        url = f"nats://127.0.0.1:{int(listening[1])}"
-        log = await EventLog.connect(url, name="test", token=SECRET, on_found=found.set)
+    async with own_server("-c", str(file)) as (server, host):
+        log = await EventLog.connect(f"nats://{host}", name="test", token=SECRET, on_found=found.set)
         running = asyncio.ensure_future(log.run(stop))
         with capture_logs() as logs:
             rule("an0ther")
@@ -323,9 +320,6 @@ async def test_a_server_that_ends_the_connection_as_its_rules_changed_is_found_w
         stop.set()
         await running
         await log.close()
-    finally:
-        server.terminate()
-        await server.communicate()
 
 
 @pytest.mark.parametrize("bound", ["LISTEN_MESSAGES_MAX", "LISTEN_BYTES_MAX"])
@@ -365,16 +359,14 @@ async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_h
 
 
 async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(
-    broker: Broker, log: EventLog
+    client: Client, log: EventLog
 ) -> None:
     reader = Reader()
     await log.ensure_stream(STREAM)
     await log.follow("TEST", "test.>", reader.on_message)
     await log.publish("test.a", b"1")
     await reader.until([b"1"])
-    client = await nats.connect(broker.url)
     await client.jetstream().delete_stream("TEST")
-    await client.close()
 
     async def is_published() -> bool:
         try:

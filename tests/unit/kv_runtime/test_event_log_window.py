@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 
-import nats
 import pytest
+from nats.aio.client import Client
 
 from kv_runtime.event_log import WINDOW_MESSAGES, BrokerUnavailable, EventLog
 from tests.system.integration.broker import Broker, eventually
@@ -63,10 +63,8 @@ async def test_what_no_stream_takes_ends_with_the_reason(log: EventLog) -> None:
     assert log.statistics().publish_failures_total == 1
 
 
-async def test_what_the_server_refuses_ends_with_its_reason(broker: Broker, log: EventLog) -> None:
-    client = await nats.connect(broker.url)
+async def test_what_the_server_refuses_ends_with_its_reason(client: Client, log: EventLog) -> None:
     await client.jsm().add_stream(name="TEST", subjects=["test.>"], max_msg_size=10)
-    await client.close()
     sent = [await log.send("test.a", bytes(11)), await log.send("test.a", bytes(10))]
     assert await outcomes(sent) == ["publish test.a: message size exceeds maximum allowed (code 400, 10054)", 1]
 

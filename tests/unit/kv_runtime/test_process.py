@@ -1,13 +1,21 @@
-"""A process: its signals, its garbage, and the line with which it ends when it is cut off."""
+"""A process: its signals, its garbage, its last line, its main thread, and the files that it replaces."""
 
 import asyncio
 import gc
+import os
 import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kv_runtime.main_thread import run_beside
+from kv_runtime.files import replace_file
+from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.process import install_signals, print_json, print_lines, run_process
 from kv_runtime.supervise import Part, run_parts
 
@@ -80,15 +88,16 @@ def test_a_process_collects_garbage_rarely(run: Any) -> None:
     assert seen == [20_000]
 
 
-def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback() -> None:
-    async def stays(stop: asyncio.Event) -> None:
-        signal.raise_signal(signal.SIGTERM)
+@pytest.mark.parametrize("run", [run_process, run_beside])
+def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback(run: Any) -> None:
+    async def stays(stop: asyncio.Event, *_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
-        signal.raise_signal(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
     with pytest.raises(SystemExit) as ended:
-        run_process(stays)
+        run(stays)
     assert ended.value.code == "stopped by a second signal: what was running was cut off"
 
 
@@ -103,3 +112,124 @@ def test_a_process_that_cannot_drain_in_time_ends_with_a_line_and_no_traceback()
     with pytest.raises(SystemExit) as ended:
         run_process(drains)
     assert ended.value.code == "cancelled after 0.0 s of draining: stuck"
+
+
+WAIT_S = 30.0
+
+STUCK = """
+import asyncio, os, signal, threading
+from kv_runtime.main_thread import run_beside
+
+async def main(stop, call):
+    waiting = asyncio.ensure_future(call(threading.Event().wait))
+    await asyncio.sleep(0)
+    print("begun", flush=True)
+    await waiting
+
+run_beside(main)
+"""
+
+
+def on_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def test_functions_run_on_the_main_thread_while_the_loop_goes_on() -> None:
+    told: list[object] = []
+
+    async def main(_: asyncio.Event, call: ThreadCall) -> None:
+        turned = threading.Event()
+
+        def waits() -> bool:
+            assert turned.wait(WAIT_S)
+            return on_main()
+
+        waiting = asyncio.ensure_future(call(waits))
+        await asyncio.sleep(0)
+        told.append(on_main())
+        turned.set()
+        told.append(await waiting)
+
+    run_beside(main)
+    assert told == [False, True]
+
+
+def test_what_a_function_raises_comes_to_its_caller_and_what_main_raises_to_the_process() -> None:
+    def broken() -> None:
+        raise OSError("no MPI")
+
+    async def main(_: asyncio.Event, call: ThreadCall) -> None:
+        with pytest.raises(OSError, match="no MPI"):
+            await call(broken)
+        raise LookupError("the end")
+
+    with pytest.raises(LookupError, match="the end"):
+        run_beside(main)
+
+
+def test_a_call_that_was_cancelled_before_its_turn_is_not_made() -> None:
+    made: list[str] = []
+
+    async def main(_: asyncio.Event, call: ThreadCall) -> None:
+        turn = threading.Event()
+        first = asyncio.ensure_future(call(turn.wait))
+        second = asyncio.ensure_future(call(lambda: made.append("second")))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        turn.set()
+        await first
+        await call(lambda: made.append("third"))
+
+    run_beside(main)
+    assert made == ["third"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_while_the_main_thread_is_in_a_call(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    heard: list[bool] = []
+
+    async def main(stop: asyncio.Event, call: ThreadCall) -> None:
+        over = threading.Event()
+        waiting = asyncio.ensure_future(call(lambda: over.wait(WAIT_S)))
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), number)
+        await stop.wait()
+        over.set()
+        heard.append(await waiting)
+
+    run_beside(main)
+    assert heard == [True]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_main_thread_that_does_not_return_is_cut_off_by_a_later_signal() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        ends = _signalled_until_it_ends(process.poll, lambda: process.send_signal(signal.SIGTERM))
+        assert process.stderr is not None
+        assert (ends, process.stderr.read()) == (1, b"stopped by another signal: the main thread was cut off\n")
+
+
+def _signalled_until_it_ends(poll: Callable[[], int | None], send: Callable[[], None]) -> int | None:
+    """Return the exit code; signals that come together count as one, so there are as many as it takes."""
+    pause = threading.Event()
+    for _ in range(300):
+        if (code := poll()) is not None:
+            return code
+        send()
+        pause.wait(0.1)
+    return None
+
+
+@pytest.mark.parametrize("left", ["state.new", "state.json", "other"], ids=["half written", "present", "none"])
+def test_only_its_user_reads_a_file_whatever_was_there_before(tmp_path: Path, left: str) -> None:
+    before, path = tmp_path / left, tmp_path / "state.json"
+    before.write_text("before")
+    before.chmod(0o644)
+    replace_file(path, b"now")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"now", 0o600)
+    assert not (tmp_path / "state.new").exists()

@@ -8,19 +8,22 @@ from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from kv_runtime.text.chat_messages import TextError
 from kv_runtime.text.loading import load_text
+from kv_runtime.text.ranked_tokens import spelt_bytes
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.amount import examples
-from tests.unit.kv_runtime.model_files import qwen_like, write_model
-from tests.unit.kv_runtime.ranked_files import (
+from tests.unit.kv_runtime.model_files import (
     TEKKEN_PATTERN,
     drawn_text,
     drawn_tokens,
+    qwen_like,
     tekken,
     write_kimi,
     write_lines,
+    write_model,
     write_tekken,
 )
 
@@ -294,3 +297,22 @@ def test_a_model_with_another_tokenizer_is_loaded_without_it(tmp_path: Path, nam
             call()
         assert (raised.value.field, raised.value.found) == ("tokenizer", str(tmp_path))
     assert text.tokenizer_digest == load_text(str(tmp_path)).tokenizer_digest != load_text("byte").tokenizer_digest
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("<0xE2>", b"\xe2"), ("\u0120a", b" a"), ("\u00e2\u0124", b"\xe2\x82"), ("", b""), ("<0xe2>", b"<0xe2>")],
+)
+def test_bytes_are_spelt_in_hex_or_a_character_each(name: str, data: bytes) -> None:
+    assert spelt_bytes(name) == data
+
+
+@pytest.mark.parametrize("name", [" a", "\u2581a", "\u65e5"])
+def test_other_names_spell_none(name: str) -> None:
+    assert spelt_bytes(name) is None
+
+
+def test_the_characters_are_those_of_the_library() -> None:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    spelt = [spelt_bytes(character) for character in alphabet]
+    assert sorted(each for each in spelt if each is not None) == [bytes((byte,)) for byte in range(256)]

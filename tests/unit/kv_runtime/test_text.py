@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from kv_runtime.text.byte_model import ByteText
 from kv_runtime.text.loading import load_text, local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.text.tokenizer_model import TokenizerText
-from tests.unit.kv_runtime.model_files import refused
+from tests.unit.kv_runtime.model_files import qwen_like, refused
 
 CHATML = """\
 {%- for message in messages %}
@@ -26,7 +26,6 @@ CHATML = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-SPECIALS = ["<s>", "<|im_start|>", "<|im_end|>"]
 CONFIG: dict[str, Any] = {"chat_template": CHATML, "bos_token": {"content": "<s>"}, "eos_token": "<|im_end|>"}
 USER: dict[str, Any] = {"role": "user", "content": "hello wörld"}
 WEATHER = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}
@@ -36,17 +35,10 @@ Write = Callable[..., str]
 
 def byte_level() -> Tokenizer:
     """Return a byte-level BPE tokenizer that puts <s> before a prompt."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=SPECIALS,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["hello world, hello there, user and assistant"], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = qwen_like()
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     return tokenizer
 
 

@@ -10,8 +10,8 @@ from kv_protocol.codec import encode_message, split_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
-from tests.unit.properties.index_comparison import compare_answers, compare_everything, same
 from tests.unit.properties.index_scenario import TTL_S, Voices
+from tests.unit.properties.index_world import compare_answers, compare_everything, same
 
 RANKS = (0, 1, 2, 65)
 STEPS = {

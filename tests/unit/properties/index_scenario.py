@@ -16,8 +16,16 @@ from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
-from tests.unit.properties.index_comparison import FORMS, compare_answers, compare_everything, outlined, same
-from tests.unit.properties.index_world import FAMILIES, World, removals
+from tests.unit.properties.index_world import (
+    FAMILIES,
+    FORMS,
+    World,
+    compare_answers,
+    compare_everything,
+    outlined,
+    removals,
+    same,
+)
 
 TTL_S = 5.0
 Voices = Mapping[str, Callable[..., PrefixIndex]]

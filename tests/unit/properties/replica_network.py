@@ -9,8 +9,17 @@ from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import LedgerApplied
-from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, LedgerEvent, Renewed, Routed
-from kv_protocol.replicas import decode_replica, encode_replica
+from kv_protocol.ledger import (
+    Cancelled,
+    Finished,
+    FirstToken,
+    LeaseEvent,
+    LedgerEvent,
+    Renewed,
+    Routed,
+    decode_replica,
+    encode_replica,
+)
 from kv_protocol.splitmix import choice_index
 from router.decision.state import RankLoad, RouterState
 from router.replicas.replication import Apply, Effect, Replication

@@ -9,8 +9,7 @@ import pytest
 from indexer.follow.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.follow.inputs import AnswerArrived, BytesRefused, Fact, MessageArrived, Question
-from indexer.follow.messages import read_message
+from indexer.follow.inputs import AnswerArrived, BytesRefused, Fact, MessageArrived, Question, read_message
 from indexer.native.index import NativeIndex
 from kv_protocol import codec
 from kv_protocol.ids import WorkerRank

@@ -14,34 +14,24 @@ from hypothesis import strategies as st
 
 from kv_protocol import fleet, recovery
 from kv_protocol.codec import BATCHES_PER_MESSAGE_MAX, decode_message, encode_message, split_event
-from kv_protocol.decided import Decided, RouteRequest
-from kv_protocol.decision import Exclusion
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import (
     FleetApplied,
-    JournalBegan,
     JournalMessage,
     JournalRecord,
-    LearntRates,
-    LedgerApplied,
     LoadApplied,
-    Lost,
-    PolicyChanged,
-    RankStanding,
-    RatesRestored,
-    Refused,
-    TrustMoved,
     decode_journal,
     encode_record,
     pack_journal,
 )
-from kv_protocol.ledger import Routed
 from kv_protocol.load import LoadReport, decode_load, encode_load
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
+from tests.unit.kv_protocol.test_journal import RECORDS
+from tests.unit.router.samples import registered
 
 CALM = settings(max_examples=examples(150))
 
@@ -57,58 +47,11 @@ BATCHES = st.lists(
     max_size=6,
 )
 
-REGISTERED = fleet.WorkerRegistered(
-    worker_id="w-1",
-    instance="i",
-    model="m",
-    served_names=("m",),
-    base_url="http://h:1",
-    block_size=16,
-    hash_scheme="xxh3-1337",
-    tokenizer_digest="t",
-    template_digest="c",
-    canary=1,
-)
+REGISTERED = registered()
 HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest(Tier.GPU, 3, 4),))
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
 REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
 CHUNK = dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
-ASKED = RouteRequest(
-    decision_id="d", request_id="r", model="m", isl_tokens=33, block_size=16, sequence_hashes=bytes(16)
-)
-DECIDED = Decided(
-    now_s=1.0,
-    request=ASKED,
-    policy="kv",
-    seed=1,
-    kv_seq=2,
-    turn=3,
-    ranks=3,
-    winner=0,
-    worker_id="w-1",
-    dp_rank=0,
-    runner_up=2,
-    margin=0.5,
-    reason="overlap",
-    best=b"\0\0\2\0",
-    terms=b"\2" + bytes(16),
-    costs=bytes(4),
-    overlap=b"\1\5\1\0\2\0",
-)
-ROUTED = Routed(lease_id="l", worker_id="w-1", dp_rank=0, blocks=bytes(16), uncached_tokens=3)
-JOURNAL: tuple[JournalRecord, ...] = (
-    JournalBegan(now_s=1.0, router="r", started_ns=1, settings={"lease_s": 1.0}),
-    LoadApplied(now_s=1.0, worker_id="w-1", dp_rank=0, report=LOAD),
-    LedgerApplied(now_s=1.0, event=ROUTED),
-    FleetApplied(now_s=1.0, event=REGISTERED),
-    PolicyChanged(now_s=1.0, policy={"mode": "kv", "parameters": {"a": 1.0}}),
-    TrustMoved(now_s=1.0, worker_id="w", dp_rank=0, trust="FALLBACK", reason="r", was="EXACT", newest_decision="d"),
-    RatesRestored(now_s=1.0, models=(LearntRates("m", 1.5, 0.5, 200.0, 7),)),
-    RankStanding(now_s=1.0, worker_id="w-1", dp_rank=0, epoch=1, doubt="behind"),
-    DECIDED,
-    Refused(now_s=1.0, request=ASKED, exclusions=(Exclusion(worker_id="w-1", dp_rank=0, reason="draining"),)),
-    Lost(now_s=1.0, count=2),
-)
 
 
 def pack(message: JournalMessage) -> bytes:
@@ -139,7 +82,7 @@ WIRES = {
     ),
     "dump chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(CHUNK)),
     "replay chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(REPLAY)),
-    "journal": Wire(decode_journal, pack, pack(JournalMessage(version=1, life=5, first=1, records=JOURNAL))),
+    "journal": Wire(decode_journal, pack, pack(JournalMessage(version=1, life=5, first=1, records=tuple(RECORDS)))),
 }
 EACH_WIRE = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 JSON_WIRES = ["fleet", "heartbeat", "load"]

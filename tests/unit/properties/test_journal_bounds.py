@@ -111,7 +111,7 @@ def test_what_workers_and_other_routers_send_fits(size: int) -> None:
         AttemptEnded(now_s=1.0, worker_id="w-0", dp_rank=0, outcome="failed", reason=text),
         LedgerApplied(
             now_s=1.0,
-            event=Routed(lease_id=text, worker_id="w-0", dp_rank=0, blocks=bytes(8 * size), uncached_tokens=1),
+            event=Routed(lease_id=text[:128], worker_id="w-0", dp_rank=0, blocks=bytes(8 * size), uncached_tokens=1),
             router="router-2",
         ),
     ]

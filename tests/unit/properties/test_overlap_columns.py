@@ -9,7 +9,6 @@ from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import (
     AnswerArrived,
-    BatchArrived,
     BytesRefused,
     Fact,
     HeartbeatArrived,
@@ -27,6 +26,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import splitmix64
 from tests.dumped import dump_chunks
 from tests.support.amount import examples
+from tests.unit.indexer.life import arrived
 
 RANKS = tuple(WorkerRank(worker_id, dp_rank) for worker_id in ("a", "b") for dp_rank in (0, 1))
 SEEN = (RANKS, RANKS[::-1], RANKS[1:3], (WorkerRank("stranger", 0), *RANKS), ())
@@ -53,9 +53,7 @@ events = st.one_of(
     st.builds(Cleared, tiers),
 )
 facts: st.SearchStrategy[Fact] = st.one_of(
-    st.builds(
-        lambda rank, epoch, seq, event: BatchArrived(rank, Batch(epoch, seq, event)), ranks, epochs, numbers, events
-    ),
+    st.builds(lambda rank, epoch, seq, event: arrived(rank, Batch(epoch, seq, event)), ranks, epochs, numbers, events),
     st.builds(
         lambda rank, epoch, seq, stale: HeartbeatArrived(
             rank, Heartbeat(instance="i", epoch=epoch, last_seq=seq, stale=stale)
@@ -118,10 +116,10 @@ def test_the_columns_are_the_views_after_any_facts_in_any_order(told: list[Step]
 
 def test_what_was_answered_stays_as_it_was_but_for_the_depths_of_the_same_tuple() -> None:
     fold = IndexFold(NativeIndex())
-    fold.apply(BatchArrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
+    fold.apply(arrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
     before = fold.columns(pack_u64(PATH), RANKS)
     kept, depths = before[1:], before.depths.tolist()
-    fold.apply(BatchArrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
+    fold.apply(arrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
     fold.columns(pack_u64(PATH), RANKS[::-1])
     assert (before[1:], before.depths.tolist()) == (kept, depths)
     after = fold.columns(pack_u64(PATH), RANKS)
@@ -132,9 +130,9 @@ def test_what_was_answered_stays_as_it_was_but_for_the_depths_of_the_same_tuple(
 
 def test_while_nothing_is_told_the_same_objects_answer() -> None:
     fold = IndexFold(NativeIndex())
-    fold.apply(BatchArrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
+    fold.apply(arrived(RANKS[0], Batch(11, 1, Stored(tuple(PATH[:3])))), 0.0)
     before = fold.columns(pack_u64(PATH), RANKS)
-    fold.apply(BatchArrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
+    fold.apply(arrived(RANKS[0], Batch(11, 2, Removed((PATH[0],)))), 0.0)
     after = fold.columns(pack_u64(PATH), RANKS)
     assert (after.epochs is before.epochs, after.doubts is before.doubts) == (True, True)
     assert (before.seqs, after.seqs) == ((1, 0, 0, 0), (2, 0, 0, 0))

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.ledger import Expired, Finished, LeaseEvent
-from kv_protocol.replicas import BEAT_S
+from kv_protocol.ledger import BEAT_S, Expired, Finished, LeaseEvent
 from router.replicas import peer as replica_peer
 from router.replicas.peer import OpenLeases
 from router.replicas.replication import SILENT_S

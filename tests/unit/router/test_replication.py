@@ -4,18 +4,23 @@ import msgspec
 import pytest
 
 from kv_protocol.codec import pack_u64
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LeaseEvent, Routed
-from kv_protocol.replicas import (
+from kv_protocol.ledger import (
     BEAT_S,
     BLOCKS_MAX,
     BYTES_MAX,
     EVENTS_MAX,
     PARTS_MAX,
+    Cancelled,
+    Expired,
+    Finished,
+    FirstToken,
+    LeaseEvent,
     LedgerAsked,
     LedgerBeat,
     LedgerOpen,
     LedgerTold,
     OpenLease,
+    Routed,
     encode_replica,
     lease_digest,
 )

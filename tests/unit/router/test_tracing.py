@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.trace_context import parsed_trace_parent
-from kv_runtime.tracing.sampling import Sampling
-from kv_runtime.tracing.spans import TraceData
+from kv_runtime.tracing.spans import Sampling, TraceData
 from router.native import built
 from router.request.trace_record import RequestEnd
 from router.request.tracer import Tracer

@@ -10,8 +10,7 @@ from structlog.contextvars import get_contextvars
 
 from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.http.answers import error_response
-from kv_runtime.tracing.sampling import Sampling
-from kv_runtime.tracing.spans import SpanData, TraceData
+from kv_runtime.tracing.spans import Sampling, SpanData, TraceData
 from tests.support.served import served
 from worker_agent.api.in_flight import HandledRequest, InFlight, WorkerTracer
 
