@@ -28,13 +28,24 @@ import msgspec
 from aiohttp import web
 
 from indexer.embedded import EmbeddedIndex
+from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
 from router.decision.policy_swap import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
-from router.live.fleet import OBSERVED_MAX, DecisionFilter, Looked, Mark, fleet_columns, marks_of, observed, rows
+from router.live.fleet import (
+    OBSERVED_MAX,
+    DecisionFilter,
+    Looked,
+    Mark,
+    Observed,
+    fleet_columns,
+    marks_of,
+    observed,
+    rows,
+)
 
 CLIENTS_MAX = 16
 EVENTS_MAX = 64
@@ -220,6 +231,8 @@ class Live:
         self._routing, self._index, self._clock, self._queued = routing, index, clock, queued
         self._seen = routing.decisions.added_total
         self._last: Looked | None = None
+        self._observed, self._observed_changes = dict[WorkerRank, Observed](), 0
+        """What decisions showed of their ranks, computed where leases changed since."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self.ring = Ring(RING_BYTES_MAX)
         self.clients = LiveClients()
@@ -269,9 +282,12 @@ class Live:
         await asyncio.sleep(0)
         trust = self._routing.trust()
         await asyncio.sleep(0)
-        seen = observed(self._routing.decisions.newest(OBSERVED_MAX))
-        await asyncio.sleep(0)
-        return fleet_columns(self._routing, blocks, trust, seen, None if self._queued is None else self._queued())
+        if self._observed_changes != self._routing.leases.changes:
+            self._observed_changes = self._routing.leases.changes
+            self._observed = observed(self._routing.decisions.newest(OBSERVED_MAX))
+            await asyncio.sleep(0)
+        queued = None if self._queued is None else self._queued()
+        return fleet_columns(self._routing, blocks, trust, self._observed, queued)
 
     def fleet_at(self, at_s: float) -> bytes | None:
         """Return the last columns that were kept at that time or before, as JSON; None: all are later."""

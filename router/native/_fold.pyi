@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 26
+INTERFACE: int = 27
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -265,6 +265,7 @@ class Leases:
     ) -> None: ...
     def take(self, verdict: Verdict) -> Any: ...  # noqa: ANN401 - of the kind
     on_news: Callable[[], object] | None
+    changes: Final[int]
     def news(self) -> tuple[list[tuple[str, str]], list[tuple[Any, bool]]]: ...
 
 class Lease:
