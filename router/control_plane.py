@@ -48,8 +48,7 @@ from kv_runtime.http.metrics import metrics_handler
 from router.attached_workers import AttachedWorkers
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
-from router.decision.policy_store import PolicyNotStored, PolicyStore
-from router.decision.policy_swap import fields_of, swapped
+from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
 from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
 from router.decision.report_text import explanation, sentence
 from router.decision.routing import Lease, Routing

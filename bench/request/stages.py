@@ -21,7 +21,7 @@ _ROUTING = "router.decision.routing"
 STAGES: Mapping[str, tuple[str, ...]] = {
     "read": (_CLIENT, "router.http.plane", "router.request.endpoints"),
     "parse": (
-        "router.request.bodies",
+        "router.request.reading",
         "router.request.route_request",
         "kv_protocol.openai",
         "kv_protocol.body_limits",
@@ -33,7 +33,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         "indexer.native.index",
     ),
     "queue": ("router.queue",),
-    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.model_view"),
+    "view": (f"{_STATE}:RouterState.model_view", "router.decision.view", "router.decision.view"),
     "cost and choice": ("router.decision",),
     "take": (f"{_ROUTING}:Routing.take", f"{_ROUTING}:DecisionLog"),
     "journal": ("router.journal", "router.replicas"),

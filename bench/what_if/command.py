@@ -25,7 +25,7 @@ from router.cli.options import NothingRead, moment, run_on_log, swept, with_sett
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.decision.policy import Policy
-from router.decision.policy_swap import swapped
+from router.decision.policy_store import swapped
 from router.journal.log import read_journal
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 

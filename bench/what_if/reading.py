@@ -8,7 +8,7 @@ from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalRecord
 from router.decision.policies import MODES
 from router.decision.policy import Policy
-from router.decision.policy_swap import swapped
+from router.decision.policy_store import swapped
 from router.journal.log import JournalEntry
 from router.journal.replay import Continuity, Redecided, Replay
 from router.shadows.comparison import Tally, of_verdicts

@@ -17,7 +17,7 @@ from router.config import RouterSettings
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.decision.policy_loader import load_modes
-from router.decision.policy_swap import swapped
+from router.decision.policy_store import swapped
 from router.journal.log import JournalEntry, read_journal
 from router.journal.replay import CheckpointRead, Continuity, Found, NotFolded, Redecided, Replay
 from router.journal.what_if import BLOCKS, DRAWS, SEED, WhatIf, what_if_lines

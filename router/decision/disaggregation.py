@@ -20,7 +20,7 @@ import msgspec
 
 from kv_protocol.decided import RequestPhase
 from kv_protocol.openai.requests import RequestInvalid
-from router.decision.headroom import BATCHED_TOKENS_DEFAULT
+from router.decision.eligibility import BATCHED_TOKENS_DEFAULT
 from router.decision.verdict import Verdict
 
 ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]

@@ -30,16 +30,47 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
+import numpy as np
+
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.openai.endpoints import DEFAULT_ENDPOINTS, stated_words
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.model_view import ModelView
 from router.decision.policy import Policy
-from router.decision.view import View
+from router.decision.view import Floats, Ints, ModelView, View
+
+
+class NoEligibleWorker(Exception):
+    """No rank may take the request. `exclusions` has the reason of every rank, the message those of the first ones."""
+
+    def __init__(self, model: str, exclusions: tuple[Exclusion, ...]) -> None:
+        reasons = [f"{each.worker_id}/{each.dp_rank}: {each.reason}" for each in exclusions[:_NAMED_MAX]]
+        why = _some(reasons, len(exclusions), "; ") or "none is registered"
+        super().__init__(f"no worker for model {model!r}: {why}")
+        self.model = model
+        self.exclusions = exclusions
+
+
+class WorkerNotNamed(Exception):
+    """The mode requires the client to name a worker, and it did not: the client's fault."""
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        some = _some(allowed[:_NAMED_MAX], len(allowed), ", ")
+        super().__init__(f"x-worker-instance-id: found none, and mode direct needs one; allowed {some}")
+        self.field = "x-worker-instance-id"
+        self.allowed = allowed
+
+
+_NAMED_MAX = 8
+
+
+def _some(named: Sequence[str], count: int, separator: str) -> str:
+    """Join the names, and add how many of the `count` are missing."""
+    more = count - len(named)
+    return separator.join(named) + (f" and {more} more" if more > 0 else "")
+
 
 ROLES: dict[str, tuple[str, ...]] = {
     "whole": ("aggregated",),
@@ -208,3 +239,43 @@ def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 def reason_kind(reason: str) -> str:
     """Return the kind of an exclusion for which the request itself is the reason; `other` for all others."""
     return next((kind for beginning, kind in _LASTING.items() if reason.startswith(beginning)), "other")
+
+
+BATCHED_TOKENS_DEFAULT = 8192
+"""For a worker that does not state its max_num_batched_tokens."""
+
+
+class Headroom:
+    """Whether the fleet has headroom for a request: some eligible rank is at its threshold or below.
+
+    over its threshold    queued uncached tokens > threshold x max_num_batched_tokens of its worker
+
+    Every rank is over its threshold only after all free tokens (`spare_tokens`) were routed, to whichever rank. So a
+    result is valid for that many tokens, without another check. A threshold of 0 is the most sensitive: a rank with any
+    queued prefill is over it. If no rank is eligible, the request is admitted, and the decision reports the reasons.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._registrations: tuple[WorkerRegistered, ...] = ()
+        self._tokens: Floats = np.zeros(0)
+
+    def spare_tokens(self, ranks: RankColumns, queued_tokens: Ints, request: RouteRequest) -> float:
+        """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
+
+        Less than 0: all are over their thresholds. Inf: no rank is eligible.
+        """
+        slack = self._tokens_of(ranks.registrations) - queued_tokens
+        why = exclusions(ranks, request)
+        if any(why):
+            slack = slack[[place for place, reason in enumerate(why) if not reason]]
+        if not len(slack):
+            return math.inf
+        below = slack[slack >= 0]
+        return float(below.sum()) if len(below) else -1.0
+
+    def _tokens_of(self, registrations: tuple[WorkerRegistered, ...]) -> Floats:
+        if registrations is not self._registrations:
+            stated = [each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT for each in registrations]
+            self._registrations, self._tokens = registrations, self._threshold * np.array(stated, dtype=np.float64)
+        return self._tokens

@@ -39,12 +39,11 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Expired, FirstToken, Unreported
 from router.decision.eligibility import exclusions
-from router.decision.model_view import ModelView
 from router.decision.policies import MODES, Mode, Rules
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
-from router.decision.view import OverlapAnswer
+from router.decision.view import ModelView, OverlapAnswer
 from router.fleet.breakers import Breakers
 from router.fleet.registry import Fleet
 from router.native import built

@@ -37,7 +37,7 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import OutcomeName
 from kv_protocol.openai.inbound import COMPLETIONS
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.plan import first_plan
 from router.decision.verdict import Verdict
 from router.http.buffered_response import BufferedResponse

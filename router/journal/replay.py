@@ -39,7 +39,7 @@ from kv_protocol.journal import (
     decode_record,
     encode_record,
 )
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Mode
 from router.decision.policy import Policy
 from router.decision.state import RouterState

@@ -32,7 +32,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
-from router.decision.policy_swap import fields_of
+from router.decision.policy_store import fields_of
 from router.decision.routing import Routing
 from router.fleet.registry import SILENT_S
 from router.live.fleet import (

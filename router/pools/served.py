@@ -64,9 +64,9 @@ from router.pools.watch import PoolWatch
 from router.prompt.chains import EncodedPrompt
 from router.prompt.prompts import ModelPrompts
 from router.request.attempt import REDIRECTS, SERVER_FAULT, Attempt
-from router.request.bodies import BodyParser
 from router.request.destination import Destination, RequestRecords
 from router.request.handoff import CONTEXT_AND_GENERATION, decode_body, prefill_body
+from router.request.reading import BodyParser
 from router.request.request import Request
 from router.request.route_request import route_request
 

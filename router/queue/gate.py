@@ -25,9 +25,7 @@ import structlog
 from kv_protocol.decided import RouteRequest
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
-from router.decision.eligibility import constrains
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
-from router.decision.headroom import Headroom
+from router.decision.eligibility import Headroom, NoEligibleWorker, WorkerNotNamed, constrains
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict

@@ -17,7 +17,7 @@ from router.request.attempt import NO_ANSWER, RankAttempt
 from router.request.destination import RequestRecords
 from router.request.replies import log_names
 from router.request.request_log import RequestLog
-from router.request.trace_record import RequestEnd, is_error
+from router.request.trace_projection import RequestEnd, is_error
 
 if TYPE_CHECKING:
     from router.request.serving import FleetRequest

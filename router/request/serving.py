@@ -12,8 +12,7 @@ from kv_protocol.journal import JournalRecord, PolicyChanged
 from kv_protocol.openai.requests import ChatInbound
 from kv_protocol.splitmix import unit_interval
 from router.config import RouterSettings
-from router.decision.eligibility import exclusion, exclusions, reason_kind
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed, exclusion, exclusions, reason_kind
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.routing import Routing
 from router.decision.verdict import Verdict

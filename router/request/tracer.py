@@ -13,8 +13,7 @@ from kv_runtime.tracing.spans import Sampling, TraceData
 from router.decision.verdict import Verdict
 from router.http.heads import Headers
 from router.request.attempt import RankAttempt
-from router.request.trace_projection import projected
-from router.request.trace_record import RequestEnd, RequestTrace, Turn
+from router.request.trace_projection import RequestEnd, RequestTrace, Turn, projected
 
 _NS_PER_S = 1_000_000_000
 _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64

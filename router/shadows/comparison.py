@@ -36,7 +36,7 @@ import numpy as np
 from kv_protocol.decision import CostUnit
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policy import Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict

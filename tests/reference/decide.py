@@ -10,8 +10,7 @@ from typing import cast
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
-from router.decision.eligibility import RankColumns, exclusions
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker, RankColumns, exclusions
 from router.decision.policy import Policy
 from tests.reference.policies import MODES, choose
 from tests.reference.verdict import Verdict

@@ -33,7 +33,7 @@ from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import CostTerms
 from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index, unit_interval
-from router.decision.errors import WorkerNotNamed
+from router.decision.eligibility import WorkerNotNamed
 from router.decision.policy import Policy
 from tests.reference.cost import terms_in_blocks
 from tests.reference.time_cost import terms_in_ms

@@ -26,7 +26,7 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Expired
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
 from router.decision.routing import Lease, Routing
 from router.decision.state import RouterState

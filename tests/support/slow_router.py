@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from router.__main__ import main
-from router.request.bodies import BodyParser, ReadBody
+from router.request.reading import BodyParser, ReadBody
 
 _read = BodyParser.read
 

@@ -33,7 +33,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.state import RouterState
 from router.decision.state_settings import AffinityLimits, ApproximateLimits, StateSettings

@@ -20,7 +20,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Expired, Renewed, Routed
 from kv_protocol.load import LoadReport
-from router.decision.errors import WorkerNotNamed
+from router.decision.eligibility import WorkerNotNamed
 from router.decision.policy import CostParameters, Policy
 from router.decision.routing import Lease
 from router.decision.state import RouterState

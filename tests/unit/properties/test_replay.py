@@ -32,7 +32,7 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState

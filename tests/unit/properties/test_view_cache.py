@@ -21,7 +21,7 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Finished, FirstToken, Routed
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.state import RouterState

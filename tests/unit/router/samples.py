@@ -14,10 +14,9 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
 from kv_protocol.ledger import LedgerEvent
-from router.decision.model_view import TRUST_FACTOR
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits, StateSettings
-from router.decision.view import Floats, Forecast, Ints, View
+from router.decision.view import TRUST_FACTOR, Floats, Forecast, Ints, View
 from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kv_protocol.decided import Decided, RouteRequest, best_columns
 from kv_protocol.decision import Decision
 from kv_protocol.journal import decode_record
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policies import MODES
 from router.decision.policy import CostParameters, Policy
 from router.decision.view import View

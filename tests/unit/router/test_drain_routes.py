@@ -19,7 +19,7 @@ from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http.server import HttpServer
 from router.control_plane import ControlPlane
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.routing import Lease
 from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of
 from tests.unit.router.plane import NOW_S, Answered, until

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.decision.headroom import BATCHED_TOKENS_DEFAULT, Headroom
+from router.decision.eligibility import BATCHED_TOKENS_DEFAULT, Headroom
 from tests.unit.router.samples import registered, route, row, view
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import Policy
 from router.fleet.registry import Fleet, Pairs, misfit
 from tests.support.decide import decide

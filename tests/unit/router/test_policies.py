@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.decided import RouteRequest
 from kv_protocol.splitmix import splitmix64
-from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.eligibility import NoEligibleWorker, WorkerNotNamed
 from router.decision.policies import MODES, Candidates, Choice, Mode
 from router.decision.policy import Policy
 from router.decision.verdict import SHARE_IS_SPENT, Verdict

@@ -12,8 +12,7 @@ from kv_runtime.config.loading import ConfigurationError, given_paths
 from router.config import RouterSettings
 from router.decision.policies import MODES
 from router.decision.policy import Policy
-from router.decision.policy_store import PolicyNotStored, PolicyStore
-from router.decision.policy_swap import fields_of
+from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of
 
 
 def stored(directory: Path, configured: Policy | None = None, *given: str) -> PolicyStore:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode
 from router.decision.policy import Policy
-from router.decision.policy_swap import swapped
+from router.decision.policy_store import swapped
 
 _OWN = "fleet.rules:first"
 _KNOWN = {**MODES, _OWN: Mode(lambda _candidates, _request, _policy, _seed: Choice(0, "user"))}

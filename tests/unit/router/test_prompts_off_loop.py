@@ -13,7 +13,7 @@ from kv_runtime.text.byte_model import ByteText
 from router.prompt.chains import EncodedPrompt
 from router.prompt.encoding_pool import EncodingPool
 from router.prompt.prompts import ModelPrompts
-from router.request.bodies import ReadBody
+from router.request.reading import ReadBody
 from tests.support.parts import at_work
 
 _LONG = 200_000

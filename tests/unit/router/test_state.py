@@ -21,7 +21,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Routed
 from kv_protocol.load import LoadReport
-from router.decision.errors import NoEligibleWorker
+from router.decision.eligibility import NoEligibleWorker
 from router.decision.policy import CostParameters, Policy
 from router.decision.state import RouterState
 from router.decision.verdict import Verdict

@@ -39,7 +39,7 @@ from kv_runtime.text.loading import UnreadText, load_text
 from router.prompt.chains import EncodedPrompt, with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy, EncodingPool
 from router.prompt.prompts import ModelPrompts, PromptLimits
-from router.request.bodies import ReadBody
+from router.request.reading import ReadBody
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from tests.unit.router.encoding import StopAfter
 from worker_agent.api.request_rules import prompt_ids

@@ -8,7 +8,7 @@ import pytest
 from kv_protocol.trace_context import parsed_trace_parent
 from kv_runtime.tracing.spans import Sampling, TraceData
 from router.native import built
-from router.request.trace_record import RequestEnd
+from router.request.trace_projection import RequestEnd
 from router.request.tracer import Tracer
 from tests.support.otlp_sink import OtlpSink, Span
 from tests.unit.router.plane import CHAT, PROMPT, until
