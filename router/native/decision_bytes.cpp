@@ -50,17 +50,21 @@ void pack_terms(Pack& to, const Costs& costs, const Best& best) {
             ++fields;
         }
     }
-    to.bytes((mask < kMore ? 1 : 2) + fields * best.size() * sizeof(double));
+    const std::size_t mask_size = mask < kMore ? 1 : 2, numbers_size = fields * best.size() * sizeof(double);
+    to.bytes(mask_size + numbers_size);
+    char* out = to.more(mask_size + numbers_size);
     for (unsigned left = mask;; left >>= kMaskBits) {
-        put_number(to, static_cast<std::uint8_t>(left < kMore ? left : (left & (kMore - 1)) | kMore));
+        *out++ = static_cast<char>(left < kMore ? left : (left & (kMore - 1)) | kMore);
         if (left < kMore) {
             break;
         }
     }
     for (std::size_t field = 0; field < Costs::kFields; ++field) {
         if ((mask >> field & 1) != 0) {
+            const double* const column = costs.column(field);
             for (const std::size_t at : best) {
-                put_number(to, costs.column(field)[at]);
+                std::memcpy(out, column + at, sizeof(double));
+                out += sizeof(double);
             }
         }
     }
