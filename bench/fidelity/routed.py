@@ -50,7 +50,7 @@ class Routed(Placer):
             seed=seed,
             modes=placement.modes_of(()),
         )
-        self._streams = [CanonicalStream(description.block_size, description.max_seq_len) for _ in self._ranks]
+        self._streams = [CanonicalStream(description.block_size) for _ in self._ranks]
         self._due: deque[_Due] = deque()
         self._leases: dict[str, Lease] = {}
 

@@ -4,7 +4,6 @@
     stored                            its full blocks; partial ones are not remembered either
     removed                           from the tier where each block is
     updated, to another cache level   stored on the one tier, then removed from the other
-    any, of a narrow window           nothing: the widest window's pool holds every block that can be reused
 
 So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
 """
@@ -25,18 +24,15 @@ class _Held(NamedTuple):
 
 
 class CanonicalStream:
-    """Turns the events of one rank into batches; `widest_window` is in tokens."""
+    """Turns the events of one rank into batches."""
 
-    def __init__(self, block_size: int, widest_window: int) -> None:
+    def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._widest_window = widest_window
         self._held: dict[int, _Held] = {}
         self.seq = 0
 
     def of(self, engine_event: EngineEvent) -> Iterator[Batch]:
         """Yield the batches of an engine event, in order."""
-        if engine_event.window_size != self._widest_window:
-            return
         for event in self._events(engine_event.data):
             self.seq += 1
             yield Batch(EPOCH, self.seq, event)

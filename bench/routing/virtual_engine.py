@@ -59,7 +59,7 @@ class VirtualEngine:
             block_hash=block_hash,
             new_pool=new_pool,
         )
-        self.stream = CanonicalStream(description.block_size, description.max_seq_len)
+        self.stream = CanonicalStream(description.block_size)
         self._foreseen_max = foreseen_max
         self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()

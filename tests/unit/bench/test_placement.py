@@ -113,7 +113,7 @@ def test_every_policy_serves_all_requests_of_every_regime(regime: str) -> None:
 
 def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
     files = [tmp_path / "one.json", tmp_path / "two.json"]
-    only = ("--regimes", "chat,windows", "--policies", "kv,sglang,llm-d", "--held-out", "2")
+    only = ("--regimes", "chat,agents", "--policies", "kv,sglang,llm-d", "--held-out", "2")
     printed = [typed(*FAST, *only, "--json", str(file)) for file in files]
     assert printed[0].exit_code == 0, printed[0].output
     assert printed[0].stdout == printed[1].stdout
