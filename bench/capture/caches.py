@@ -1,13 +1,13 @@
-"""The twin of the pipe, in memory: the same frames, block by block, to see what was true in the middle of a round.
+"""What an agent makes of a capture's frames, block by block, to see what was true in the middle of a round.
 
-An engine decides what a request reuses while others of its round store and evict. The pipe shows the cache between
-rounds; the twin applies one block at a time and so passes through every state in between:
+An engine decides what a request reuses while others of its round store and evict. Decoder and mirror are an agent's;
+their changes are applied one block at a time, and so pass through every state in between:
 
     n blocks stored by one event     n steps
     n blocks removed by one event    n steps
     a clear, a loss of frames        one step
 
-At the end of each frame the twin holds what the pipe's index holds after it.
+At the end of each frame the caches are what an index holds that follows the agent.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,19 +19,38 @@ from kv_protocol.events import Cleared, Event, Stored, Tier
 from kv_protocol.ids import DP_RANK_MAX
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineBatch, EngineCleared
-from worker_agent.events.mirror import RankMirror
+from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
 
 
-class Twin:
+class CapturedCaches:
     """The caches of all data-parallel ranks that a capture names; rank 0 is always there."""
 
     def __init__(self, capture: Capture) -> None:
-        self._batches = _decoded(capture)
+        self._decoders = {publisher: BatchDecoder() for publisher in capture.publishers}
+        self._batches = self._decoded(capture)
         named = {_rank(publisher, batch) for (publisher, _), batch in self._batches.items()}
         self.dp_ranks = tuple(sorted({0, *(rank for rank in named if 0 <= rank <= DP_RANK_MAX)}))
         self._mirrors = {dp_rank: RankMirror(capture.block_size) for dp_rank in self.dp_ranks}
         self._held: dict[int, dict[int, int]] = {dp_rank: {} for dp_rank in self.dp_ranks}
         self._expected = dict.fromkeys(capture.publishers, 0)
+
+    def _decoded(self, capture: Capture) -> dict[tuple[int | None, int], EngineBatch]:
+        """Return the decoded batches by publisher and sequence, without unreadable ones."""
+        batches = {}
+        for frame in capture.frames:
+            with suppress(MalformedMessage):
+                batch = self._decoders[frame.publisher].decode(frame.sequence, frame.payload)
+                batches[frame.publisher, frame.sequence] = batch
+        return batches
+
+    @property
+    def refused_events(self) -> int:
+        """How many events could not be read."""
+        return sum(decoder.counts.refused for decoder in self._decoders.values())
+
+    def counts(self) -> list[MirrorCounts]:
+        """Return what the mirror of each rank made of its events so far."""
+        return [mirror.counts[ENGINE] for mirror in self._mirrors.values()]
 
     def held(self, dp_rank: int) -> dict[int, int]:
         """Return what a rank holds: sequence hash -> bit set of tiers."""
@@ -80,17 +99,6 @@ def _put(held: dict[int, int], sequence_hash: int, tier: Tier, *, is_there: bool
     others = held.pop(sequence_hash, 0) & ~(1 << tier)
     if bits := others | is_there << tier:
         held[sequence_hash] = bits
-
-
-def _decoded(capture: Capture) -> dict[tuple[int | None, int], EngineBatch]:
-    """Return the decoded batches by publisher and sequence, without unreadable ones."""
-    decoders = {publisher: BatchDecoder() for publisher in capture.publishers}
-    batches = {}
-    for frame in capture.frames:
-        with suppress(MalformedMessage):
-            batch = decoders[frame.publisher].decode(frame.sequence, frame.payload)
-            batches[frame.publisher, frame.sequence] = batch
-    return batches
 
 
 def _rank(publisher: int | None, batch: EngineBatch) -> int:
