@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from bench.child import Answer, BenchFailed, Child
 from bench.events.load import EventLoad
-from bench.events.plan import EventsPlan
-from bench.events.run import OURS, Stage
+from bench.events.observed import IndexRole
+from bench.events.roles import AgentRole, BareRole, SnapshotRole
+from bench.events.run import OURS, EventsPlan, Stage
 from bench.rounds import Rounds
 from kv_protocol import subjects
 
@@ -28,8 +29,8 @@ _WORKER = "w0"
 async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
     """Measure all ways to start; `on_progress` gets the name of each once it is measured."""
     async with Stage() as stage:
-        agent = await stage.child("events.agent", worker=_WORKER, dp_ranks=plan.ranks, block_size=BLOCK_TOKENS)
-        bench = _ColdBench(plan, results, stage, agent, await stage.child("events.bare"), on_progress)
+        agent = await stage.child(AgentRole, worker=_WORKER, dp_ranks=plan.ranks, block_size=BLOCK_TOKENS)
+        bench = _ColdBench(plan, results, stage, agent, await stage.child(BareRole), on_progress)
         await bench.hold(0, plan.rank_blocks)
         await bench.from_log()
         await bench.hold(plan.ranks, plan.tail_blocks)
@@ -58,7 +59,7 @@ class _ColdBench(NamedTuple):
         last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
         read = await self.bare.call("copy", after_seq=0, last_seq=last_seq)
         await self._start("the log", self.plan.rank_blocks, read)
-        keeper = await self.stage.child("events.snapshot")
+        keeper = await self.stage.child(SnapshotRole)
         await keeper.call("write")
         await keeper.close()
 
@@ -83,7 +84,7 @@ class _ColdBench(NamedTuple):
         self.on_progress(cell)
 
     async def _begin(self, blocks: int) -> dict[str, float]:
-        index = await self.stage.child("events.index")
+        index = await self.stage.child(IndexRole)
         proven = await index.call("proven", ranks=self.plan.ranks)
         await index.close()
         if proven["held_blocks"] != blocks:

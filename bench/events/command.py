@@ -13,8 +13,7 @@ import psutil
 from bench.child import BenchFailed, finished
 from bench.events.cold import cold
 from bench.events.freshness import freshness
-from bench.events.plan import QUICK, EventsPlan
-from bench.events.run import OURS
+from bench.events.run import OURS, QUICK, EventsPlan
 from bench.events.throughput import throughput
 from bench.processes import ProcessFailed
 from bench.rounds import Rounds

@@ -14,9 +14,9 @@ from bench.child import Answer, BenchFailed, Child
 from bench.demo.replay import Player
 from bench.demo.workload import WorkloadShape, conversations
 from bench.events.load import FLUSH_S, EventLoad
-from bench.events.plan import EventsPlan
-from bench.events.run import OURS, Stage
-from bench.events.stages import Age, BatchTimes, SentBatches, ages, medians_ms, spread
+from bench.events.observed import Age, BatchTimes, IndexRole, SentBatches, SourceRole, ages, medians_ms, spread
+from bench.events.roles import BareRole
+from bench.events.run import OURS, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
 from bench.rounds import Rounds
 from kv_runtime.clock import SystemClock
@@ -55,11 +55,8 @@ async def _scripted(plan: EventsPlan, results: Rounds, cell: str, blocks_s: int)
     loads = [EventLoad(number, round(rate * seconds), EVENT_BLOCKS, BLOCK_TOKENS) for number in range(plan.agents)]
     async with Stage() as stage:
         index, *agents = await asyncio.gather(
-            stage.child("events.index"),
-            *(
-                stage.child("events.source", worker=f"w{load.seed}", load=load._asdict(), blocks_s=rate)
-                for load in loads
-            ),
+            stage.child(IndexRole),
+            *(stage.child(SourceRole, worker=f"w{load.seed}", load=load._asdict(), blocks_s=rate) for load in loads),
         )
         await index.call("watch")
         begins_ns = time.time_ns() + round(_BEGIN_S * 1e9)
@@ -86,7 +83,7 @@ async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[A
 async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
     """Measure the ages of batches while a router and four workers answer requests."""
     async with FleetProcesses(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
-        index = await Child.start("events.index", {"url": running.nats_url})
+        index = await Child.start(IndexRole, {"url": running.nats_url})
         try:
             await index.call("watch")
             begins_ns = time.time_ns()
@@ -110,7 +107,7 @@ async def _seen(index: Child, begins_ns: int) -> _Seen:
 
 async def _bare_lag(stage: Stage, seen: _Seen, seconds: float) -> list[float]:
     """Return the delays in seconds of confirmed messages like those seen, from one client to another."""
-    sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
+    sender, reader = await asyncio.gather(stage.child(BareRole), stage.child(BareRole))
     await reader.call("follow")
     messages_s = seen.messages / seen.seconds
     messages = max(1, round(messages_s * seconds))

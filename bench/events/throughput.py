@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from bench.child import BenchFailed, Child
 from bench.events.load import EventLoad
-from bench.events.plan import EventsPlan
-from bench.events.run import OURS, Stage
+from bench.events.observed import IndexRole
+from bench.events.roles import AgentRole, BareRole, PlayerRole
+from bench.events.run import OURS, EventsPlan, Stage
 from bench.rounds import Rounds
 from kv_protocol import subjects
 from worker_agent.events.outbox import WINDOW_MESSAGES
@@ -26,12 +27,12 @@ _WORKER, _RANK = "w0", "w0/0"
 async def throughput(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
     """Measure all cells; `on_progress` gets the name of each once it is measured. CPU is in s a million blocks."""
     async with Stage() as stage:
-        player = await stage.child("events.player", events_a_payload=EVENTS_A_PAYLOAD)
+        player = await stage.child(PlayerRole, events_a_payload=EVENTS_A_PAYLOAD)
         endpoints = {each: player.started[each] for each in ("publisher", "replay")}
         agent, index, bare = await asyncio.gather(
-            stage.child("events.agent", worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, **endpoints),
-            stage.child("events.index"),
-            stage.child("events.bare"),
+            stage.child(AgentRole, worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, **endpoints),
+            stage.child(IndexRole),
+            stage.child(BareRole),
         )
         await player.call("subscribed")
         path, seeds = _Path(plan, stage, player, agent, index, bare), count()

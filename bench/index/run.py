@@ -88,7 +88,9 @@ class Runner:
         arguments = {"subject": subject, "core": self._interpreters.core}
         environment = {**child_environment(), "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"}
         try:
-            child = await Child.start("index.child", arguments, python=python, environment=environment, answer_s=None)
+            child = await Child.start(
+                "bench.index.child", arguments, python=python, environment=environment, answer_s=None
+            )
         except OSError as error:
             raise SubjectAbsent(f"{python}: {error.strerror}") from error
         try:

@@ -1,0 +1,360 @@
+"""Processes of the event bench that note when each event passes a stage of its path; and the ages that follow.
+
+    SourceRole     an agent whose engine reports blocks by a schedule. The path is real from the polling thread on: the
+                   poller, the consolidator, the log. The events need no translation
+    IndexRole      an index that follows the log: when each batch was delivered and applied, when the index had caught
+                   up, and when each rank was proven: a heartbeat at exactly its position was received, and the rank is
+                   not stale after it
+
+    poll        from the engine's flush until the poller's batch is made
+    to log      from there until the log has it: the event loop, the consolidator, and `publish`, its last part, from
+                the moment at which the message is handed over
+    to index    from there until the index's client has it
+    apply       until the index has applied the message
+
+Times are in nanoseconds since 1970.
+"""
+
+import asyncio
+import secrets
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+import zmq.asyncio
+
+from bench.child import Answer
+from bench.events.load import EventLoad, Flush, schedule
+from bench.events.run import MODEL, LogRole
+from bench.report import percentile
+from indexer.embedded import EmbeddedIndex
+from kv_protocol import codec, fleet, subjects
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.config.sections import IndexSection, NatsSection
+from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, OnMessage, Reading
+from kv_runtime.supervise import Part
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.event_path import EventPath, new_epoch
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.source_poller import Source
+
+STAGES = ("poll", "to log", "publish", "to index", "apply")
+
+
+class SentBatches(NamedTuple):
+    """One rank's batches: when the engine flushed the events (batch n is event n - 1), and messages by first seq."""
+
+    flushed_ns: Sequence[int]
+    handed_ns: Sequence[tuple[int, int]]
+
+
+class BatchTimes(NamedTuple):
+    """One batch as the index saw it: when its payload was made, stored, delivered and applied."""
+
+    rank: str
+    seq: int
+    blocks: int
+    made_ns: int
+    stored_ns: int
+    delivered_ns: int
+    applied_ns: int
+
+
+class Age(NamedTuple):
+    """Of one batch, in seconds; stages whose start (flush, hand-over) is not known are left out."""
+
+    flushed_ns: int
+    total_s: float
+    stages_s: Mapping[str, float]
+
+
+def ages(batches: Sequence[BatchTimes], sent: Mapping[str, SentBatches]) -> list[Age]:
+    """Return the age of each batch; without a rank in `sent`, from when its payload was made."""
+    return [_age(batch, sent.get(batch.rank)) for batch in batches]
+
+
+def _age(batch: BatchTimes, sent: SentBatches | None) -> Age:
+    stages_ns = {
+        "to log": batch.stored_ns - batch.made_ns,
+        "to index": batch.delivered_ns - batch.stored_ns,
+        "apply": batch.applied_ns - batch.delivered_ns,
+    }
+    flushed_ns = batch.made_ns
+    if sent is not None:
+        flushed_ns = sent.flushed_ns[batch.seq - 1]
+        at = bisect_right(sent.handed_ns, batch.seq, key=lambda message: message[0]) - 1
+        stages_ns |= {"poll": batch.made_ns - flushed_ns, "publish": batch.stored_ns - sent.handed_ns[at][1]}
+    stages_s = {stage: lasted_ns / 1e9 for stage, lasted_ns in stages_ns.items()}
+    return Age(flushed_ns, (batch.applied_ns - flushed_ns) / 1e9, stages_s)
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return p50, p99 and maximum in milliseconds; zeros without values."""
+    of = {"p50": percentile(seconds, 0.50), "p99": percentile(seconds, 0.99), "max": max(seconds, default=0.0)}
+    return {name: 1e3 * each for name, each in of.items()}
+
+
+def medians_ms(of: Sequence[Age]) -> dict[str, float]:
+    """Return the median of each stage that is known."""
+    known = [stage for stage in STAGES if of and stage in of[0].stages_s]
+    return {stage: 1e3 * percentile([age.stages_s[stage] for age in of], 0.50) for stage in known}
+
+
+class AppliedMessage(NamedTuple):
+    """One message as the consumer got it, and when."""
+
+    message: LogMessage
+    delivered_ns: int
+    applied_ns: int
+
+
+class WatchedLog(EventLog):
+    """A connection whose owner can observe each message."""
+
+    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
+        super().__init__(url, on_found, confirm_s=confirm_s)
+        self._wall_ns = SystemClock().wall_ns
+        self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
+        self.on_handed: Callable[[str, int], None] = lambda *_: None
+        """Gets the id of a published message and the time."""
+
+    async def send(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        after_seq: int | None = None,
+    ) -> asyncio.Future[int]:
+        """Send as the log does; report the time."""
+        self.on_handed(message_id, self._wall_ns())
+        return await super().send(subject, data, message_id, headers=headers, after_seq=after_seq)
+
+    async def follow(
+        self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
+    ) -> Reading:
+        """Follow as the log does; report the times."""
+        return await super().follow(stream, subject, self._watched(on_message), after_seq=after_seq, created=created)
+
+    async def listen(self, subject: str, on_message: OnMessage) -> None:
+        """Listen as the log does; report the times."""
+        await super().listen(subject, self._watched(on_message))
+
+    def _watched(self, on_message: OnMessage) -> OnMessage:
+        async def watched(message: LogMessage) -> None:
+            delivered_ns = self._wall_ns()
+            await on_message(message)
+            self.on_applied(AppliedMessage(message, delivered_ns, self._wall_ns()))
+
+        return watched
+
+
+_SOURCE_POLL_S = 0.05
+
+
+class ScheduledEngine:
+    """Reports its flushes when they are due; the polling thread calls `take`."""
+
+    def __init__(self, flushes: list[Flush]) -> None:
+        self._flushes = flushes
+        self._at = 0
+        self._begins_ns = 0
+        self.flushed_ns: list[int] = []
+        """When the engine flushed each event."""
+
+    def begin(self, begins_ns: int) -> None:
+        """Start the schedule at this moment; before, no flush is due."""
+        self._begins_ns = begins_ns
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all flushes were reported."""
+        return self._at == len(self._flushes)
+
+    def take(self, timeout_s: float) -> list[RankEvent]:
+        """Wait for the next flush, at most `timeout_s`; return the events of all flushes that are due."""
+        time.sleep(min(self._wait_s(), timeout_s))
+        taken: list[RankEvent] = []
+        while self._wait_s() <= 0:
+            flush = self._flushes[self._at]
+            self.flushed_ns += [self._due_ns(flush)] * len(flush.events)
+            taken += [RankEvent(0, event) for event in flush.events]
+            self._at += 1
+        return taken
+
+    def _wait_s(self) -> float:
+        if self.is_over or not self._begins_ns:
+            return inf
+        return max(0.0, self._due_ns(self._flushes[self._at]) - time.time_ns()) / 1e9
+
+    def _due_ns(self, flush: Flush) -> int:
+        return self._begins_ns + round(flush.after_s * 1e9)
+
+
+class SourceRole(LogRole):
+    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`."""
+
+    _log: WatchedLog
+
+    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float) -> None:
+        super().__init__(url)
+        self._worker = worker
+        self._load = EventLoad(**load)
+        self._engine = ScheduledEngine(schedule(self._load, blocks_s))
+        self._handed: dict[int, int] = {}
+        self._context = zmq.asyncio.Context()
+
+    async def begin(self) -> Answer:
+        """Connect the agent and prepare its parts."""
+        self._log = await WatchedLog.connect(self._url, name=self._worker)
+        self._log.on_handed = self._on_handed
+        core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch, origins=[Origin(ENGINE)])
+        self._path = EventPath(
+            {ENGINE: Source(self._engine.take)},
+            core,
+            self._log,
+            self._context,
+            self._clock,
+            model=MODEL,
+            worker_id=self._worker,
+            poll_s=_SOURCE_POLL_S,
+        )
+        await self._path.consolidator.start()
+        return {}
+
+    def _on_handed(self, message_id: str, now_ns: int) -> None:
+        self._handed.setdefault(int(message_id.rpartition("/")[2]), now_ns)
+
+    def parts(self) -> list[Part]:
+        """Return the parts of the event path and of the connection."""
+        return [*self._path.parts(1), Part("log", self._log.run, 6)]
+
+    async def play(self, begins_ns: int) -> Answer:
+        """Start the engine at that moment."""
+        self._engine.begin(begins_ns)
+        return {}
+
+    async def played(self) -> Answer:
+        """Wait until all is published; return when each event was flushed and each message handed over."""
+        while not self._engine.is_over:
+            await self._clock.sleep(_SOURCE_POLL_S)
+        epoch, last_seq = (await self._path.position())[0]
+        outbox = self._path.consolidator.core.outbox(0)
+        while outbox.waiting_bytes:
+            await self._clock.sleep(_SOURCE_POLL_S)
+        assert last_seq == len(self._engine.flushed_ns), "an event is a batch"
+        rank = WorkerRank(self._worker, 0)
+        return {
+            "rank": str(rank),
+            "epoch": epoch,
+            "last_seq": last_seq,
+            "flushed_ns": self._engine.flushed_ns,
+            "handed_ns": sorted(self._handed.items()),
+        }
+
+    async def end(self) -> None:
+        """Close sockets and connection."""
+        await super().end()
+        self._context.destroy(linger=0)
+
+
+_INDEX_POLL_S = 0.002
+_KEEPER = "snapshots"
+_EVENTS, _HEARTBEATS = "kv.v1.events.", "kv.v1.heartbeat."
+_SEQ, _TIME_NS = 4, 6
+"""Indexes into the head of a frame."""
+
+
+class IndexRole(LogRole):
+    """An index without its snapshot writer, which would start to write during a measurement."""
+
+    _log: WatchedLog
+
+    def __init__(self, *, url: str) -> None:
+        super().__init__(url)
+        self._is_watched = False
+        self._batches: list[AppliedMessage] = []
+        self._applied_ns = self._caught_up_ns = 0
+        """When the last batches were applied, and when the index had caught up."""
+        self._proven_ns: dict[WorkerRank, int] = {}
+
+    async def begin(self) -> Answer:
+        """Restore the snapshot, if there is one, and start to read the log."""
+        self._log = await WatchedLog.connect(self._url, name="index")
+        self._index = EmbeddedIndex(IndexSection(), self._log, self._clock, NatsSection())
+        self._log.on_applied = self._on_applied
+        await self._index.start()
+        self._note_caught_up(self._clock.wall_ns())
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return the parts of the index without the snapshot writer."""
+        return [part for part in self._index.parts(1) if part.name != _KEEPER]
+
+    def _on_applied(self, applied: AppliedMessage) -> None:
+        message, now_ns = applied.message, applied.applied_ns
+        if message.subject.startswith(_EVENTS):
+            self._applied_ns = now_ns
+            if self._is_watched:
+                self._batches.append(applied)
+        self._note_caught_up(now_ns)
+        if self._caught_up_ns and message.subject.startswith(_HEARTBEATS):
+            rank = subjects.rank_of(message.subject)
+            if rank not in self._proven_ns and self._is_at(rank, fleet.decode_heartbeat(message.data)):
+                self._proven_ns[rank] = now_ns
+
+    def _note_caught_up(self, now_ns: int) -> None:
+        if not self._caught_up_ns and not self._index.catching_up():
+            self._caught_up_ns = now_ns
+
+    def _is_at(self, rank: WorkerRank, heartbeat: fleet.Heartbeat) -> bool:
+        view = self._index.overlap((), (rank,))[0]
+        return (view.epoch, view.seq, view.stale) == (heartbeat.epoch, heartbeat.last_seq, "")
+
+    async def watch(self) -> Answer:
+        """Record batches from now on."""
+        self._is_watched = True
+        return {}
+
+    async def recorded(self) -> Answer:
+        """Return the recorded batches, the number of their messages, and the bytes of these."""
+        size = sum(len(applied.message.data) for applied in self._batches)
+        rows = [row for applied in self._batches for row in _rows(applied)]
+        return {"rows": rows, "messages": len(self._batches), "bytes": size}
+
+    async def reach(self, rank: str, epoch: int, seq: int) -> Answer:
+        """Return when the last message was applied, once the rank is at this position."""
+        worker_id, _, dp_rank = rank.partition("/")
+        await self._index.wait_for(WorkerRank(worker_id, int(dp_rank)), epoch, seq)
+        return {"applied_ns": self._applied_ns}
+
+    async def proven(self, ranks: int) -> Answer:
+        """Return when the index had caught up, and when the last of so many ranks was proven."""
+        while len(self._proven_ns) < ranks:
+            await self._clock.sleep(_INDEX_POLL_S)
+        return {
+            "caught_up_ns": self._caught_up_ns,
+            "proven_ns": max(self._proven_ns.values()),
+            "held_blocks": self._index.statistics().index.held_blocks,
+        }
+
+
+def _rows(applied: AppliedMessage) -> list[BatchTimes]:
+    message = applied.message
+    return [
+        BatchTimes(
+            rank=str(subjects.rank_of(message.subject)),
+            seq=frame.head[_SEQ],
+            blocks=len(frame.hashes) // 8,
+            made_ns=frame.head[_TIME_NS],
+            stored_ns=message.time_ns,
+            delivered_ns=applied.delivered_ns,
+            applied_ns=applied.applied_ns,
+        )
+        for frame in codec.split_message(message.data)
+    ]
