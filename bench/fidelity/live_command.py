@@ -9,16 +9,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, description_of
 from bench.fidelity.live_figures import HIT, LiveFigures, order, within
-from bench.fidelity.live_recording import (
-    WORKERS,
-    LiveRun,
-    live_workload,
-    load_runs,
-)
-from bench.fidelity.recording import Recording, RecordingInvalid
-from bench.fidelity.routed import Routed
+from bench.fidelity.live_fleet import EngineModel, LiveFleet
+from bench.fidelity.live_recording import WORKERS, LiveRun, Recording, RecordingInvalid, live_workload, load_runs
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line
 from router.decision.policy import CostParameters, Policy
@@ -109,14 +102,11 @@ def _report(
     yield f"|---|{'---|' * len(TITLES)}"
     real, simulated, bounds = _real(runs), {}, []
     for policy in track(real, transient=True, console=Console(stderr=True)):
-        placement, description = placement_of(policy), description_of(recording, model)
+        placement = placement_of(policy)
         if placement is None:
             yield f"| {policy} | {' | '.join(['not simulated'] + [''] * (len(TITLES) - 1))} |"
             continue
-        placers = [Routed(placement, description, WORKERS, seed) for seed in range(seeds)]
-        simulated[policy] = LiveFigures.mean(
-            [simulate(recording, model, placer, seed) for seed, placer in enumerate(placers)]
-        )
+        simulated[policy] = LiveFigures.mean([simulate(recording, model, placement, seed) for seed in range(seeds)])
         bounds += within(real[policy], simulated[policy])
         yield f"| {policy} | {' | '.join(_cells(real[policy], simulated[policy]))} |"
     yield f"\n{sum(bounds)} of {len(bounds)} figures within their bounds."
@@ -130,10 +120,9 @@ def _real(runs: tuple[LiveRun, ...]) -> dict[str, LiveFigures]:
     return {policy: LiveFigures.mean(figures) for policy, figures in by_policy.items()}
 
 
-def simulate(recording: Recording, model: EngineModel, placer: Placer, seed: int = 0) -> LiveFigures:
+def simulate(recording: Recording, model: EngineModel, placement: Placement, seed: int = 0) -> LiveFigures:
     """Return the figures of the simulated engines under one placement."""
-    played = ClosedLoop(recording, model, placer, workers=WORKERS, seed=seed).play()
-    return LiveFigures.of(played.answered, len(played.answered) / played.makespan_s)
+    return LiveFigures.of(LiveFleet(recording, model, placement, seed=seed).run())
 
 
 def _cells(real: LiveFigures, simulated: LiveFigures) -> Iterator[str]:

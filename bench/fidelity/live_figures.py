@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import NamedTuple, Self
 
 from bench.fidelity.live_recording import LiveRun
-from bench.fidelity.recording import Answered
 from bench.report import percentile
+from bench.routing.virtual_fleet import RequestFigures
 
 HIT_BOUND = 0.02
 RATIO_BOUND = 0.25
@@ -32,10 +32,10 @@ class LiveFigures(NamedTuple):
     e2e_p99_s: float
 
     @classmethod
-    def of(cls, answered: Sequence[Answered], requests_per_s: float) -> Self:
+    def of(cls, answered: Sequence[RequestFigures]) -> Self:
         """Return the figures of a run that had requests."""
         return cls(
-            requests_per_s,
+            len(answered) / max(each.arrival_s + each.e2e_s for each in answered),
             sum(each.cached_tokens for each in answered) / sum(each.isl_tokens for each in answered),
             *(percentile([each.ttft_s for each in answered], quantile) for quantile in (0.5, 0.9, 0.99)),
             *(percentile([each.e2e_s for each in answered], quantile) for quantile in (0.5, 0.99)),

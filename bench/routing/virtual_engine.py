@@ -88,14 +88,17 @@ class VirtualEngine:
             del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
             self.ends_s = self._foreseen_s[-1]
 
-    def begin(self, now_s: float) -> None:
-        """Begin an iteration, or a stretch of them; `ends_s` says when it ends."""
+    def begin(self, now_s: float, neighbours: int = 0, factor: float = 1.0) -> None:
+        """Begin an iteration, or a stretch of them; `ends_s` says when it ends.
+
+        `neighbours` compute on the same GPU; one iteration lasts `factor` times as long as the engine model says.
+        """
         self._foreseen_s = self.simulator.foresee(now_s, self._foreseen_max)
         if self._foreseen_s:
             self.ends_s = self._foreseen_s[-1]
         else:
-            step = self.simulator.step(now_s)
-            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
+            step = self.simulator.step(now_s, neighbours)
+            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s * factor
             self.waiting_requests = step.statistics[0].inflight_batching_stats.num_queued_context_requests
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
