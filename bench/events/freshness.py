@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.child import Answer, BenchFailed, Child
-from bench.demo.replay import Player
-from bench.demo.workload import WorkloadShape, conversations
+from bench.demo.workload import Player, WorkloadShape, conversations
 from bench.events.load import FLUSH_S, EventLoad
 from bench.events.observed import Age, BatchTimes, IndexRole, SentBatches, SourceRole, ages, medians_ms, spread
 from bench.events.roles import BareRole

@@ -18,9 +18,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.routing.tokens import TraceHashes
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
+from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine, describe
 from bench.routing.virtual_router import (
     NO_QUEUE,
     RecorderOf,
@@ -30,7 +29,6 @@ from bench.routing.virtual_router import (
     VirtualRouter,
     route_request_of,
 )
-from bench.routing.virtual_worker import describe
 from indexer.follow.inputs import BatchArrived
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import pack_u64

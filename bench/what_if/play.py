@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from bench.routing.trace import TraceRequest, at_rate
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import VirtualClock
-from bench.routing.watched_routing import Told
+from bench.routing.virtual_router import Told, VirtualClock
 from bench.side_by_side import play_side_by_side
 from bench.what_if.fit import REQUESTS, Fit, fitted
 from bench.what_if.recorded import JournalUnfit, RankSpeed, Recorded, SpeedLearner, speeds_of

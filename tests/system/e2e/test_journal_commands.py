@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from bench.routing.watched_routing import Told, Watcher, tell
+from bench.routing.virtual_router import Told, Watcher, tell
 from kv_protocol import subjects
 from kv_protocol.journal import PolicyChanged, TimePassed
 from kv_runtime.clock import SystemClock

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from bench.placement.regimes import REGIMES, Sizing
+from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
-from bench.routing.virtual_router import VirtualClock
-from bench.routing.virtual_worker import TEXT
-from bench.routing.watched_routing import Told, tell
+from bench.routing.virtual_router import Told, VirtualClock, tell
 from bench.what_if.play import Cell, play_all, staged
 from bench.what_if.reading import JournalOfOne
 from bench.what_if.report import IN_FORCE, Result, result_of

@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from bench.placement.llmd import EngineMetrics, WeightedScorers
 from bench.placement.policies import PLACEMENTS
-from bench.placement.session_hash import SessionHash
-from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
+from bench.placement.rules import (
+    CHARACTERS_PER_TOKEN,
+    CacheAware,
+    CacheAwareSettings,
+    EngineMetrics,
+    SessionHash,
+    WeightedScorers,
+)
 from bench.prefix_tree import PrefixTree
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
