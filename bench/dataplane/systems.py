@@ -29,8 +29,7 @@ from bench.child import Child
 from bench.dataplane.backend import BLOCK_SIZE, WORKERS, BackendRole
 from bench.dataplane.load import LoadRole
 from bench.dataplane.wire import MODEL, PATH, requests
-from bench.ports import free_ports
-from bench.processes import ChildProcess, ProcessFailed
+from bench.processes import ChildProcess, ProcessFailed, free_ports
 from bench.report import cpu_s
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"

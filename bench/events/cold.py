@@ -18,7 +18,7 @@ from bench.events.load import EventLoad
 from bench.events.observed import IndexRole
 from bench.events.roles import AgentRole, BareRole, SnapshotRole
 from bench.events.run import OURS, EventsPlan, Stage
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from kv_protocol import subjects
 
 BLOCK_TOKENS = 16

@@ -16,9 +16,9 @@ from bench.events.freshness import freshness
 from bench.events.run import OURS, QUICK, EventsPlan
 from bench.events.throughput import throughput
 from bench.processes import ProcessFailed
-from bench.rounds import Rounds
 from bench.tables import (
     FigureTable,
+    Rounds,
     Verdict,
     at_least,
     at_most,

@@ -17,7 +17,7 @@ from bench.events.observed import Age, BatchTimes, IndexRole, SentBatches, Sourc
 from bench.events.roles import BareRole
 from bench.events.run import OURS, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from kv_runtime.clock import SystemClock
 
 BLOCK_TOKENS = 32

@@ -15,7 +15,7 @@ from bench.events.load import EventLoad
 from bench.events.observed import IndexRole
 from bench.events.roles import AgentRole, BareRole, PlayerRole
 from bench.events.run import OURS, EventsPlan, Stage
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from kv_protocol import subjects
 from worker_agent.events.outbox import WINDOW_MESSAGES
 

@@ -10,8 +10,7 @@ answers    all of the trace's right
 from collections.abc import Iterator
 
 from bench.index.plan import GROUPS, OURS
-from bench.rounds import Rounds
-from bench.tables import FigureTable, Verdict, at_least, at_most, number, times
+from bench.tables import FigureTable, Rounds, Verdict, at_least, at_most, number, times
 
 _SEATS = (*OURS, "peer", "floor")
 _UNITS = {

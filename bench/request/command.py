@@ -30,8 +30,7 @@ from bench.dataplane.systems import (
     on_core,
 )
 from bench.request.stages import ELSE, LOOP, STAGES, Moment, own_shares, shares
-from bench.rounds import Rounds
-from bench.tables import FigureTable, number, progress, report, report_options
+from bench.tables import FigureTable, Rounds, number, progress, report, report_options
 from kv_runtime.clock import SystemClock
 
 MODES = (KV, ROUND_ROBIN)

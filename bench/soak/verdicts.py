@@ -1,4 +1,15 @@
-"""The problems of a soak, computed from its figures. Pure.
+"""The faults of a soak; figures of processes, from the operating system and /metrics; and the problems that they show.
+
+Faults come by the count of requests, not by time:
+
+| fault | is |
+|---|---|
+| worker killed | SIGKILL, started again under its id at once |
+| worker stopped | SIGTERM: its requests end, it leaves the fleet, is started again |
+| worker drained | its router is requested to drain it; once that is done it is stopped, and started again |
+| worker frozen | SIGSTOP for 1 to 4 s, then SIGCONT |
+| nats-server killed | SIGKILL, started again on the same store |
+| nats-server stopped | SIGTERM, started again on the same store |
 
 Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments after the first, times the
 requests between the first and the last. One odd moment does not move it.
@@ -7,13 +18,114 @@ requests between the first and the last. One odd moment does not move it.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from bench.soak.answers import AnswerOutcome
-from bench.soak.faults import Fault
-from bench.soak.figures import Quiet, ResourceSample
-from bench.soak.tally import Tally
+import aiohttp
+import psutil
+
+from bench.soak.answers import AnswerOutcome, Tally
+
+FaultKind = Literal[
+    "worker killed",
+    "worker stopped",
+    "worker drained",
+    "worker frozen",
+    "nats-server killed",
+    "nats-server stopped",
+]
+_DECK: tuple[FaultKind, ...] = (
+    "worker killed",
+    "worker killed",
+    "worker killed",
+    "worker stopped",
+    "worker stopped",
+    "worker drained",
+    "worker frozen",
+    "worker frozen",
+    "nats-server killed",
+    "nats-server stopped",
+)
+"""Each ten faults in a row are these, in an order of their own."""
+_FROZEN_S = (1.0, 4.0)
+
+
+class Fault(NamedTuple):
+    """A fault once `at_request` requests have begun. `frozen_s`: for a frozen worker."""
+
+    at_request: int
+    kind: FaultKind
+    frozen_s: float
+
+
+def schedule(seed: int, requests: int, every: int) -> list[Fault]:
+    """Return a fault for each `every` requests but the last."""
+    draw, faults, deck = Random(seed), list[Fault](), list[FaultKind]()  # noqa: S311 - a workload, not a secret
+    for at_request in range(every, requests, every):
+        if not deck:
+            deck = draw.sample(_DECK, len(_DECK))
+        faults.append(Fault(at_request, deck.pop(), draw.uniform(*_FROZEN_S)))
+    return faults
+
+
+_PREFIX = "kvrouter_"
+
+
+class ResourceSample(NamedTuple):
+    """The resources of a process at one moment."""
+
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    cpu_s: float
+    """Since it began."""
+
+
+class Quiet(NamedTuple):
+    """One moment at which no request was in flight."""
+
+    requests: int
+    """Requests that had ended until then."""
+    router: ResourceSample
+    nats: ResourceSample
+    workers: dict[str, ResourceSample]
+    metrics: Counter[str]
+    """The router's, summed over labels."""
+    clients: int
+    """Connections that clients have open."""
+    store_bytes: int
+    """Disk that the nats-server's store takes."""
+    verified: str
+    """The differences that `indexer verify` found; empty: none."""
+
+
+def taken(pid: int, *, sockets: int = 0) -> ResourceSample:
+    """Return the resources of a running process, without `sockets`, which its clients have open."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        cpu = process.cpu_times()
+        return ResourceSample(
+            process.memory_info().rss, process.num_fds() - sockets, process.num_threads(), cpu.user + cpu.system
+        )
+
+
+def one_request_sessions() -> aiohttp.ClientSession:
+    """Return a session that keeps no connection open, so that it does not change the counted figures."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+
+async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
+    """Return the metrics of a process, each without its prefix and summed over its labels."""
+    async with session.get(f"{url}/metrics") as response:
+        text = await response.text()
+    sums: Counter[str] = Counter()
+    for line in text.splitlines():
+        if line.startswith(_PREFIX):
+            sample, _, value = line.rpartition(" ")
+            sums[sample.partition("{")[0].removeprefix(_PREFIX)] += float(value)  # type: ignore[assignment]
+    return sums
+
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 """How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers

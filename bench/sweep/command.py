@@ -12,10 +12,8 @@ from yarl import URL
 
 from bench.child import finished
 from bench.processes import ProcessFailed
-from bench.sweep.endpoint import EndpointNotReady, workers_of
-from bench.sweep.plan import RunInputs, SweepAxes, runs_of
-from bench.sweep.results import ResultInvalid
-from bench.sweep.run import NothingAnswered, Sweep
+from bench.sweep.results import ResultInvalid, RunInputs, SweepAxes, runs_of
+from bench.sweep.run import EndpointNotReady, NothingAnswered, Sweep, workers_of
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000

@@ -19,7 +19,7 @@ from random import Random
 import aiohttp
 
 from bench.streaming_client import Measured, StreamingClient
-from bench.sweep.plan import RunInputs
+from bench.sweep.results import RunInputs
 from kv_runtime.clock import Clock
 
 _WARMUP_AT_ONCE = 8

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from bench.plot import PlotLabels, Point, plotted
 from bench.what_if.figures import Estimate, Gains, PolicyFigures, figures, frontier, gains, of_recorded
-from bench.what_if.fit import Fit
-from bench.what_if.play import WARM, Cell, Played, Stage
+from bench.what_if.play import WARM, Cell, Fit, Played, Stage
 from bench.what_if.recorded import Recorded, RecordedFigures
 
 IN_FORCE = "in force"

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from bench.demo.monitoring import PROMETHEUS_READY, SCRAPE_S, Jobs, prometheus_command, prometheus_configuration
-from bench.ports import free_ports
+from bench.processes import free_ports
 from dashboards.files import RULES
 from kv_runtime.clock import SystemClock
 from tests.support.paths import ROOT

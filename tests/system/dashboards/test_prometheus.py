@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from dashboards.alerts import GROUPS
 from dashboards.objectives import OBJECTIVES
 from dashboards.rules import alerts

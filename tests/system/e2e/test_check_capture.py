@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.capture.caches import CapturedCaches
 from bench.capture.capture import Capture, load_capture
-from bench.capture.command import CaptureFigures, checked
+from bench.capture.command import CapturedCaches, CaptureFigures, checked
 from tests.support.forked import Ended, forked
 from tests.support.paths import RECORDINGS
 

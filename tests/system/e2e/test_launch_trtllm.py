@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from tests.support.paths import ROOT
 from tests.support.processes import BLOCK_SIZE, with_fake
 from tests.system.e2e.test_signals import Started, alive, started

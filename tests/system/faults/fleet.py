@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children

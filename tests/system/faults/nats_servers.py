@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from tests.system.faults.children import Child, Children

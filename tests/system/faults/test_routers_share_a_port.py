@@ -10,7 +10,7 @@ from random import Random
 
 import aiohttp
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
 from tests.system.faults.nats_servers import NatsServer

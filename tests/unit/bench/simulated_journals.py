@@ -13,7 +13,7 @@ from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
 from bench.routing.virtual_router import Told, VirtualClock, tell
 from bench.what_if.play import Cell, play_all, staged
-from bench.what_if.reading import JournalOfOne
+from bench.what_if.recorded import JournalOfOne
 from bench.what_if.report import IN_FORCE, Result, result_of
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
 from router.decision.policy import Policy

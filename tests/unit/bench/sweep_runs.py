@@ -3,9 +3,7 @@
 from typing import Any
 
 from bench.streaming_client import Measured
-from bench.sweep.figures import RunFigures, figures
-from bench.sweep.plan import RunInputs
-from bench.sweep.results import RunRecord
+from bench.sweep.results import RunFigures, RunInputs, RunRecord, figures
 
 BASE: dict[str, Any] = {
     "model": "m",

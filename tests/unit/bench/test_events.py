@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from bench.events.command import tables, verdicts
 from bench.events.observed import STAGES, Age, BatchTimes, SentBatches, ages, medians_ms, spread
 from bench.events.run import OURS, QUICK
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from router.__main__ import main
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.index.cells import FILL_SEED
-from bench.index.child import WORK, make
+from bench.index.cells import FILL_SEED, WORK, make
 from bench.index.data import ScheduledRequest, chain, pack, write_requests
 from bench.index.plan import IndexPlan, cells
 from bench.index.report import tables, verdicts
 from bench.index.subjects import subject
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from router.__main__ import main
 
 TINY = ("--peer-python", "no-such-python", "--quick", "--core", "-1")

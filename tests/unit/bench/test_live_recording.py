@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.live_command import KINDS, live, simulate
-from bench.fidelity.live_figures import LiveFigures, order, within
+from bench.fidelity.live_command import KINDS, LiveFigures, live, order, simulate, within
 from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,

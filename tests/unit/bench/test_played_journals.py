@@ -8,10 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from bench.what_if.figures import drawn, figures, frontier
-from bench.what_if.fit import fitted
-from bench.what_if.play import Played
-from bench.what_if.reading import JournalOfOne
-from bench.what_if.recorded import RankSpeed
+from bench.what_if.play import Played, fitted
+from bench.what_if.recorded import JournalOfOne, RankSpeed
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, names, write_plot
 from bench.what_if.tune import proposal, proposal_lines, screened
 from kv_protocol.decided import Decided

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bench.request.command import MODES, ORDER, SHAPES, request, tables
 from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, WRITES, Moment, own_shares, shares
-from bench.rounds import Rounds
+from bench.tables import Rounds
 
 TAKE = "router.decision.routing:Routing.take"
 BOOK = "router.fleet.calibration:Calibration.note"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.sweep import results
-from bench.sweep.plan import left
+from bench.sweep.results import left
 from tests.unit.bench.sweep_runs import inputs, record
 
 

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from bench.sweep import results
 from bench.sweep.aiperf_export import NAME, read_export
 from bench.sweep.command import sweep
-from bench.sweep.figures import figures
-from bench.sweep.report_command import report
-from bench.sweep.summary import SummaryRow, on_frontier
+from bench.sweep.report_command import SummaryRow, on_frontier, report
+from bench.sweep.results import figures
 from tests.support.paths import ROOT
 from tests.unit.bench.sweep_runs import answered, inputs, measured_figures, record
 
