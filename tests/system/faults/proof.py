@@ -103,8 +103,8 @@ class Proof:
         self._began_at: dict[WorkerRank, Place] = {}
         self._unproven: dict[tuple[WorkerRank, IndexAt], str] = {}
 
-    async def until_equal(self, ranks: Iterable[WorkerRank], *, within_s: float, moved: bool) -> float:
-        """Return after how many seconds every index was proven equal to the mirror of every rank.
+    async def until_equal(self, ranks: Iterable[WorkerRank], *, within_s: float, moved: bool) -> None:
+        """Return once every index was proven equal to the mirror of every rank.
 
         With `moved` an index is proven only by what came to the mirror after this call: something has to.
 
@@ -121,7 +121,6 @@ class Proof:
                 raise AssertionError("\n".join([f"not equal within {within_s} s", *shown]))
             if self._unproven:
                 await SystemClock().sleep(_LOOK_S)
-        return loop.time() - began_s
 
     async def _look(self, *, moved: bool) -> None:
         async with AsyncExitStack() as cleanup:

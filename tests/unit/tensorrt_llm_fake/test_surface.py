@@ -9,12 +9,30 @@ import pytest
 from tests.support.trtllm import Fake
 from tests.unit.tensorrt_llm_fake import surface
 from tests.unit.tensorrt_llm_fake.surface import Row
-from tests.unit.tensorrt_llm_fake.told import Json, engine, events, finished
 
+Json = dict[str, Any]
 NAMES = surface.rows()
 NOT_NAMED = {  # shown by their members alone, other names of what is named, or without a signature to compare
     "GenerationExecutor", "GenerationResult", "LlmArgs", "RequestOutput", "__version__", "logger",
 }  # fmt: skip
+
+
+def engine(fake: Fake, *, cache: Json | None = None, **arguments: Any) -> Any:
+    """Return an engine of the fake with 4-token blocks, events and statistics."""
+    told = {"tokens_per_block": 4, "event_buffer_max_size": 10_000} | (cache or {})
+    config = fake.llmapi.KvCacheConfig(**told)
+    return fake.module.LLM("none", kv_cache_config=config, enable_iter_perf_stats=True, **arguments)
+
+
+def finished(llm: Any, fake: Fake, prompt: Any, tokens: int = 3, **arguments: Any) -> Any:
+    """Return a request's result at its end."""
+    parameters = fake.module.SamplingParams(max_tokens=tokens, end_id=2)
+    return llm.generate_async(prompt, parameters, **arguments).result(timeout=30)
+
+
+def events(llm: Any) -> list[Json]:
+    """Return all events since the last call, without waiting."""
+    return list(llm.get_kv_cache_events(timeout=0))
 
 
 @pytest.fixture
