@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledRequest, ScheduledStore, chain, events, last
 from bench.index.data import read_requests as scheduled_requests
@@ -39,13 +39,6 @@ WARM_UP_SEED = 1 << 32
 _WARM_UP_CHAINS = 32
 _STATM = Path("/proc/self/statm")
 Found = dict[str, float]
-
-
-class Work(Protocol):
-    """One kind of measured work."""
-
-    def round(self, seed: int) -> Found:
-        """Return the figures of one round."""
 
 
 class EventCell:
@@ -242,6 +235,7 @@ def _events(of: Subject, request: ScheduledRequest) -> Iterator[IndexCall]:
         yield of.remove(request.rank, request.evicted)
 
 
+Work = EventCell | MatchCell | ColdMatchCell | TraceCell | TraceAnswersCell | MemoryCell | BulkCell
 WORK: dict[str, Callable[..., Work]] = {
     "events": EventCell,
     "match": MatchCell,

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bench.index.data import ScheduledStore, numbers
 
@@ -29,28 +29,6 @@ class IndexCall(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...]
-
-
-class Subject(Protocol):
-    """An index under measurement. It is made by `fresh`, which comes before all else."""
-
-    def fresh(self, ranks: int, capacity_blocks: int) -> None:
-        """Make a new index with `ranks` ranks, each with a capacity of `capacity_blocks`."""
-
-    def store(self, event: ScheduledStore) -> IndexCall:
-        """Return the step that stores."""
-
-    def remove(self, rank: int, hashes: bytes) -> IndexCall:
-        """Return the step that removes."""
-
-    def match(self, hashes: bytes) -> IndexCall:
-        """Return the step that queries how much of a prefix each rank holds."""
-
-    def bind(self, steps: Iterable[IndexCall]) -> list[Call]:
-        """Return calls on the index that is there now."""
-
-    def depths(self, hashes: bytes) -> dict[int, int]:
-        """Return how many blocks of a prefix each rank holds, without those that hold none."""
 
 
 class Ours:
@@ -145,6 +123,10 @@ class PeerTree:
 
 def _peer_event(rank: int, data: str) -> IndexCall:
     return IndexCall("apply", (rank, f'{{"event_id":1,"data":{{{data}}}}}'.encode()))
+
+
+Subject = Ours | PeerTree
+"""An index under measurement. It is made by `fresh`, which comes before all else."""
 
 
 def subject(name: str, shape: str) -> Subject:

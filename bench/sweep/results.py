@@ -20,9 +20,7 @@ time left  the mean time of the runs that this process measured, for each run th
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -78,39 +76,6 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def name(self) -> str:
         """The name of the run, and of its file; no two runs of a sweep share it."""
         return f"{self.fleet}-{self.workload}-{self.load}"
-
-
-class SweepAxes(NamedTuple):
-    """What is varied. One of `concurrencies` and `rates` is empty; `fleets` are modes with layouts."""
-
-    fleets: Sequence[tuple[str, str, int]]
-    """Mode, layout, and workers of the layout."""
-    concurrencies: Sequence[int]
-    rates: Sequence[float]
-    isls: Sequence[int]
-    osls: Sequence[int]
-    prefix_shares: Sequence[float]
-
-
-def runs_of(axes: SweepAxes, same: RunInputs) -> tuple[RunInputs, ...]:
-    """Return all runs; `same` has the inputs that do not vary. Loads vary fastest."""
-    loads = [(number, 0.0) for number in axes.concurrencies] or [(0, rate) for rate in axes.rates]
-    return tuple(
-        msgspec.structs.replace(
-            same,
-            mode=mode,
-            layout=layout,
-            workers=workers,
-            concurrency=concurrency,
-            rate=rate,
-            isl_tokens=isl_tokens,
-            osl_tokens=osl_tokens,
-            prefix_share=share,
-        )
-        for (mode, layout, workers), isl_tokens, osl_tokens, share, (concurrency, rate) in product(
-            axes.fleets, axes.isls, axes.osls, axes.prefix_shares, loads
-        )
-    )
 
 
 def left(runs: Sequence[RunInputs], measured: Mapping[str, RunInputs]) -> list[RunInputs]:

@@ -81,7 +81,7 @@ def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
-    assert of.index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
+    assert of.index.statistics().held_blocks == 1024  # type: ignore[union-attr]
 
 
 def measured(ours: float, peer: float, wrong: int = 0) -> Rounds:
