@@ -11,7 +11,6 @@
 | `refuse_request(text)`, `fail_request(text)` | the next request: RequestError at submission, or while iterating |
 | `fail_polls("kv_events" or "stats", error, times)` | the next polling calls raise |
 | `polls_raise = False` | polling calls swallow that error, log it and return nothing, as the RPC path does |
-| `polls_by = "ipc"` | polling goes over queues that the first request makes, not over RPC |
 | `poll_timeouts` | of each polling call so far: what it polled, and its timeout |
 | `lose_events(n)` | the next n events take their ids and are lost, as when the buffer overflows: a gap |
 | `main_thread_only = True` | building or ending an engine on another thread is an error, as MPI has it |
@@ -102,7 +101,6 @@ class Control:
             self.version = str(told.get("version", __version__))
             self.preprocessed_on: list[threading.Thread] = []
             self.polls_raise = True
-            self.polls_by: Literal["rpc", "ipc"] = "rpc"
             self.poll_timeouts: list[tuple[Poll, float | None]] = []
             self._allowed: int | None = None
             self._start_delayed = False

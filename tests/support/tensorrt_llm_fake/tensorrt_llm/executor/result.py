@@ -152,16 +152,6 @@ class GenerationResult:
     def __await__(self) -> Generator[Any, None, Self]:
         return self.aresult().__await__()
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Self:
-        self._check()
-        if self._done:
-            raise StopIteration
-        self._take(self.queue.get())
-        return self
-
     def __aiter__(self) -> Self:
         return self
 

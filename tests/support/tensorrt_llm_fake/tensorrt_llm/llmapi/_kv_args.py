@@ -6,10 +6,9 @@ Source: `tensorrt_llm/llmapi/llm_args.py` @ 00043967; `block_reuse_policy`, whic
 the pool rebalancing thresholds are newer than 1.3.0rc29's pages and are left out (`SURFACE.md`).
 """
 
-import os
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 
 DTYPES = {"auto", "fp8", "nvfp4", "bfloat16", "float16", "float32", "int64", "int32", "int8", "bool"}
 
@@ -85,13 +84,6 @@ class KvCacheConfig(StrictBaseModel):
     pool_ratio: Annotated[list[float], Field(min_length=1)] | None = None
     avg_seq_len: PositiveInt | None = None
 
-    @field_validator("cross_kv_cache_fraction")
-    @classmethod
-    def _check_cross_fraction(cls, value: float | None) -> float | None:
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError("kv_cache_config.cross_kv_cache_fraction must be a float between 0 and 1")
-        return value
-
     @field_validator("dtype")
     @classmethod
     def _check_dtype(cls, value: str) -> str:
@@ -105,22 +97,6 @@ class KvCacheConfig(StrictBaseModel):
         if value is not None and any(window <= 0 for window in value):
             raise ValueError("kv_cache_config.max_attention_window values must be positive")
         return value
-
-    @field_validator("pool_ratio")
-    @classmethod
-    def _check_ratio(cls, value: list[float] | None) -> list[float] | None:
-        if value is not None and (any(ratio <= 0 for ratio in value) or abs(sum(value) - 1) > 1e-6):
-            raise ValueError("kv_cache_config.pool_ratio values must be positive and sum to 1.0")
-        return value
-
-    @model_validator(mode="after")
-    def _check_disk(self) -> Self:
-        if self.disk_cache_size:
-            if not self.disk_cache_path:
-                raise ValueError("kv_cache_config.disk_cache_path must be set when disk_cache_size is positive")
-            if not os.path.isdir(self.disk_cache_path):  # noqa: PTH112  the value is a string, as in the real one
-                raise ValueError(f"kv_cache_config.disk_cache_path {self.disk_cache_path} is not a directory")
-        return self
 
 
 class CacheTransceiverConfig(StrictBaseModel):

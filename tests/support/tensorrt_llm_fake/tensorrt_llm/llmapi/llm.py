@@ -140,44 +140,6 @@ class BaseLLM:
         """Return the model's tokenizer; none with `skip_tokenizer_init`."""
         return self._tokenizer
 
-    def generate(
-        self,
-        inputs: Any,
-        sampling_params: Any = None,
-        use_tqdm: bool = True,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
-        kv_cache_retention_config: Any = None,
-        disaggregated_params: Any = None,
-        scheduling_params: Any = None,
-        conversation_params: Any = None,
-        cache_salt: Any = None,
-        priority: float | list[float] = DEFAULT_REQUEST_PRIORITY,
-    ) -> Any:
-        """Return the result of one prompt, or of each of a list, at their end; block this thread."""
-        del use_tqdm
-        is_one = isinstance(inputs, str | dict) or (
-            isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], int)
-        )
-        optional = {
-            "sampling_params": sampling_params,
-            "lora_request": lora_request,
-            "prompt_adapter_request": prompt_adapter_request,
-            "kv_cache_retention_config": kv_cache_retention_config,
-            "disaggregated_params": disaggregated_params,
-            "scheduling_params": scheduling_params,
-            "conversation_params": conversation_params,
-            "cache_salt": cache_salt,
-            "priority": priority,
-        }
-        results = []
-        for index, each in enumerate([inputs] if is_one else inputs):
-            own = {name: value[index] if isinstance(value, list) else value for name, value in optional.items()}
-            results.append(self.generate_async(each, streaming=False, **own))
-        for result in results:
-            result.result()
-        return results[0] if is_one else results
-
     def generate_async(
         self,
         inputs: PromptInputs | PreprocessedInputs,

@@ -41,15 +41,6 @@ class MultimodalEncoder(_TorchLLM):
         self.args.mm_encoder_only = True
         super()._build_model()
 
-    def generate(self, inputs: Any, use_tqdm: bool = True) -> Any:  # type: ignore[override]  # as the real one
-        """Return the result of one prompt's media, or of each of a list; block this thread."""
-        del use_tqdm
-        is_one = not isinstance(inputs, list) or isinstance(inputs[0], int)
-        results = [self.generate_async(each) for each in ([inputs] if is_one else inputs)]
-        for result in results:
-            result.result()
-        return results[0] if is_one else results
-
     def generate_async(  # type: ignore[override]  # as the real one
         self, inputs: PromptInputs, sampling_params: SamplingParams | None = None
     ) -> RequestOutput:
