@@ -12,7 +12,7 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 unexport PYTHONDONTWRITEBYTECODE  # a process would compile half a megabyte of Python at each start
 
 .DEFAULT_GOAL := help
-.PHONY: help demo figures observe test ci nightly clients engines lint types imports unit searches system wheel floors grafana-schema simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
+.PHONY: help demo figures observe test ci nightly clients engines lint types imports unit searches system wheel floors simulation sim faults soak soak-smoke sanitize mutants site reference format native bootstrap prometheus browser deploy-tools lock clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ test: native lint imports  ## lint, types, import contracts, tests (4 minutes on
 ci: test system wheel main-faults site  ## make test, then fleets of real processes, a wheel, main faults: what lands must pass
 
 ## Slower suites
-nightly: test searches system clients wheel install floors grafana-schema simulation faults soak-smoke sanitize fuzz-smoke mutants site  ## everything
+nightly: test searches system clients wheel install floors simulation faults soak-smoke sanitize fuzz-smoke mutants site  ## everything
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -99,9 +99,6 @@ clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and 
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients
 	@$(BIN)/uv pip install --quiet --python build/clients/bin/python openai anthropic litellm langchain-openai
 	$(BIN)/python -m pytest -m slow tests/system/clients
-
-grafana-schema: $(READY)  ## the dashboards against Grafana's own TypeScript types; says so where npm is missing
-	$(BIN)/python -m tests.system.dashboards.grafana_schema
 
 simulation: $(READY) prometheus browser deploy-tools  ## 120 more seeds; dashboards on a real Prometheus; the web page in a real browser
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/system/install

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bench.processes import ChildProcess
 from kv_runtime.clock import SystemClock
-from tests.contract.workers import PROMPT_BLOCKS, WAIT_S, Ground, Worker, post
+from tests.contract.workers import WAIT_S, Ground, Worker, post
 from tests.support.processes import running
 from tests.system.integration.agent_http import Answered
 
@@ -35,17 +35,6 @@ class Router(NamedTuple):
             return names <= {name for name, unfit in (await self._known()).items() if not unfit}
 
         await until(are_fit, f"{names} fit")
-
-    async def until_overlap(self, worker: Worker, prompt: list[int]) -> None:
-        """Return once the prompt would be found at the worker."""
-
-        async def is_found() -> bool:
-            asked = {"prompt": prompt, "max_tokens": 2}
-            decision = (await self.ask(worker, "/v1/route", asked)).body["decision"]
-            chosen = decision["candidates"][decision["winner"]]
-            return bool((chosen["worker_id"], chosen["overlap_blocks"][0]) == (worker.worker_id, PROMPT_BLOCKS))
-
-        await until(is_found, f"{worker.worker_id} chosen")
 
     async def _known(self) -> dict[str, Any]:
         async with self.ground.session.get(f"{self.control_url}/v1/workers") as response:

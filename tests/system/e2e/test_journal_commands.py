@@ -20,8 +20,7 @@ from router.journal.encoder import JournalEncoder
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
-from tests.system.e2e.replays import figure
-from tests.system.e2e.typed import typed
+from tests.system.e2e.typed import figure, typed
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.test_journal import SETTINGS, written
 from tests.unit.properties import router_life
