@@ -145,8 +145,6 @@ class GenerationExecutor:
                 except Exception as error:  # noqa: BLE001  a processor's error is the engine's, as in the real one
                     self._set_fatal_error(error)
                 self._told.notify_all()
-            if control.die_at_iteration is not None and self.engine.iterations >= control.die_at_iteration:
-                self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
         self.engine.transfers.close()
 
     def _wake(self) -> None:
@@ -165,22 +163,15 @@ class GenerationExecutor:
         self._results.pop(request_id, None)
 
     def _fetch(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
-        control.poll_timeouts.append((poll, timeout))
         end = time.monotonic() + (timeout or 0)
         while not (found := self._fetch_rpc(poll)) and time.monotonic() < end and not self.is_shutdown():
             time.sleep(RPC_PAUSE_S)
         return found
 
     def _fetch_rpc(self, poll: Any) -> list[dict[str, Any]]:
-        try:
-            control.check_poll(poll)
-            with self._lock:
-                return self._drain(poll)
-        except Exception as error:  # polling answers nothing then
-            if control.polls_raise:
-                raise
-            logger.error(f"Error fetching {poll} via RPC: {error}")
-            return []
+        control.check_poll(poll)
+        with self._lock:
+            return self._drain(poll)
 
     def _drain(self, poll: str) -> list[dict[str, Any]]:
         if poll == "kv_events":
