@@ -72,9 +72,7 @@ def tables(found: Rounds) -> list[FigureTable]:
         cells = found.cells(group)
         names = list(dict.fromkeys(name for cell in cells for each in found.rounds[OURS, cell] for name in each))
         rows = [(cell, *(number(found.figure(OURS, cell, name)) for name in names)) for cell in cells]
-        made += [FigureTable(f"{group}; ages and stages in ms, CPU in s a million blocks", ("cell", *names), rows)][
-            : len(rows)
-        ]
+        made += [FigureTable(f"{group}; ages in ms, CPU in s a million blocks", ("cell", *names), rows)][: len(rows)]
     return made
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bench.child import Answer, BenchFailed, Child
 from bench.demo.workload import Player, WorkloadShape, conversations
 from bench.events.load import FLUSH_S, EventLoad
-from bench.events.observed import Age, BatchTimes, IndexRole, SentBatches, SourceRole, ages, medians_ms, spread
+from bench.events.observed import BatchTimes, IndexRole, SourceRole, ages_s, spread
 from bench.events.roles import BareRole
 from bench.events.run import OURS, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
@@ -63,9 +63,8 @@ async def _scripted(plan: EventsPlan, results: Rounds, cell: str, blocks_s: int)
         seen = await _seen(index, begins_ns)
         bare = await _bare_lag(stage, seen, plan.flowing_s)
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
-    sent = {each["rank"]: SentBatches(each["flushed_ns"], each["handed_ns"]) for each in played}
-    of = [age for age in ages(seen.batches, sent) if age.flushed_ns >= warm_ns]
-    results.add(OURS, cell, _figures(seen, of, bare))
+    flushed_ns = {each["rank"]: each["flushed_ns"] for each in played}
+    results.add(OURS, cell, _figures(seen, ages_s(seen.batches, flushed_ns, warm_ns), bare))
 
 
 async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:
@@ -94,7 +93,7 @@ async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
         finally:
             await index.close()
     async with Stage() as stage:
-        results.add(OURS, cell, _figures(seen, ages(seen.batches, {}), await _bare_lag(stage, seen, plan.flowing_s)))
+        results.add(OURS, cell, _figures(seen, ages_s(seen.batches, {}), await _bare_lag(stage, seen, plan.flowing_s)))
 
 
 async def _seen(index: Child, begins_ns: int) -> _Seen:
@@ -115,12 +114,11 @@ async def _bare_lag(stage: Stage, seen: _Seen, seconds: float) -> list[float]:
     return lags_s
 
 
-def _figures(seen: _Seen, of: Sequence[Age], bare_s: Sequence[float]) -> dict[str, float]:
+def _figures(seen: _Seen, ages: Sequence[float], bare_s: Sequence[float]) -> dict[str, float]:
     return {
         "blocks/s": sum(batch.blocks for batch in seen.batches) / seen.seconds,
         "messages/s": seen.messages / seen.seconds,
         "bytes each": seen.message_bytes,
-        **spread([age.total_s for age in of]),
+        **spread(ages),
         **{f"bare {name}": each for name, each in spread(bare_s).items()},
-        **medians_ms(of),
     }

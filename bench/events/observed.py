@@ -1,24 +1,16 @@
-"""Processes of the event bench that note when each event passes a stage of its path; and the ages that follow.
+"""Processes of the event bench that note when events are flushed and applied; and the ages that follow.
 
     SourceRole     an agent whose engine reports blocks by a schedule. The path is real from the polling thread on: the
                    poller, the consolidator, the log. The events need no translation
-    IndexRole      an index that follows the log: when each batch was delivered and applied, when the index had caught
-                   up, and when each rank was proven: a heartbeat at exactly its position was received, and the rank is
-                   not stale after it
-
-    poll        from the engine's flush until the poller's batch is made
-    to log      from there until the log has it: the event loop, the consolidator, and `publish`, its last part, from
-                the moment at which the message is handed over
-    to index    from there until the index's client has it
-    apply       until the index has applied the message
+    IndexRole      an index that follows the log: when each batch was applied, when the index had caught up, and when
+                   each rank was proven: a heartbeat at exactly its position was received, and the rank is not stale
+                   after it
 
 Times are in nanoseconds since 1970.
 """
 
-import asyncio
 import secrets
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
@@ -32,9 +24,8 @@ from bench.report import percentile
 from indexer.embedded import EmbeddedIndex
 from kv_protocol import codec, fleet, subjects
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import IndexSection, NatsSection
-from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, OnMessage, Reading
+from kv_runtime.event_log import EventLog, LogMessage, OnMessage, Reading
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.engine_events import RankEvent
@@ -42,54 +33,31 @@ from worker_agent.events.event_path import EventPath, new_epoch
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_poller import Source
 
-STAGES = ("poll", "to log", "publish", "to index", "apply")
-
-
-class SentBatches(NamedTuple):
-    """One rank's batches: when the engine flushed the events (batch n is event n - 1), and messages by first seq."""
-
-    flushed_ns: Sequence[int]
-    handed_ns: Sequence[tuple[int, int]]
+_SOURCE_POLL_S, _INDEX_POLL_S = 0.05, 0.002
+_KEEPER = "snapshots"
+_EVENTS, _HEARTBEATS = "kv.v1.events.", "kv.v1.heartbeat."
+_SEQ, _TIME_NS = 4, 6
+"""Indexes into the head of a frame."""
 
 
 class BatchTimes(NamedTuple):
-    """One batch as the index saw it: when its payload was made, stored, delivered and applied."""
+    """One batch as the index saw it: when its payload was made, and when it was applied."""
 
     rank: str
     seq: int
     blocks: int
     made_ns: int
-    stored_ns: int
-    delivered_ns: int
     applied_ns: int
 
 
-class Age(NamedTuple):
-    """Of one batch, in seconds; stages whose start (flush, hand-over) is not known are left out."""
+def ages_s(batches: Sequence[BatchTimes], flushed_ns: Mapping[str, Sequence[int]], since_ns: int = 0) -> list[float]:
+    """Return the age of each batch when it was applied, of those that the engine flushed from `since_ns` on.
 
-    flushed_ns: int
-    total_s: float
-    stages_s: Mapping[str, float]
-
-
-def ages(batches: Sequence[BatchTimes], sent: Mapping[str, SentBatches]) -> list[Age]:
-    """Return the age of each batch; without a rank in `sent`, from when its payload was made."""
-    return [_age(batch, sent.get(batch.rank)) for batch in batches]
-
-
-def _age(batch: BatchTimes, sent: SentBatches | None) -> Age:
-    stages_ns = {
-        "to log": batch.stored_ns - batch.made_ns,
-        "to index": batch.delivered_ns - batch.stored_ns,
-        "apply": batch.applied_ns - batch.delivered_ns,
-    }
-    flushed_ns = batch.made_ns
-    if sent is not None:
-        flushed_ns = sent.flushed_ns[batch.seq - 1]
-        at = bisect_right(sent.handed_ns, batch.seq, key=lambda message: message[0]) - 1
-        stages_ns |= {"poll": batch.made_ns - flushed_ns, "publish": batch.stored_ns - sent.handed_ns[at][1]}
-    stages_s = {stage: lasted_ns / 1e9 for stage, lasted_ns in stages_ns.items()}
-    return Age(flushed_ns, (batch.applied_ns - flushed_ns) / 1e9, stages_s)
+    `flushed_ns`: by rank, of each event; batch n is event n - 1. Without them the age counts from when the payload was
+    made.
+    """
+    begun = [flushed_ns[batch.rank][batch.seq - 1] if flushed_ns else batch.made_ns for batch in batches]
+    return [(batch.applied_ns - at) / 1e9 for batch, at in zip(batches, begun, strict=True) if at >= since_ns]
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -98,63 +66,27 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * each for name, each in of.items()}
 
 
-def medians_ms(of: Sequence[Age]) -> dict[str, float]:
-    """Return the median of each stage that is known."""
-    known = [stage for stage in STAGES if of and stage in of[0].stages_s]
-    return {stage: 1e3 * percentile([age.stages_s[stage] for age in of], 0.50) for stage in known}
-
-
-class AppliedMessage(NamedTuple):
-    """One message as the consumer got it, and when."""
-
-    message: LogMessage
-    delivered_ns: int
-    applied_ns: int
-
-
 class WatchedLog(EventLog):
-    """A connection whose owner can observe each message."""
+    """A connection whose owner is told of each message once its consumer has returned."""
 
-    def __init__(self, url: str, on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S) -> None:
-        super().__init__(url, on_found, confirm_s=confirm_s)
-        self._wall_ns = SystemClock().wall_ns
-        self.on_applied: Callable[[AppliedMessage], None] = lambda _: None
-        self.on_handed: Callable[[str, int], None] = lambda *_: None
-        """Gets the id of a published message and the time."""
-
-    async def send(
-        self,
-        subject: str,
-        data: bytes,
-        message_id: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        after_seq: int | None = None,
-    ) -> asyncio.Future[int]:
-        """Send as the log does; report the time."""
-        self.on_handed(message_id, self._wall_ns())
-        return await super().send(subject, data, message_id, headers=headers, after_seq=after_seq)
+    on_applied: Callable[[LogMessage], None]
 
     async def follow(
         self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
     ) -> Reading:
-        """Follow as the log does; report the times."""
+        """Follow as the log does, and tell."""
         return await super().follow(stream, subject, self._watched(on_message), after_seq=after_seq, created=created)
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """Listen as the log does; report the times."""
+        """Listen as the log does, and tell."""
         await super().listen(subject, self._watched(on_message))
 
     def _watched(self, on_message: OnMessage) -> OnMessage:
         async def watched(message: LogMessage) -> None:
-            delivered_ns = self._wall_ns()
             await on_message(message)
-            self.on_applied(AppliedMessage(message, delivered_ns, self._wall_ns()))
+            self.on_applied(message)
 
         return watched
-
-
-_SOURCE_POLL_S = 0.05
 
 
 class ScheduledEngine:
@@ -199,20 +131,16 @@ class ScheduledEngine:
 class SourceRole(LogRole):
     """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` after the command `play`."""
 
-    _log: WatchedLog
-
     def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float) -> None:
         super().__init__(url)
         self._worker = worker
         self._load = EventLoad(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
-        self._handed: dict[int, int] = {}
         self._context = zmq.asyncio.Context()
 
     async def begin(self) -> Answer:
         """Connect the agent and prepare its parts."""
-        self._log = await WatchedLog.connect(self._url, name=self._worker)
-        self._log.on_handed = self._on_handed
+        self._log = await EventLog.connect(self._url, name=self._worker)
         core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch, origins=[Origin(ENGINE)])
         self._path = EventPath(
             {ENGINE: Source(self._engine.take)},
@@ -227,9 +155,6 @@ class SourceRole(LogRole):
         await self._path.consolidator.start()
         return {}
 
-    def _on_handed(self, message_id: str, now_ns: int) -> None:
-        self._handed.setdefault(int(message_id.rpartition("/")[2]), now_ns)
-
     def parts(self) -> list[Part]:
         """Return the parts of the event path and of the connection."""
         return [*self._path.parts(1), Part("log", self._log.run, 6)]
@@ -240,7 +165,7 @@ class SourceRole(LogRole):
         return {}
 
     async def played(self) -> Answer:
-        """Wait until all is published; return when each event was flushed and each message handed over."""
+        """Wait until all is published; return when each event was flushed."""
         while not self._engine.is_over:
             await self._clock.sleep(_SOURCE_POLL_S)
         epoch, last_seq = (await self._path.position())[0]
@@ -254,20 +179,12 @@ class SourceRole(LogRole):
             "epoch": epoch,
             "last_seq": last_seq,
             "flushed_ns": self._engine.flushed_ns,
-            "handed_ns": sorted(self._handed.items()),
         }
 
     async def end(self) -> None:
         """Close sockets and connection."""
         await super().end()
         self._context.destroy(linger=0)
-
-
-_INDEX_POLL_S = 0.002
-_KEEPER = "snapshots"
-_EVENTS, _HEARTBEATS = "kv.v1.events.", "kv.v1.heartbeat."
-_SEQ, _TIME_NS = 4, 6
-"""Indexes into the head of a frame."""
 
 
 class IndexRole(LogRole):
@@ -278,7 +195,8 @@ class IndexRole(LogRole):
     def __init__(self, *, url: str) -> None:
         super().__init__(url)
         self._is_watched = False
-        self._batches: list[AppliedMessage] = []
+        self._messages: list[tuple[LogMessage, int]] = []
+        """Messages of events, and when they were applied."""
         self._applied_ns = self._caught_up_ns = 0
         """When the last batches were applied, and when the index had caught up."""
         self._proven_ns: dict[WorkerRank, int] = {}
@@ -296,12 +214,12 @@ class IndexRole(LogRole):
         """Return the parts of the index without the snapshot writer."""
         return [part for part in self._index.parts(1) if part.name != _KEEPER]
 
-    def _on_applied(self, applied: AppliedMessage) -> None:
-        message, now_ns = applied.message, applied.applied_ns
+    def _on_applied(self, message: LogMessage) -> None:
+        now_ns = self._clock.wall_ns()
         if message.subject.startswith(_EVENTS):
             self._applied_ns = now_ns
             if self._is_watched:
-                self._batches.append(applied)
+                self._messages.append((message, now_ns))
         self._note_caught_up(now_ns)
         if self._caught_up_ns and message.subject.startswith(_HEARTBEATS):
             rank = subjects.rank_of(message.subject)
@@ -323,9 +241,9 @@ class IndexRole(LogRole):
 
     async def recorded(self) -> Answer:
         """Return the recorded batches, the number of their messages, and the bytes of these."""
-        size = sum(len(applied.message.data) for applied in self._batches)
-        rows = [row for applied in self._batches for row in _rows(applied)]
-        return {"rows": rows, "messages": len(self._batches), "bytes": size}
+        size = sum(len(message.data) for message, _ in self._messages)
+        rows = [row for applied in self._messages for row in _rows(*applied)]
+        return {"rows": rows, "messages": len(self._messages), "bytes": size}
 
     async def reach(self, rank: str, epoch: int, seq: int) -> Answer:
         """Return when the last message was applied, once the rank is at this position."""
@@ -344,17 +262,14 @@ class IndexRole(LogRole):
         }
 
 
-def _rows(applied: AppliedMessage) -> list[BatchTimes]:
-    message = applied.message
+def _rows(message: LogMessage, applied_ns: int) -> list[BatchTimes]:
     return [
         BatchTimes(
             rank=str(subjects.rank_of(message.subject)),
             seq=frame.head[_SEQ],
             blocks=len(frame.hashes) // 8,
             made_ns=frame.head[_TIME_NS],
-            stored_ns=message.time_ns,
-            delivered_ns=applied.delivered_ns,
-            applied_ns=applied.applied_ns,
+            applied_ns=applied_ns,
         )
         for frame in codec.split_message(message.data)
     ]
