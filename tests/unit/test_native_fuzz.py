@@ -3,8 +3,7 @@
 import pytest
 
 from kv_protocol.events import Tier
-from tests.fuzz.agreement import differences
-from tests.fuzz.programs import MakeIndex
+from tests.fuzz.agreement import MakeIndex, differences
 from tests.fuzz.seeds import FUZZERS, inputs
 from tests.reference.index.index import ReferenceIndex
 

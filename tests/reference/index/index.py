@@ -16,13 +16,11 @@ from kv_protocol.codec import decode_message, pack_u64, unpack_u64
 from kv_protocol.digest import TierDigest, is_in_buckets
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns
-from tests.reference.index.nodes import ranks_of
 from tests.reference.index.outline import ReferenceOutline, chain_from
 from tests.reference.index.parents_first import parents_first
-from tests.reference.index.snapshot import saved
-from tests.reference.index.snapshot_body import read_body, write_body
+from tests.reference.index.snapshot import read_body, saved, write_body
+from tests.reference.index.state import children_of, ranks_of
 from tests.reference.index.tree import ReferenceTree
-from tests.reference.index.walks import children_of
 
 
 class ReferenceIndex(ReferenceTree):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 
 from indexer.index.outline import OutlineNode, OutlineOrder, PassedRequest
-from tests.reference.index.nodes import Forest
+from tests.reference.index.state import Forest
 
 _MOST: dict[OutlineOrder, Callable[[OutlineNode], float]] = {
     "subtree": lambda node: node.subtree_blocks,

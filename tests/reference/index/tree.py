@@ -11,11 +11,8 @@ from collections.abc import Sequence
 
 from indexer.index.prefix_index import IndexFull
 from kv_protocol.events import TIERS, Tier
-from tests.reference.index.holder import RankHolding
-from tests.reference.index.nodes import Forest, Node
-from tests.reference.index.parked import ParkedBlock, ParkedBlocks
-from tests.reference.index.snapshot import rebuilt
-from tests.reference.index.snapshot_body import Snapshot
+from tests.reference.index.snapshot import Snapshot, rebuilt
+from tests.reference.index.state import Forest, Node, ParkedBlock, ParkedBlocks, RankHolding
 
 NODE_BYTES = 320
 HOLDING_BYTES = 96

@@ -15,11 +15,11 @@ from dashboards.command import dashboards
 from dashboards.files import RULES
 from dashboards.panels import WIDTH
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import every_sample
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
     annotation_queries,
     board,
+    every_sample,
     panel_queries,
     panels,
     selectors,

@@ -28,11 +28,10 @@ from kv_runtime.clock import SystemClock
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import picture
-from tests.system.dashboards.pools_before import start_pools
-from tests.system.dashboards.prometheus import NoData, Prometheus
-from tests.system.dashboards.registry import OF_ENGINES
+from tests.system.dashboards.prometheus import NoData, Prometheus, start_pools
 from tests.system.dashboards.shipped import (
     BOARD_NAMES,
+    OF_ENGINES,
     LabelValues,
     Shown,
     annotation_queries,

@@ -10,8 +10,7 @@ from dashboards.alerts import GROUPS
 from dashboards.objectives import FIRST_TOKEN_S, TOKEN_INTERVAL_S
 from dashboards.rules import RUNBOOKS, Alert, Record, alerts
 from tests.support.paths import ROOT
-from tests.system.dashboards.registry import bounds, every_sample
-from tests.system.dashboards.shipped import selectors
+from tests.system.dashboards.shipped import bounds, every_sample, selectors
 
 OF_EVERY_SCRAPE = {"job", "instance"}
 OF_PROMETHEUS = {"up": set[str]()}

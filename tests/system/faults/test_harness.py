@@ -6,8 +6,8 @@ import pytest
 
 from kv_protocol.events import Batch, Event
 from kv_protocol.recovery import HeldBlock
-from tests.system.faults.comparison import Held, Place, difference
 from tests.system.faults.fleet import READY_S, fleet_on_one_server
+from tests.system.faults.proof import Held, Place, difference
 
 ROOT, CHILD = HeldBlock(1, None, 1), HeldBlock(2, 1, 3)
 MIRROR = Held(Place(7, 3), frozenset({ROOT, CHILD}))
