@@ -27,9 +27,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledRequest, ScheduledStore, chain, events, last
-from bench.index.data import read_requests as scheduled_requests
-from bench.index.subjects import PEER_PACKAGE, Call, IndexCall, Subject, subject
+from bench.index.subjects import (
+    CHAIN_BLOCKS,
+    PEER_PACKAGE,
+    SIDE_BY_SIDE,
+    Call,
+    IndexCall,
+    ScheduledRequest,
+    ScheduledStore,
+    Subject,
+    chain,
+    events,
+    last,
+    subject,
+)
+from bench.index.subjects import read_requests as scheduled_requests
 
 RANKS = 16
 FILL_SEED = 1
@@ -105,7 +117,7 @@ class ColdMatchCell:
 
 
 class TraceCell:
-    """A trace's schedule (`schedule.py`): every request is matched, what it misses stored, what is evicted removed."""
+    """A trace's schedule (`plan.py`): every request is matched, what it misses stored, what is evicted removed."""
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
         self._of, self._capacity = of, (ranks, cache_blocks)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import click
 
 from bench.child import BenchFailed, Child, finished
-from bench.index.data import write_requests
-from bench.index.plan import GROUPS, OURS, IndexCell, IndexPlan, ScheduleShape, cells, schedule
-from bench.index.report import tables, verdicts
+from bench.index.plan import GROUPS, OURS, IndexCell, IndexPlan, ScheduleShape, cells, schedule, tables, verdicts
+from bench.index.subjects import write_requests
 from bench.routing.trace import TraceInvalid, load_trace
 from bench.tables import Rounds, names_of, progress, report, report_options, verdict_table
 from kv_runtime.process import child_environment

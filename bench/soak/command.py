@@ -15,8 +15,18 @@ import click
 from bench.child import finished
 from bench.soak.clients import Clients
 from bench.soak.fleet import NATS, STEADY, NotHealed, SoakFleet
-from bench.soak.report import markdown
-from bench.soak.verdicts import Fault, Healed, Quiet, Soak, one_request_sessions, problems, schedule, taken, totals
+from bench.soak.verdicts import (
+    Fault,
+    Healed,
+    Quiet,
+    Soak,
+    markdown,
+    one_request_sessions,
+    problems,
+    schedule,
+    taken,
+    totals,
+)
 from kv_runtime.clock import SystemClock
 
 _QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0

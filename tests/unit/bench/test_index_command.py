@@ -7,10 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.index.cells import FILL_SEED, WORK, make
-from bench.index.data import ScheduledRequest, chain, pack, write_requests
-from bench.index.plan import IndexPlan, cells
-from bench.index.report import tables, verdicts
-from bench.index.subjects import subject
+from bench.index.plan import IndexPlan, cells, tables, verdicts
+from bench.index.subjects import ScheduledRequest, chain, pack, subject, write_requests
 from bench.tables import Rounds
 from router.__main__ import main
 

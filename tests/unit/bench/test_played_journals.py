@@ -16,10 +16,20 @@ from bench.placement.regimes import REGIMES, Sizing
 from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
 from bench.routing.virtual_router import Told, VirtualClock, tell
-from bench.what_if.figures import drawn, figures, frontier
 from bench.what_if.play import Cell, Played, fitted, play_all, staged
 from bench.what_if.recorded import JournalOfOne, RankSpeed
-from bench.what_if.report import IN_FORCE, Result, as_object, lines, names, result_of, write_plot
+from bench.what_if.report import (
+    IN_FORCE,
+    Result,
+    as_object,
+    drawn,
+    figures,
+    frontier,
+    lines,
+    names,
+    result_of,
+    write_plot,
+)
 from bench.what_if.tune import proposal, proposal_lines, screened
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalBegan, JournalRecord, decode_journal
