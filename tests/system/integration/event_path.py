@@ -1,10 +1,11 @@
 """The event path to a real log: a scripted engine that is polled, engines that publish, played sockets, a reader."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import nats
 import zmq
@@ -14,25 +15,25 @@ from bench.capture.payloads import encode_payload
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
-from kv_protocol.events import Batch
+from kv_protocol.events import Batch, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part
+from kv_runtime.supervise import Part, Restarts
 from tests.support.parts import at_work
 from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
 from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
-from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
-from worker_agent.events.engine_events import EngineStored
-from worker_agent.events.event_path import EventPath
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
+from worker_agent.events.engine_events import EngineStored, RankEvent
+from worker_agent.events.event_path import EventPath, origins_of
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.events.source_poller import Source, SourcePoller
@@ -42,6 +43,7 @@ RANK = WorkerRank(WORKER, 0)
 NATS = NatsSection(events_max_bytes=1 << 26)
 OUTBOX_BYTES = 64 << 20
 LIMITS = FollowerLimits(behind_s=0.3, answer_s=0.5)
+PATIENT = Restarts(failures_max=100, pause_s=0.0)
 WAIT_S = 20.0
 
 
@@ -70,6 +72,10 @@ class Agent:
     def held(self, dp_rank: int = 0) -> set[HeldBlock]:
         return {block for chunk in self.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
 
+    def tiers(self, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
+        """Return where each block that the rank holds is."""
+        return {block.sequence_hash: tuple(block.tiers) for block in self.held(dp_rank)}
+
     async def until_read(self, sequence: int) -> None:
         async with asyncio.timeout(WAIT_S):
             await self.consolidator.readers[0].until_read(sequence)
@@ -82,59 +88,30 @@ class Agent:
 
 
 @dataclass
-class ScriptedSource:
-    """A scripted engine that an agent polls."""
+class PolledAgent(Agent):
+    """The whole path of an agent that polls an engine."""
 
-    engine: ScriptedEngine
-    rules: TrtllmRules
-    path: EventPath
+    engine: ScriptedEngine = field(kw_only=True)
+    rules: TrtllmRules = field(kw_only=True)
+    path: EventPath = field(kw_only=True)
 
     @property
     def poller(self) -> SourcePoller:
         return self.path.pollers[ENGINE]
 
+    @property
+    def stale(self) -> str:
+        return self.consolidator.stale(0)
+
+    def holds(self, *blocks: int) -> bool:
+        """Return whether rank 0 holds this chain, and nothing else."""
+        return set(self.tiers()) == set(hashes_of(*blocks))
+
     async def position(self) -> dict[int, tuple[int, int]]:
-        """Return the agent's position after all that was emitted before."""
+        """Return the position once all that the engine had said before is in the ranks' streams."""
         await eventually(lambda: self.engine.is_polled_dry)
         async with asyncio.timeout(WAIT_S):
             return await self.path.position()
-
-
-@dataclass(frozen=True)
-class PublishedAt:
-    """Where a publisher is, and what it speaks for; without `replay` it has none."""
-
-    publish: str
-    replay: str = ""
-    origin: Origin = SOLE
-
-
-def consolidator_on(
-    log: EventLog,
-    context: zmq.asyncio.Context,
-    *publishers: PublishedAt,
-    dp_ranks: tuple[int, ...] = (0,),
-    epoch: int = 100,
-    outbox_bytes: int = OUTBOX_BYTES,
-) -> Consolidator:
-    epochs = iter(range(epoch, epoch + 100))
-    origins = [each.origin for each in publishers]
-    core = Consolidation(
-        dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
-    )
-    readers = [
-        EngineEventSubscriber(
-            each.origin,
-            SourceCursor(has_replay=bool(each.replay), idle_s=0.2),
-            context,
-            SystemClock(),
-            publish_endpoint=each.publish,
-            replay_endpoint=each.replay,
-            answer_s=0.5,
-        )
-        for each in publishers
-    ]
-    return Consolidator(core, readers, log, SystemClock(), model=MODEL, worker_id=WORKER)
 
 
 @asynccontextmanager
@@ -146,40 +123,103 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
         context.destroy(linger=0)
 
 
-def scripted_source(
+def event_path(
+    sources: dict[str, Source],
     log: EventLog,
     context: zmq.asyncio.Context,
-    engine: ScriptedEngine,
     *,
-    epoch: int = 100,
+    published: Sequence[PublisherAddress] = (),
+    dp_ranks: tuple[int, ...] = (0,),
     outbox_bytes: int = OUTBOX_BYTES,
-) -> ScriptedSource:
-    """Return an agent that polls the engine, of which nothing runs."""
-    rules = TrtllmRules(engine.describe().block_size)
-    source = Source(engine.kv_events, rules.translate, stale=rules.stale, events_lost=rules.events_lost)
+) -> EventPath:
+    """Return the path of a worker, of which nothing runs; the epochs are 100, 101 and so on."""
     core = Consolidation(
-        engine.describe().dp_ranks,
+        dp_ranks,
         BLOCK_SIZE,
         "i",
-        count(epoch).__next__,
-        origins=[Origin(ENGINE)],
+        count(100).__next__,
+        origins=origins_of(sources, published),
         outbox_bytes_max=outbox_bytes,
     )
-    path = EventPath({ENGINE: source}, core, log, context, SystemClock(), model=MODEL, worker_id=WORKER, poll_s=0.01)
-    return ScriptedSource(engine, rules, path)
+    return EventPath(
+        sources,
+        core,
+        log,
+        context,
+        SystemClock(),
+        model=MODEL,
+        worker_id=WORKER,
+        poll_s=0.01,
+        published=published,
+        restarts=PATIENT,
+    )
+
+
+def made_agent(
+    log: EventLog,
+    engine: ScriptedEngine,
+    context: zmq.asyncio.Context,
+    *,
+    published: Sequence[PublisherAddress] = (),
+    outbox_bytes: int = OUTBOX_BYTES,
+) -> PolledAgent:
+    """Return an agent that polls the engine, of which nothing runs."""
+    rules = TrtllmRules(BLOCK_SIZE)
+
+    def translate(events: list[Any]) -> list[RankEvent]:
+        read = rules.translate(events)
+        if events and engine.late_errors:
+            raise engine.late_errors.pop(0)
+        return read
+
+    source = Source(
+        engine.kv_events, translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
+    )
+    path = event_path({ENGINE: source}, log, context, published=published, outbox_bytes=outbox_bytes)
+    return PolledAgent(log, path.consolidator, engine=engine, rules=rules, path=path)
 
 
 @asynccontextmanager
-async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
-    async with _running(Agent(log, consolidator), consolidator.parts(0)) as agent:
-        yield agent
+async def polled_agent(
+    log: EventLog,
+    engine: ScriptedEngine,
+    *,
+    published: Sequence[PublisherAddress] = (),
+    outbox_bytes: int = OUTBOX_BYTES,
+) -> AsyncIterator[PolledAgent]:
+    """An agent that polls the engine, with all its parts."""
+    async with zmq_context() as context:
+        agent = made_agent(log, engine, context, published=published, outbox_bytes=outbox_bytes)
+        async with running(agent.path, stop=agent.stop):
+            yield agent
 
 
 @asynccontextmanager
-async def _running(agent: Agent, parts: list[Part]) -> AsyncIterator[Agent]:
-    await agent.consolidator.start()
-    async with at_work(*parts, stop=agent.stop):
-        yield agent
+async def running(path: EventPath, *more: Part, stop: asyncio.Event | None = None) -> AsyncIterator[None]:
+    await path.consolidator.start()
+    async with at_work(*path.parts(0), *more, stop=stop):
+        yield
+
+
+@asynccontextmanager
+async def subscribed_agent(
+    log: EventLog, context: zmq.asyncio.Context, publish: str, replay: str = ""
+) -> AsyncIterator[Agent]:
+    """An agent of an engine that publishes its events there; without `replay` lost ones do not come back."""
+    core = Consolidation((0,), BLOCK_SIZE, "i", count(100).__next__)
+    reader = EngineEventSubscriber(
+        SOLE,
+        SourceCursor(has_replay=bool(replay), idle_s=0.2),
+        context,
+        SystemClock(),
+        publish_endpoint=publish,
+        replay_endpoint=replay,
+        answer_s=0.5,
+    )
+    consolidator = Consolidator(core, [reader], log, SystemClock(), model=MODEL, worker_id=WORKER)
+    await consolidator.start()
+    async with at_work(*consolidator.parts(0)):
+        yield Agent(log, consolidator)
 
 
 @asynccontextmanager
@@ -205,17 +245,6 @@ async def connected(url: str) -> AsyncIterator[EventLog]:
         await log.close()
 
 
-@asynccontextmanager
-async def everything(
-    log: EventLog, engine: ScriptedEngine, *, outbox_bytes: int = OUTBOX_BYTES
-) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
-    """An agent that polls the engine, with all its parts."""
-    async with zmq_context() as context:
-        source = scripted_source(log, context, engine, outbox_bytes=outbox_bytes)
-        async with _running(Agent(log, source.path.consolidator), source.path.parts(0)) as agent:
-            yield source, agent
-
-
 async def batches_in(url: str) -> list[Batch]:
     """Return all batches of the rank that the log holds, in its order."""
     client = await nats.connect(url)
@@ -239,6 +268,8 @@ class PlayedSource:
     ring: dict[int, bytes] = field(default_factory=dict)
     topic: tuple[bytes, ...] = (b"",)
     """The frame that answers have before the sequence, or none."""
+    sequence: int = 0
+    """Of the message that is added next."""
 
     async def send(self, *frames: bytes) -> None:
         await self.publish.send_multipart(frames)
@@ -248,9 +279,9 @@ class PlayedSource:
 
     async def add(self, payload: bytes) -> None:
         """Publish one more message, which replays bring, too."""
-        sequence = len(self.ring)
-        self.ring[sequence] = payload
-        await self.live(sequence)
+        self.ring[self.sequence] = payload
+        await self.live(self.sequence)
+        self.sequence += 1
 
     async def subscribed(self) -> None:
         """Return once somebody has subscribed."""
@@ -315,11 +346,13 @@ async def playing(
 @asynccontextmanager
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
-    async with zmq_context() as context, playing(context) as (source,):
-        at = PublishedAt(endpoint_of(source.publish), endpoint_of(source.replay))
-        async with running_agent(log, consolidator_on(log, context, at)) as agent:
-            await source.subscribed()
-            yield source, agent
+    async with (
+        zmq_context() as context,
+        playing(context) as (source,),
+        subscribed_agent(log, context, endpoint_of(source.publish), endpoint_of(source.replay)) as agent,
+    ):
+        await source.subscribed()
+        yield source, agent
 
 
 def stored(*blocks: int, parent: int | None = None) -> bytes:

@@ -11,9 +11,8 @@ import pytest
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import run_parts, thread_part
 from tests.system.integration.broker import eventually
-from tests.system.integration.event_path import zmq_context
-from tests.system.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
-from tests.system.integration.scripted_engine import BLOCK_SIZE
+from tests.system.integration.event_path import PolledAgent, made_agent, polled_agent, zmq_context
+from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
 from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
 
 
@@ -32,24 +31,24 @@ def quarantined(agent: PolledAgent) -> dict[str, int]:
 async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
     log: EventLog,
 ) -> None:
-    engine = RoughEngine()
+    engine = ScriptedEngine()
     async with polled_agent(log, engine) as agent:
         engine.store(1)
         engine.store(2, parent=1)
-        await agent.until_read()
+        await agent.position()
         engine.late_errors.append(ZeroDivisionError("ours"))
         engine.remove(2)
         await eventually(lambda: agent.poller.thread.failures_total == 1)
         await eventually(lambda: agent.tiers() == {})  # and not: block 2 for ever
         engine.store(3)
-        await agent.until_read()
+        await agent.position()
         assert agent.holds(3)
         assert agent.rules.counts.event_id_gaps == 0
         assert agent.stale == ""
 
 
 async def test_until_the_loss_of_a_failure_is_delivered_the_rank_is_in_doubt(log: EventLog) -> None:
-    engine, stop = RoughEngine(), asyncio.Event()
+    engine, stop = ScriptedEngine(), asyncio.Event()
     async with zmq_context() as context, asyncio.TaskGroup() as group:
         agent = made_agent(log, engine, context)
         engine.errors.append(ZeroDivisionError("ours"))
@@ -81,12 +80,12 @@ for _ in range(5000):
 async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_batch_nothing(
     log: EventLog, data: Any, reason: str
 ) -> None:
-    engine = RoughEngine()
+    engine = ScriptedEngine()
     async with polled_agent(log, engine) as agent:
         engine.store(1)
         engine.emit(data)
         engine.store(2, parent=1)
-        await agent.until_read()
+        await agent.position()
         assert agent.holds(1, 2)
         assert quarantined(agent) == {reason: 1}
         assert agent.stale.startswith("engine: engine event not read: ")
@@ -96,6 +95,6 @@ async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_bat
         assert len(shown["shown"]) <= SHOWN_CHARACTERS_MAX
         engine.skip(1)  # a jump clears, and with that the doubt is over
         engine.store(3)
-        await agent.until_read()
+        await agent.position()
         await eventually(lambda: agent.stale == "")
         assert agent.poller.thread.failures_total == 0
