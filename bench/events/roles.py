@@ -10,12 +10,12 @@ SnapshotRole    an index in parts that writes a snapshot
 
 import asyncio
 import time
+from collections import deque
 from math import ceil
 
+import zmq
 import zmq.asyncio
 
-from bench.capture.capture import CapturedFrame
-from bench.capture.publisher import CapturePublisher
 from bench.child import Answer, Role
 from bench.events.load import EventLoad, engine_events, payloads
 from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, LogRole
@@ -30,6 +30,7 @@ from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.supervise import Part
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.engine_wire import REPLAY_END, decode_sequence, encode_sequence
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.event_path import new_epoch
 from worker_agent.events.source_cursor import SourceCursor
@@ -109,30 +110,54 @@ class AgentRole(LogRole):
 
 
 _RING_STEPS = 50_000
+_HWM_MESSAGES = 100_000
+_POLL_MS = 100
 
 
 class PlayerRole(Role):
-    """Prepares loads one after another, with `events_a_payload` events in a message, and sends them."""
+    """Prepares loads one after another, with `events_a_payload` events in a message, and sends them as vLLM does.
+
+    The newest `_RING_STEPS` messages can be had again. The live socket is an XPUB, on the wire a PUB that also sees
+    subscriptions: nothing is sent before there is a subscriber. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
+    """
 
     def __init__(self, *, url: str, events_a_payload: int) -> None:
         del url  # this role has no log
         self._events_a_payload = events_a_payload
         self._prepared: list[bytes] = []
         self._sequence = 0
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=_RING_STEPS)
         self._context = zmq.asyncio.Context()
 
     async def begin(self) -> Answer:
         """Return the endpoints of publications and of replays."""
-        self._publisher = CapturePublisher(self._context, buffer_steps=_RING_STEPS)
-        return {"publisher": self._publisher.endpoint, "replay": self._publisher.replay_endpoint}
+        self._live, self._replays = self._bound(zmq.XPUB), self._bound(zmq.ROUTER)
+        publisher, replay = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self._live, self._replays))
+        return {"publisher": publisher, "replay": replay}
+
+    def _bound(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.SNDHWM, _HWM_MESSAGES)
+        socket.bind("tcp://127.0.0.1:*")
+        return socket
 
     def parts(self) -> list[Part]:
         """Return the server of replays."""
-        return [Part("replays", self._publisher.run, 1)]
+        return [Part("replays", self._answer_replays, 1)]
+
+    async def _answer_replays(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if await self._replays.poll(timeout=_POLL_MS):
+                identity, _, start = await self._replays.recv_multipart()
+                wanted = decode_sequence(start)
+                for sequence, payload in [each for each in self._ring if each[0] >= wanted]:
+                    await self._replays.send_multipart([identity, b"", encode_sequence(sequence), payload])
+                await self._replays.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
 
     async def subscribed(self) -> Answer:
         """Return once there is a subscriber."""
-        await self._publisher.subscribed()
+        while not (await self._live.recv()).startswith(b"\x01"):
+            pass
         return {}
 
     async def prepare(self, load: dict[str, int]) -> Answer:
@@ -143,12 +168,10 @@ class PlayerRole(Role):
     async def play(self) -> Answer:
         """Send all; return when the first message was sent, and the sequence after the last one."""
         began_ns = time.time_ns()
-        frames = [
-            CapturedFrame(0.0, b"", sequence, payload)
-            for sequence, payload in enumerate(self._prepared, self._sequence)
-        ]
-        self._sequence += len(frames)
-        await self._publisher.publish(frames)
+        for payload in self._prepared:
+            self._ring.append((self._sequence, payload))
+            await self._live.send_multipart([b"", encode_sequence(self._sequence), payload])
+            self._sequence += 1
         return {"began_ns": began_ns, "sequence": self._sequence}
 
     async def end(self) -> None:

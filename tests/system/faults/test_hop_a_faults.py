@@ -42,9 +42,9 @@ async def hashes_in_index(running: Fleet) -> set[int] | None:
 async def until_index_is(running: Fleet, engine: ForeignEngine, within_s: float) -> None:
     """Return once the index held what the engine did at a moment since, no more and no less."""
     loop = asyncio.get_running_loop()
-    began_s, first = loop.time(), engine.steps
+    began_s, first = loop.time(), engine.sequence
     while not (index := await hashes_in_index(running)) or all(
-        index != engine.held(steps) for steps in range(first, engine.steps + 1)
+        index != engine.held(steps) for steps in range(first, engine.sequence + 1)
     ):
         if loop.time() - began_s > within_s:
             held = engine.held()
@@ -75,7 +75,7 @@ async def test_a_killed_consolidator_comes_back_as_a_new_life_with_all_that_the_
 async def test_what_a_full_socket_dropped_is_replayed_or_else_forgotten(tmp_path: Path, ring: int) -> None:
     async with (
         fleet_on_one_server(tmp_path) as (_, running),
-        foreign_engine(ring=ring, hwm=WAITING_MESSAGES_MAX) as engine,
+        foreign_engine(ring_max=ring, hwm=WAITING_MESSAGES_MAX) as engine,
     ):
         await start_consolidator(running, engine)
         async with running.traffic() as sent:

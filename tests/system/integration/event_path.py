@@ -298,11 +298,9 @@ class PlayedSource:
         """Answer replays until cancelled."""
         while True:
             identity, _, start = await self.replay.recv_multipart()
-            for sequence in sorted(self.ring):
+            for sequence, payload in sorted(self.ring.items()):
                 if sequence >= int.from_bytes(start, "big"):
-                    await self.replay.send_multipart(
-                        [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
-                    )
+                    await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(sequence), payload])
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
 
 
