@@ -383,10 +383,10 @@ class FleetProcesses:
         url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         return url
 
-    async def add_worker(self, worker: ChildProcess, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start another worker, which ends with the fleet; `variables` as `ChildProcess.start` has them."""
+    async def add_worker(self, worker: ChildProcess) -> None:
+        """Start another worker, which ends with the fleet."""
         self.workers[worker.name] = worker
-        await worker.start(self._group, variables)
+        await worker.start(self._group)
 
     async def start_again(self, name: str) -> None:
         """Start a process that ended; a router and a nats-server have the addresses that they had."""

@@ -77,11 +77,10 @@ def verdict_table(verdicts: Iterable[Verdict]) -> FigureTable:
     return FigureTable("Targets", ("target", "needed", "measured", ""), rows)
 
 
-def number(value: float | None, divisor: float = 1.0) -> str:
+def number(value: float | None) -> str:
     """Return a figure with three significant digits, or the text for a missing one."""
     if value is None:
         return NONE
-    value /= divisor
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - the third digit
 
 

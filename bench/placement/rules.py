@@ -117,20 +117,15 @@ class EngineMetrics(NamedTuple):
     kv_usage: float
 
 
-class ScorerWeights(NamedTuple):
-    """The weights of the three scorers."""
-
-    prefix: float = 3.0
-    queue: float = 2.0
-    cache: float = 2.0
+_PREFIX, _QUEUE, _CACHE = 3.0, 2.0, 2.0
+"""The weights of the three scorers."""
 
 
 class WeightedScorers:
     """The scorers, and the metrics as they were read last; `scrape` returns the engines' in the order of the ranks."""
 
-    def __init__(self, scrape: Callable[[], Sequence[EngineMetrics]], weights: ScorerWeights | None = None) -> None:
+    def __init__(self, scrape: Callable[[], Sequence[EngineMetrics]]) -> None:
         self._scrape = scrape
-        self._weights = weights or ScorerWeights()
         self._metrics: Sequence[EngineMetrics] = ()
         self._scraped_s = 0.0
 
@@ -145,15 +140,15 @@ class WeightedScorers:
 
     def scores(self, candidates: Candidates, request: RouteRequest) -> list[float]:
         """Return the weighted sum of each candidate, by the metrics that were read last."""
-        weights, blocks = self._weights, max(1, len(request.sequence_hashes) // 8)
+        blocks = max(1, len(request.sequence_hashes) // 8)
         held = candidates.columns.overlap[0].tolist()
         metrics = [self._metrics[place] for place in candidates.rank_indices]
         waiting = [each.waiting for each in metrics]
         most, fewest = max(waiting), min(waiting)
         return [
-            weights.prefix * held[place] / blocks
-            + weights.queue * ((most - each.waiting) / (most - fewest) if most > fewest else 1.0)
-            + weights.cache * (1.0 - each.kv_usage)
+            _PREFIX * held[place] / blocks
+            + _QUEUE * ((most - each.waiting) / (most - fewest) if most > fewest else 1.0)
+            + _CACHE * (1.0 - each.kv_usage)
             for place, each in enumerate(metrics)
         ]
 

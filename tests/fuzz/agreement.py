@@ -8,7 +8,6 @@ implementations differ in their memory.
 
 import struct
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -19,7 +18,7 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import HeldBlock
 from kv_protocol.splitmix import splitmix64
-from tests.contract.indexes import overlaps
+from tests.contract.indexes import MakeIndex, overlaps
 from tests.contract.whole_tree import whole_tree
 from tests.reference.index.snapshot import read_body
 
@@ -30,14 +29,6 @@ _STORED, _CLEARED = 0, 2
 _ALL_TIERS = 15
 _ODD_FORMS = 0xE0
 """Forms of events from here on may be of no event: one such refuses its message."""
-
-
-class MakeIndex(Protocol):
-    """The constructor of an implementation."""
-
-    def __call__(self, *, parked_blocks_max: int) -> PrefixIndex:
-        """Return an empty index."""
-
 
 Outcome = object
 """The result or error of an operation, as far as implementations must agree on it."""

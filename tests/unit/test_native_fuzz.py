@@ -3,7 +3,8 @@
 import pytest
 
 from kv_protocol.events import Tier
-from tests.fuzz.agreement import MakeIndex, differences
+from tests.contract.indexes import MakeIndex
+from tests.fuzz.agreement import differences
 from tests.fuzz.seeds import FUZZERS, inputs
 from tests.reference.index.index import ReferenceIndex
 

@@ -63,18 +63,12 @@ class Agent:
     def cursor(self) -> SourceCursor:
         return self.consolidator.readers[0].cursor
 
-    def last_seq(self, dp_rank: int = 0) -> int:
-        return self.consolidator.core.outbox(dp_rank).last_seq
+    def held(self) -> set[HeldBlock]:
+        return {block for chunk in self.consolidator.core.dump(0, 0) for block in chunk.blocks()}
 
-    def epoch(self, dp_rank: int = 0) -> int:
-        return self.consolidator.core.outbox(dp_rank).epoch
-
-    def held(self, dp_rank: int = 0) -> set[HeldBlock]:
-        return {block for chunk in self.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
-
-    def tiers(self, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
-        """Return where each block that the rank holds is."""
-        return {block.sequence_hash: tuple(block.tiers) for block in self.held(dp_rank)}
+    def tiers(self) -> dict[int, tuple[Tier, ...]]:
+        """Return where each block that rank 0 holds is."""
+        return {block.sequence_hash: tuple(block.tiers) for block in self.held()}
 
     async def until_read(self, sequence: int) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -229,11 +223,12 @@ async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
         yield running.index
 
 
-async def until_converged(index: EmbeddedIndex, agent: Agent, dp_rank: int = 0) -> None:
+async def until_converged(index: EmbeddedIndex, agent: Agent) -> None:
     """Return once the index is where the consolidator is; it then holds the same."""
+    outbox = agent.consolidator.core.outbox(0)
     async with asyncio.timeout(WAIT_S):
-        await index.wait_for(WorkerRank(WORKER, dp_rank), agent.epoch(dp_rank), agent.last_seq(dp_rank))
-    assert set(index.held(WorkerRank(WORKER, dp_rank))) == agent.held(dp_rank)
+        await index.wait_for(RANK, outbox.epoch, outbox.last_seq)
+    assert set(index.held(RANK)) == agent.held()
 
 
 @asynccontextmanager

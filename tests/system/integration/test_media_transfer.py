@@ -28,9 +28,9 @@ async def running(
         yield transfer
 
 
-def another(section: TransferSection | None = None, **bounds: Any) -> EmbeddingTransfer:
+def another(**bounds: Any) -> EmbeddingTransfer:
     """A worker that only fetches."""
-    return HttpEmbeddingTransfer(section or TransferSection(), ManualClock(), **bounds)
+    return HttpEmbeddingTransfer(TransferSection(), ManualClock(), **bounds)
 
 
 async def reason_of(transfer: EmbeddingTransfer, descriptor: HttpDescriptor) -> str:

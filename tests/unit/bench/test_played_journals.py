@@ -40,7 +40,7 @@ from router.journal.encoder import JournalEncoder
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 LIVE = Policy(mode="kv")
-SLOWER = 2.0
+SEED, SLOWER = 1, 2.0
 _REQUESTS_MAX = 5000
 
 
@@ -59,10 +59,10 @@ class SimulatedJournal:
         self.records += decode_journal(self._encoder.cut().data).records
 
 
-def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float, seed: int = 1) -> SimulatedJournal:
+def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float) -> SimulatedJournal:
     """Return the journal of a fleet with small caches that serves the regime under the policy."""
     found, of = SimulatedJournal(), REGIMES[regime]
-    workload = of.make(Sizing(seed, load, scale))
+    workload = of.make(Sizing(SEED, load, scale))
 
     def recorder_of(_state: RouterState, _clock: VirtualClock) -> SimulatedJournal:
         return found
@@ -70,7 +70,7 @@ def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float,
     speeds = tuple(SLOWER * each for each in of.slowdowns or (1.0,))
     shape = of.fleet("small", workload)._replace(slowdowns=speeds)
     VirtualFleet(
-        shape, policy, workload.requests, seed=seed, follow_ups=workload.follow_ups, recorder_of=recorder_of
+        shape, policy, workload.requests, seed=SEED, follow_ups=workload.follow_ups, recorder_of=recorder_of
     ).run()
     return found
 
