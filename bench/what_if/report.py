@@ -72,49 +72,30 @@ Statistic = Callable[[Played, NDArray[np.intp]], float]
 """A figure of the requests at these places, which ascend block by block."""
 
 
-def _hit_rate(run: Played, at: NDArray[np.intp]) -> float:
-    return float(run.cached_tokens[at].sum() / run.isl_tokens[at].sum())
-
-
-def _ttft_mean(run: Played, at: NDArray[np.intp]) -> float:
-    return float(run.ttft_s[at].mean())
-
-
-def _ttft_p50(run: Played, at: NDArray[np.intp]) -> float:
-    return float(np.quantile(run.ttft_s[at], 0.5))
-
-
-def _ttft_p99(run: Played, at: NDArray[np.intp]) -> float:
-    return float(np.quantile(run.ttft_s[at], 0.99))
-
-
 def _itl_mean(run: Played, at: NDArray[np.intp]) -> float:
     known = run.itl_s[at]
     known = known[known > 0]
     return float(known.mean()) if len(known) else 0.0
 
 
+_STATISTICS: dict[str, Statistic] = {
+    "hit_rate": lambda run, at: float(run.cached_tokens[at].sum() / run.isl_tokens[at].sum()),
+    "ttft_mean_s": lambda run, at: float(run.ttft_s[at].mean()),
+    "ttft_p50_s": lambda run, at: float(np.quantile(run.ttft_s[at], 0.5)),
+    "ttft_p99_s": lambda run, at: float(np.quantile(run.ttft_s[at], 0.99)),
+    "itl_mean_s": _itl_mean,
+}
+
+
 def figures(run: Played, ranks: int) -> PolicyFigures:
     """Return the figures of a run on so many ranks."""
-    return PolicyFigures(
-        hit_rate=_estimate(_hit_rate, run),
-        ttft_mean_s=_estimate(_ttft_mean, run),
-        ttft_p50_s=_estimate(_ttft_p50, run),
-        ttft_p99_s=_estimate(_ttft_p99, run),
-        itl_mean_s=_estimate(_itl_mean, run),
-        imbalance=_imbalance(run, ranks),
-        requests_per_s=_rate(run),
-    )
+    estimates = {name: _estimate(of, run) for name, of in _STATISTICS.items()}
+    return PolicyFigures(**estimates, imbalance=_imbalance(run, ranks), requests_per_s=_rate(run))
 
 
 def gains(run: Played, before: Played) -> Gains:
     """Return how a run differs from another one of the same requests."""
-    return Gains(
-        hit_rate=_difference(_hit_rate, run, before),
-        ttft_mean_s=_difference(_ttft_mean, run, before),
-        ttft_p99_s=_difference(_ttft_p99, run, before),
-        itl_mean_s=_difference(_itl_mean, run, before),
-    )
+    return Gains(**{name: _difference(_STATISTICS[name], run, before) for name in Gains._fields})
 
 
 def _estimate(statistic: Statistic, run: Played) -> Estimate:
