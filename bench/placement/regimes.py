@@ -63,7 +63,7 @@ class Regime(NamedTuple):
     make: Callable[[Sizing], Workload]
     kv_tokens: tuple[int, int]
     workers: int = 4
-    slowdowns: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = (1.0,)
     scheduling: Scheduling = TRTLLM
     host_share: float = 0.0
     restarts: bool = False

@@ -50,11 +50,11 @@ _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 
 
 class VirtualFleetShape(NamedTuple):
-    """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is.
+    """A fleet: KV tokens a worker, and the time that events take to the index.
 
-    With `slowdowns` worker i has the i-th of them, the first again after the last. At `restart_s` the router starts
-    anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings` worker i has the
-    i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
+    Worker i is slower than an H200 by the i-th of `slowdowns`, the first again after the last. At `restart_s` the
+    router starts anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings`
+    worker i has the i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
 
     So many `engines_per_gpu` slow each other down: an iteration lasts as long as the number of them that compute when
     it begins makes it. The router takes `router_s` for a request, one after the other. `jitter`: the standard deviation
@@ -65,9 +65,8 @@ class VirtualFleetShape(NamedTuple):
     kv_tokens: int
     block_size: int = 512
     lag_s: float = 0.005
-    slowdown: float = 1.0
     foreseen_max: int = FORESEEN_MAX
-    slowdowns: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = (1.0,)
     new_pool: NewPool = rank_pool
     scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
@@ -158,13 +157,12 @@ class VirtualFleet:
             ),
         )
         descriptions = shape.descriptions or (alike,) * shape.workers
-        speeds = shape.slowdowns or (shape.slowdown,)
         self.engines = [
             VirtualEngine(
                 WorkerRank(f"w{number}", 0),
                 descriptions[number],
                 self._hashes.of_engine_block,
-                slowdown=speeds[number % len(speeds)],
+                slowdown=shape.slowdowns[number % len(shape.slowdowns)],
                 foreseen_max=shape.foreseen_max,
                 new_pool=shape.new_pool,
                 timing=shape.timings[number] if shape.timings else H200_8B,

@@ -67,7 +67,7 @@ def journal_of(regime: str, policy: Policy = LIVE, *, scale: float, load: float)
     def recorder_of(_state: RouterState, _clock: VirtualClock) -> SimulatedJournal:
         return found
 
-    speeds = tuple(SLOWER * each for each in of.slowdowns or (1.0,))
+    speeds = tuple(SLOWER * each for each in of.slowdowns)
     shape = of.fleet("small", workload)._replace(slowdowns=speeds)
     VirtualFleet(
         shape, policy, workload.requests, seed=SEED, follow_ups=workload.follow_ups, recorder_of=recorder_of
