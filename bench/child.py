@@ -1,6 +1,6 @@
 """A process of a bench, which runs one role and answers the requests of its parent; and the parent's side of it.
 
-    started    `python -m bench.<module of the role> <arguments as JSON>`
+    started    `python -m bench.child MODULE:CLASS ARGUMENTS`, the arguments as JSON
     first      a line of JSON: the result of `begin`, and `began_ns`, when the code of the process began to run
     then       a request line {"command": a method of it, ...}, a response line or {"error": why}, until stdin ends
 
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from importlib import import_module
 from tempfile import TemporaryFile
 from typing import IO, Any, Self, TextIO, TypeVar
 
@@ -50,10 +51,11 @@ class Role:
         return {"cpu_ns": time.process_time_ns()}
 
 
-def serve(make: Callable[..., Role]) -> None:
-    """Run the role that `make` builds from the arguments of this process, until the parent closes stdin."""
+def serve() -> None:
+    """Run the role that the arguments of this process name, until the parent closes stdin."""
     began_ns = time.time_ns()
-    arguments = json.loads(sys.argv[1])
+    module, _, name = sys.argv[1].partition(":")
+    make, arguments = getattr(import_module(module), name), json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
     configure_logs("critical")
@@ -136,9 +138,9 @@ class Child:
     """A process that runs a role."""
 
     def __init__(
-        self, role: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None
+        self, name: str, process: asyncio.subprocess.Process, errors: IO[bytes], answer_s: float | None
     ) -> None:
-        self._role, self._process, self._errors, self._answer_s = role, process, errors, answer_s
+        self._name, self._process, self._errors, self._answer_s = name, process, errors, answer_s
         self.spawned_ns = time.time_ns()
         self.started: Answer = {}
         """Its first line: the result of `begin`."""
@@ -146,7 +148,7 @@ class Child:
     @classmethod
     async def start(
         cls,
-        role: str,
+        program: type[Role] | str,
         arguments: dict[str, Any],
         *,
         python: str = sys.executable,
@@ -155,15 +157,19 @@ class Child:
     ) -> Self:
         """Start a process and return it after its `begin`. `answer_s`: how long a command may take; None: for ever.
 
+        `program` is a role, or the name of a module that answers as one.
+
         Raises:
             BenchFailed: `begin` failed.
             OSError: the interpreter cannot be started.
         """
+        name = program if isinstance(program, str) else f"{program.__module__}:{program.__name__}"
+        command = (name,) if isinstance(program, str) else ("bench.child", name)
         errors = TemporaryFile()  # noqa: SIM115 - closed by `close`
         spawned_ns = time.time_ns()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(python, "-m", f"bench.{role}", json.dumps(arguments)),
+                *(python, "-m", *command, json.dumps(arguments)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
@@ -173,7 +179,7 @@ class Child:
         except OSError:
             errors.close()
             raise
-        child = cls(role, process, errors, answer_s)
+        child = cls(name, process, errors, answer_s)
         child.spawned_ns = spawned_ns
         try:
             child.started = await child._answer("begin")
@@ -199,13 +205,13 @@ class Child:
                 line = await self._process.stdout.readline()
         except TimeoutError:
             raise BenchFailed(
-                f"{self._role}: {command}: no answer within {self._answer_s} s; {self._error_output()}"
+                f"{self._name}: {command}: no answer within {self._answer_s} s; {self._error_output()}"
             ) from None
         if not line:
-            raise BenchFailed(f"{self._role}: {command}: it ended: {self._error_output()}")
+            raise BenchFailed(f"{self._name}: {command}: it ended: {self._error_output()}")
         answer: Answer = json.loads(line)
         if "error" in answer:
-            raise BenchFailed(f"{self._role}: {command}: {answer['error']}")
+            raise BenchFailed(f"{self._name}: {command}: {answer['error']}")
         return answer
 
     def _error_output(self) -> str:
@@ -218,3 +224,7 @@ class Child:
             self._process.kill()
         await self._process.wait()
         self._errors.close()
+
+
+if __name__ == "__main__":
+    serve()

@@ -7,26 +7,93 @@ Leaving the block ends all processes.
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import psutil
 
-from bench.nats_cluster import LED, READY, NatsCluster
-from bench.ports import free_ports
 from bench.report import cpu_s, lag_counts
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.loading import ENV_PREFIX
+from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from kv_runtime.process import child_environment
+
+_PORTS = range(20_000, 32_000)
+"""Below those that the system gives to connections: a port that is free for a while must stay free."""
+
+_draw = Random(f"{os.getpid()} {os.times().elapsed}")  # noqa: S311 - ports, not secrets
+"""One for all calls: two calls in a row must not find the same ports, which are free until they are used."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 on which no process listens."""
+    held = list[socket.socket]()
+    try:
+        while len(held) < count:
+            probe = socket.socket()
+            held.append(probe)
+            try:
+                probe.bind(("127.0.0.1", _draw.choice(_PORTS)))
+            except OSError:
+                held.pop().close()
+        return [probe.getsockname()[1] for probe in held]
+    finally:
+        for probe in held:
+            probe.close()
+
+
+READY = "Server is ready"
+LED = "metadata leader"
+"""What each server's log says once several have one that leads them."""
+_STORE_BYTES = 8 << 30
+
+
+class NatsCluster:
+    """The servers nats-0, nats-1, ...: their addresses, and the commands that start them."""
+
+    def __init__(self, servers: int, directory: Path) -> None:
+        """The directory gets the configurations and the stores."""
+        ports = free_ports(2 * servers)
+        self._clients, self._routes = ports[:servers], ports[servers:]
+        self._directory = directory
+
+    @property
+    def url(self) -> str:
+        """All addresses, by commas."""
+        return ",".join(f"nats://{HOST}:{port}" for port in self._clients)
+
+    def commands(self) -> dict[str, list[str]]:
+        """Write the configurations; return the command of each server by its name."""
+        return {f"nats-{number}": self._command(number) for number in range(len(self._clients))}
+
+    def _command(self, number: int) -> list[str]:
+        directory = self._directory / f"nats-{number}"
+        directory.mkdir()
+        own = self._routes[number]
+        configuration: dict[str, Any] = {
+            "server_name": directory.name,
+            "listen": f"{HOST}:{self._clients[number]}",
+            "max_payload": MAX_PAYLOAD_BYTES,
+            "jetstream": {"store_dir": str(directory), "max_file_store": _STORE_BYTES, "max_memory_store": 64 << 20},
+        }
+        if others := [f"nats://{HOST}:{port}" for port in self._routes if port != own]:
+            configuration["cluster"] = {"name": "kv", "listen": f"{HOST}:{own}", "routes": others}
+        file = directory / "nats.conf"
+        file.write_text(json.dumps(configuration), encoding="utf-8")
+        return [find_binary(), "--config", str(file)]
+
 
 _START_S = 60.0
 _STOP_S = 20.0
@@ -316,10 +383,10 @@ class FleetProcesses:
         url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
         return url
 
-    async def add_worker(self, worker: ChildProcess, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start another worker, which ends with the fleet; `variables` as `ChildProcess.start` has them."""
+    async def add_worker(self, worker: ChildProcess) -> None:
+        """Start another worker, which ends with the fleet."""
         self.workers[worker.name] = worker
-        await worker.start(self._group, variables)
+        await worker.start(self._group)
 
     async def start_again(self, name: str) -> None:
         """Start a process that ended; a router and a nats-server have the addresses that they had."""

@@ -1,20 +1,21 @@
 """Cells of a bench played side by side in processes of their own, which end with the bench."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import islice
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
+from typing import TypeVar
 
 CellT = TypeVar("CellT")
 ResultT = TypeVar("ResultT")
-_context = get_context("spawn")  # and not fork: a progress bar has a thread
 
 
 class CellFailed(Exception):
-    """The process that played a cell ended before the cell did; it printed why, unless it was killed."""
+    """A process that played cells ended before the cells did; it printed why, unless it was killed."""
 
 
 def play_side_by_side(
@@ -32,78 +33,40 @@ def play_side_by_side(
     if jobs == 1:
         yield from ((cell, play(cell)) for cell in cells)
         return
-    waiting, running = iter(cells), dict[Connection, CellT]()
-    with _terminated_like_interrupted(), ExitStack() as processes:
-        connections = [processes.enter_context(_process()) for _ in range(min(jobs, len(cells)))]
-        for connection, cell in zip(connections, waiting, strict=False):
-            running[connection] = cell
-            connection.send(play)
-            connection.send(cell)
-        while running:
-            for ready in wait(running):
-                assert isinstance(ready, Connection)
-                cell = running.pop(ready)
-                result = _result(ready, cell)
-                for following in islice(waiting, 1):
-                    running[ready] = following
-                    ready.send(following)
-                yield cell, result
+    spawning = get_context("spawn")  # and not fork: a progress bar has a thread
+    with _terminated_like_interrupted(), ProcessPoolExecutor(jobs, spawning, _end_with_parent) as pool:
+        try:
+            with _ignored_by_children():
+                playing = {pool.submit(play, cell): cell for cell in cells}
+            for ended in as_completed(playing):
+                yield playing[ended], ended.result()
+        except BrokenProcessPool as error:
+            raise CellFailed("the process of a cell ended early") from error
+        finally:
+            for process in active_children():
+                process.kill()
 
 
-def _result(connection: Connection, cell: object) -> Any:  # noqa: ANN401 - what `play` returned
-    try:
-        return connection.recv()
-    except EOFError as error:
-        raise CellFailed(f"{cell}: its process ended early") from error
+def _end_with_parent() -> None:
+    """End this process, which plays cells, if its parent is killed."""
 
+    def watch() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
 
-@contextmanager
-def _process() -> Iterator[Connection]:
-    """Yield the connection to a process that plays cells; it is gone afterwards."""
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_play_cells, args=(theirs,), daemon=True)
-    try:
-        with _interrupts_held_back():
-            process.start()
-        theirs.close()
-        yield ours
-    finally:
-        if process.pid is not None:
-            process.kill()
-            process.join()
-        ours.close()
-
-
-def _play_cells(connection: Connection) -> None:
-    """Answer each cell with its result until the other end closes; the function to play them comes first."""
-    try:
-        play = connection.recv()
-        while True:
-            connection.send(play(connection.recv()))
-    except (EOFError, BrokenPipeError):
-        return
+    Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Start processes in the block: they never see SIGINT; here `KeyboardInterrupt` comes behind the block.
-
-    A child that sees SIGINT prints a traceback, and so does one whose start is broken off. The mask is inherited by the
-    child; it does not protect the start, because another thread of this process may take the signal.
-    """
-    resource_tracker.ensure_running()  # which unblocks the signal when it starts
-    held_back: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: held_back.append(number)) for number in numbers]
+def _ignored_by_children() -> Iterator[None]:
+    """Processes that start in the block never see SIGINT, which would make them print a traceback."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-    if held_back:
-        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """What a bench prints and writes: figures in tables, targets and whether they are reached, where it was measured."""
 
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -75,11 +77,10 @@ def verdict_table(verdicts: Iterable[Verdict]) -> FigureTable:
     return FigureTable("Targets", ("target", "needed", "measured", ""), rows)
 
 
-def number(value: float | None, divisor: float = 1.0) -> str:
+def number(value: float | None) -> str:
     """Return a figure with three significant digits, or the text for a missing one."""
     if value is None:
         return NONE
-    value /= divisor
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - the third digit
 
 
@@ -169,3 +170,37 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=terminal, refresh_per_second=2, disable=not terminal.is_terminal) as shown:
         task = shown.add_task("", total=total)
         yield lambda name: shown.update(task, advance=1, description=name)
+
+
+class Rounds:
+    """The figures of every round, by subject and cell. A disturbance of the machine is in all subjects of a round."""
+
+    def __init__(self) -> None:
+        self.rounds: defaultdict[tuple[str, str], list[Mapping[str, float]]] = defaultdict(list)
+
+    def add(self, subject: str, cell: str, found: Mapping[str, float]) -> None:
+        """Add the figures of a round."""
+        self.rounds[subject, cell].append(found)
+
+    def of(self, subject: str, cell: str, name: str) -> list[float]:
+        """Return a figure's value in every round in which it was measured."""
+        return [each[name] for each in self.rounds.get((subject, cell), ()) if name in each]
+
+    def figure(self, subject: str, cell: str, name: str) -> float | None:
+        """Return the median of all rounds; None: not measured."""
+        found = self.of(subject, cell, name)
+        return float(median(found)) if found else None
+
+    def ratio(self, cell: str, name: str, above: str, below: str) -> float | None:
+        """Return the median over rounds of one subject's figure over another's; None: not measured."""
+        pairs = zip(self.of(above, cell, name), self.of(below, cell, name), strict=False)
+        found = [one / other for one, other in pairs if other]
+        return float(median(found)) if found else None
+
+    def cells(self, beginning: str = "") -> list[str]:
+        """Return the names of cells that begin so and were measured, in order."""
+        return list(dict.fromkeys(cell for _, cell in self.rounds if cell.startswith(beginning)))
+
+    def plain(self) -> list[dict[str, object]]:
+        """Return everything, to be written as JSON."""
+        return [{"subject": subject, "cell": cell, "rounds": rounds} for (subject, cell), rounds in self.rounds.items()]

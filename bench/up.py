@@ -16,8 +16,7 @@ from typing import Any
 
 import click
 
-from bench.ports import free_ports
-from bench.processes import FleetProcesses, FleetShape, ProcessFailed, roles_of, settings_of
+from bench.processes import FleetProcesses, FleetShape, ProcessFailed, free_ports, roles_of, settings_of
 from kv_runtime.clock import SystemClock
 from kv_runtime.process import run_process
 from kv_runtime.supervise import until

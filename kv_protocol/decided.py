@@ -116,7 +116,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     `now_s` is the view's time. The view has `ranks` columns; `winner` and `runner_up` are two of these. `epoch` is that
     of the winner's stream, `kv_seq` the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the model.
     `best`, `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap. A router
-    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare columns with `ranks`: `check` does.
+    writes the record with `router/native/decision_bytes.cpp`. Decoding does not compare columns with `ranks`: `check`
+    does.
     """
 
     now_s: float

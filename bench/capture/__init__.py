@@ -1,1 +1,1 @@
-"""Recordings of real engines, played through the whole pipe and held against what the engines reused."""
+"""Recordings of real engines, held against what the engines reused; a publisher that plays them."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from bench.child import Answer, Role, serve
+from bench.child import Answer, Role
 from bench.dataplane.wire import CHUNK, JSON_ANSWER, MODEL, PATH, STREAM_END, STREAM_HEAD, content_length, json_answer
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat, WorkerRegistered
@@ -213,7 +213,3 @@ class BackendRole(Role):
         """Return when streams with this pause were cut off since the last call."""
         lost, self._streams_lost[:] = self._streams_lost.copy(), []
         return {"lost_ns": [each.at_ns for each in lost if each.pause_ms == pause_ms]}
-
-
-if __name__ == "__main__":
-    serve(BackendRole)

@@ -1,15 +1,214 @@
-"""`router bench dataplane`: what passing a request on costs, beside other routers."""
+"""`router bench dataplane`: what passing a request on costs, beside other routers.
+
+CPU, of small and 40 KB   mode kv: 0.5 and 0.6 of the best cache-aware peer's. With a model's tokenizer, which that peer
+requests, saturated       does without: 1.0 and 1.5 of it, and 0.25 and 0.35 of Dynamo's. Round robin: 0.65 of the best
+                          peer's in round robin
+a stream of 8 chunks      0.8 of the best peer's CPU in round robin
+a streamed chunk          0.7 of the best peer's CPU in bursts, 1.0 at a high rate
+latency added             at a modest rate, p50: at most the best peer's
+a slow reader             less than 1 MiB
+a client that leaves      its stream is cut off within 5 ms
+streams at once           all open at one moment, all complete, without an error
+tracing on                no request sampled: at most 5 us of CPU a small request more than without (of runs with it)
+control                   no added latency is negative, and no proxy costs less than nginx
+
+The best peer is the one with the lowest value in that cell, with any of its policies where none is named.
+"""
 
 import os
+from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import click
 
 from bench.child import finished
-from bench.dataplane.report import facts, tables, verdicts
-from bench.dataplane.run import Bench, DataplaneResults, MeasuredShape
-from bench.dataplane.systems import DIRECT, DYNAMO, NGINX, PEERS, SystemPlan, found, on_core
-from bench.tables import progress, report, report_options, verdict_table
+from bench.dataplane.run import (
+    BURST,
+    CRAWLED,
+    HELD,
+    HIGH_RATE,
+    IDLE,
+    LARGE,
+    LEFT,
+    PACED,
+    SMALL,
+    STREAM,
+    Bench,
+    DataplaneResults,
+    MeasuredShape,
+)
+from bench.dataplane.systems import (
+    CACHE,
+    DIRECT,
+    DYNAMO,
+    KV,
+    NGINX,
+    OURS,
+    PEERS,
+    ROUND_ROBIN,
+    UNSAMPLED,
+    SystemPlan,
+    found,
+    on_core,
+)
+from bench.tables import (
+    FigureTable,
+    Verdict,
+    at_least,
+    at_most,
+    number,
+    progress,
+    report,
+    report_options,
+    verdict_table,
+)
+
+PLAIN = SystemPlan(OURS, ROUND_ROBIN).name
+AWARE = SystemPlan(OURS, KV).name
+TOKENIZING = SystemPlan(OURS, KV, text="a model").name
+_CPU_TARGETS = (
+    (AWARE, CACHE, {SMALL: 0.5, LARGE: 0.6}),
+    (TOKENIZING, CACHE, {SMALL: 1.0, LARGE: 1.5}),
+    (TOKENIZING, DYNAMO, {SMALL: 0.25, LARGE: 0.35}),
+    (PLAIN, ROUND_ROBIN, {SMALL: 0.65, LARGE: 0.65, STREAM: 0.8}),
+    (PLAIN, None, {BURST: 0.7, HIGH_RATE: 1.0}),
+)
+"""Ours, the peers it is compared with (of a policy, Dynamo, or all), and at most how much of their CPU it takes."""
+_CELLS = {
+    SMALL: "a small request",
+    LARGE: "a request of 40 KB",
+    PACED: "a small request, paced",
+    STREAM: "a stream of 8 chunks",
+    BURST: "a chunk in bursts",
+    HIGH_RATE: "a chunk, high rate",
+}
+_NOISE = 1.1
+
+
+def facts(shape: MeasuredShape, results: DataplaneResults) -> list[str]:
+    """Return how the figures were measured."""
+    own, others = shape.cores
+    return [
+        f"each system on core {own}, all else on {others}" if own >= 0 else "not pinned to cores",
+        f"medians of {shape.rounds} rounds of {shape.seconds:g} s a cell, systems in turns",
+        f"CPU is the system's own; small: 300 bytes; paced: every {1000 / shape.rate:g} ms, come what may",
+        *results.absent,
+    ]
+
+
+def tables(results: DataplaneResults) -> list[FigureTable]:
+    """Return all tables."""
+    return [_cpu(results), _rest(results)]
+
+
+def _cpu(results: DataplaneResults) -> FigureTable:
+    rows = []
+    for plan in results.systems:
+        if plan.kind != DIRECT:
+            figures = (number(results.figure(plan.name, cell, "cpu_us")) for cell in _CELLS)
+            rate, nats_us = (results.figure(plan.name, SMALL, each) for each in ("rate", "nats_cpu_us"))
+            rows.append((plan.name, *figures, number(rate), number(nats_us or None)))
+    columns = ("system", *_CELLS.values(), "small requests/s", "its nats-server, small")
+    return FigureTable("CPU us", columns, rows)
+
+
+_REST = {
+    "RSS, MiB": (SMALL, "rss_mib"),
+    "streams at once": (HELD, "at_once"),
+    "failed": (HELD, "errors"),
+    "chunks missing": (HELD, "missing"),
+    "RSS with them": (HELD, "rss_most_mib"),
+    "slow reader, MiB": (CRAWLED, "rss_more_mib"),
+    "left, p50 ms": (LEFT, "p50_ms"),
+    "left, worst ms": (LEFT, "worst_ms"),
+    "left unseen": (LEFT, "unseen"),
+    "idle, CPU ms/s": (IDLE, "cpu_ms_a_second"),
+}
+
+
+def _rest(results: DataplaneResults) -> FigureTable:
+    rows = []
+    for plan in results.systems:
+        added = (number(added_us(results, plan.name, each)) for each in ("p50_us", "p99_us"))
+        if plan.kind == DIRECT:
+            added = (f"({number(results.figure(plan.name, PACED, each))})" for each in ("p50_us", "p99_us"))
+        figures = (number(results.figure(plan.name, *of)) for of in _REST.values())
+        rows.append((plan.name, *added, *figures, str(results.errors(plan.name))))
+    columns = ("system", "added p50, us", "added p99, us", *_REST, "errors")
+    return FigureTable("latency, memory, streams (direct: its own latency)", columns, rows)
+
+
+def added_us(results: DataplaneResults, system: str, quantile: str) -> float | None:
+    """Return the median over rounds of a system's latency at the modest rate less that of the same round without it."""
+    pairs = zip(results.of(system, PACED, quantile), results.of(DIRECT, PACED, quantile), strict=False)
+    found = [proxied - direct for proxied, direct in pairs]
+    return median(found) if found else None
+
+
+def best_peer(results: DataplaneResults, cell: str, of: str | None = None) -> str:
+    """Return the peer with the least CPU in a cell; empty: none was measured.
+
+    `of`: a policy of peers, or Dynamo, which is compared with alone; None: every peer but Dynamo.
+    """
+    peers = [plan for plan in results.systems if (plan.kind if of == DYNAMO else plan.policy) == of or of is None]
+    names = [plan.name for plan in peers if plan.kind in ((DYNAMO,) if of == DYNAMO else PEERS)]
+    found = [(cpu_us, name) for name in names if (cpu_us := results.figure(name, cell, "cpu_us")) is not None]
+    return min(found, default=(0.0, ""))[1]
+
+
+def verdicts(results: DataplaneResults) -> list[Verdict]:
+    """Return the verdict on every target."""
+    return [*_of_cpu(results), _of_added(results), *_of_streams(results), *_of_tracing(results), *_of_control(results)]
+
+
+def _of_cpu(results: DataplaneResults) -> Iterator[Verdict]:
+    for ours, of, most in _CPU_TARGETS:
+        peers = "Dynamo's" if of == DYNAMO else f"the best peer's{f', {of}' if of else ''}"
+        for cell, needed in most.items():
+            best = best_peer(results, cell, of)
+            found = results.ratio(cell, "cpu_us", ours, best)
+            yield at_most(f"CPU of {_CELLS[cell]} ({ours}), over {peers}", needed, [(f"against {best}", found)])
+
+
+def _of_added(results: DataplaneResults) -> Verdict:
+    peers = [plan.name for plan in results.systems if plan.kind in PEERS]
+    found = [(us, name) for name in peers if (us := added_us(results, name, "p50_us")) is not None]
+    ours, (best_us, best) = added_us(results, PLAIN, "p50_us"), min(found, default=(0.0, ""))
+    share = ours / best_us if ours is not None and best_us > 0 else None
+    return at_most("latency added at a modest rate, p50, over the best peer's", 1.0, [(f"against {best}", share)])
+
+
+def _of_streams(results: DataplaneResults) -> Iterator[Verdict]:
+    for system in (PLAIN, AWARE):
+
+        def figure(cell: str, name: str, system: str = system) -> float | None:
+            return results.figure(system, cell, name)
+
+        crawled = [("", figure(CRAWLED, "rss_more_mib"))]
+        yield at_most(f"memory for a reader that does not read ({system})", 1.0, crawled, " MiB")
+        worst = float("inf") if figure(LEFT, "unseen") else figure(LEFT, "worst_ms")
+        yield at_most(f"a client that leaves, at worst ({system})", 5.0, [("", worst)], " ms")
+        held = figure(HELD, "streams") or 0.0
+        yield at_least(f"streams open at once ({system})", held, [("", figure(HELD, "at_once"))], "")
+        failed = [(name, figure(HELD, name)) for name in ("errors", "missing")]
+        yield at_most(f"of them failed, or chunks missing ({system})", 0.0, failed, "")
+
+
+def _of_tracing(results: DataplaneResults) -> Iterator[Verdict]:
+    if UNSAMPLED in results.systems:
+        pairs = zip(results.of(UNSAMPLED.name, SMALL, "cpu_us"), results.of(AWARE, SMALL, "cpu_us"), strict=True)
+        more_us = median(traced - plain for traced, plain in pairs)
+        yield at_most("CPU that tracing adds to a small request, unsampled", 5.0, [("", more_us)], " us")
+
+
+def _of_control(results: DataplaneResults) -> Iterator[Verdict]:
+    proxies = [plan.name for plan in results.systems if plan.kind != DIRECT]
+    added = [(name, added_us(results, name, "p50_us")) for name in proxies]
+    yield at_least("control: the latency that a proxy adds", 0.0, added, " us")
+    over = [(name, results.ratio(SMALL, "cpu_us", name, NGINX)) for name in proxies if name != NGINX]
+    yield at_least("control: CPU of a small request, over nginx's", 1 / _NOISE, over)
+
 
 _OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
 _QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}

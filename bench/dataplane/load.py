@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from bench.child import Answer, Role, serve
+from bench.child import Answer, Role
 from bench.dataplane.wire import END_EVENTS, AnswerInvalid, AnswerReader, Requests, requests
 
 _OK = 200
@@ -223,7 +223,3 @@ async def _within(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-if __name__ == "__main__":
-    serve(LoadRole)

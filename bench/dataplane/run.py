@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.dataplane.systems import RunningSystem, SystemAbsent, SystemPlan, SystemProcesses
 from bench.report import percentile
-from bench.rounds import Rounds
+from bench.tables import Rounds
 
 SMALL_BYTES, LARGE_BYTES = 300, 40_000
 SMALL, LARGE, PACED, STREAM, BURST, HIGH_RATE = "small", "40 KB", "paced", "stream", "burst", "high rate"

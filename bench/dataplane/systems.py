@@ -26,10 +26,10 @@ import aiohttp
 import psutil
 
 from bench.child import Child
-from bench.dataplane.backend import BLOCK_SIZE, WORKERS
+from bench.dataplane.backend import BLOCK_SIZE, WORKERS, BackendRole
+from bench.dataplane.load import LoadRole
 from bench.dataplane.wire import MODEL, PATH, requests
-from bench.ports import free_ports
-from bench.processes import ChildProcess, ProcessFailed
+from bench.processes import ChildProcess, ProcessFailed, free_ports
 from bench.report import cpu_s
 
 ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
@@ -196,9 +196,9 @@ class SystemProcesses:
             self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
             self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
             with on_core(self._cores[1]):
-                child = await Child.start("dataplane.backend", {"event_source": self._event_source})
+                child = await Child.start(BackendRole, {"event_source": self._event_source})
                 cleanup.push_async_callback(child.close)
-                self._load = await Child.start("dataplane.load", {})
+                self._load = await Child.start(LoadRole, {})
                 cleanup.push_async_callback(self._load.close)
             self._backend = Backend(child, child.started["ports"])
             self._cleanup = cleanup.pop_all()

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.ports import free_ports
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, free_ports
 from dashboards.command import rules
 
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"

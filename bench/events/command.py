@@ -11,15 +11,13 @@ import click
 import psutil
 
 from bench.child import BenchFailed, finished
-from bench.events.cold import cold
 from bench.events.freshness import freshness
-from bench.events.plan import QUICK, EventsPlan
-from bench.events.run import OURS
-from bench.events.throughput import throughput
+from bench.events.run import OURS, QUICK, EventsPlan
+from bench.events.throughput import cold, throughput
 from bench.processes import ProcessFailed
-from bench.rounds import Rounds
 from bench.tables import (
     FigureTable,
+    Rounds,
     Verdict,
     at_least,
     at_most,
@@ -74,9 +72,7 @@ def tables(found: Rounds) -> list[FigureTable]:
         cells = found.cells(group)
         names = list(dict.fromkeys(name for cell in cells for each in found.rounds[OURS, cell] for name in each))
         rows = [(cell, *(number(found.figure(OURS, cell, name)) for name in names)) for cell in cells]
-        made += [FigureTable(f"{group}; ages and stages in ms, CPU in s a million blocks", ("cell", *names), rows)][
-            : len(rows)
-        ]
+        made += [FigureTable(f"{group}; ages in ms, CPU in s a million blocks", ("cell", *names), rows)][: len(rows)]
     return made
 
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.child import Answer, BenchFailed, Child
-from bench.demo.replay import Player
-from bench.demo.workload import WorkloadShape, conversations
+from bench.demo.workload import Player, WorkloadShape, conversations
 from bench.events.load import FLUSH_S, EventLoad
-from bench.events.plan import EventsPlan
-from bench.events.run import OURS, Stage
-from bench.events.stages import Age, BatchTimes, SentBatches, ages, medians_ms, spread
+from bench.events.observed import BatchTimes, IndexRole, SourceRole, ages_s, spread
+from bench.events.roles import BareRole
+from bench.events.run import OURS, EventsPlan, Stage
 from bench.processes import FleetProcesses, FleetShape
-from bench.rounds import Rounds
+from bench.tables import Rounds
 from kv_runtime.clock import SystemClock
 
 BLOCK_TOKENS = 32
@@ -55,11 +54,8 @@ async def _scripted(plan: EventsPlan, results: Rounds, cell: str, blocks_s: int)
     loads = [EventLoad(number, round(rate * seconds), EVENT_BLOCKS, BLOCK_TOKENS) for number in range(plan.agents)]
     async with Stage() as stage:
         index, *agents = await asyncio.gather(
-            stage.child("events.index"),
-            *(
-                stage.child("events.source", worker=f"w{load.seed}", load=load._asdict(), blocks_s=rate)
-                for load in loads
-            ),
+            stage.child(IndexRole),
+            *(stage.child(SourceRole, worker=f"w{load.seed}", load=load._asdict(), blocks_s=rate) for load in loads),
         )
         await index.call("watch")
         begins_ns = time.time_ns() + round(_BEGIN_S * 1e9)
@@ -67,9 +63,8 @@ async def _scripted(plan: EventsPlan, results: Rounds, cell: str, blocks_s: int)
         seen = await _seen(index, begins_ns)
         bare = await _bare_lag(stage, seen, plan.flowing_s)
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
-    sent = {each["rank"]: SentBatches(each["flushed_ns"], each["handed_ns"]) for each in played}
-    of = [age for age in ages(seen.batches, sent) if age.flushed_ns >= warm_ns]
-    results.add(OURS, cell, _figures(seen, of, bare))
+    flushed_ns = {each["rank"]: each["flushed_ns"] for each in played}
+    results.add(OURS, cell, _figures(seen, ages_s(seen.batches, flushed_ns, warm_ns), bare))
 
 
 async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:
@@ -86,7 +81,7 @@ async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[A
 async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
     """Measure the ages of batches while a router and four workers answer requests."""
     async with FleetProcesses(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
-        index = await Child.start("events.index", {"url": running.nats_url})
+        index = await Child.start(IndexRole, {"url": running.nats_url})
         try:
             await index.call("watch")
             begins_ns = time.time_ns()
@@ -98,7 +93,7 @@ async def _fleet(plan: EventsPlan, results: Rounds, cell: str) -> None:
         finally:
             await index.close()
     async with Stage() as stage:
-        results.add(OURS, cell, _figures(seen, ages(seen.batches, {}), await _bare_lag(stage, seen, plan.flowing_s)))
+        results.add(OURS, cell, _figures(seen, ages_s(seen.batches, {}), await _bare_lag(stage, seen, plan.flowing_s)))
 
 
 async def _seen(index: Child, begins_ns: int) -> _Seen:
@@ -110,7 +105,7 @@ async def _seen(index: Child, begins_ns: int) -> _Seen:
 
 async def _bare_lag(stage: Stage, seen: _Seen, seconds: float) -> list[float]:
     """Return the delays in seconds of confirmed messages like those seen, from one client to another."""
-    sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
+    sender, reader = await asyncio.gather(stage.child(BareRole), stage.child(BareRole))
     await reader.call("follow")
     messages_s = seen.messages / seen.seconds
     messages = max(1, round(messages_s * seconds))
@@ -119,12 +114,11 @@ async def _bare_lag(stage: Stage, seen: _Seen, seconds: float) -> list[float]:
     return lags_s
 
 
-def _figures(seen: _Seen, of: Sequence[Age], bare_s: Sequence[float]) -> dict[str, float]:
+def _figures(seen: _Seen, ages: Sequence[float], bare_s: Sequence[float]) -> dict[str, float]:
     return {
         "blocks/s": sum(batch.blocks for batch in seen.batches) / seen.seconds,
         "messages/s": seen.messages / seen.seconds,
         "bytes each": seen.message_bytes,
-        **spread([age.total_s for age in of]),
+        **spread(ages),
         **{f"bare {name}": each for name, each in spread(bare_s).items()},
-        **medians_ms(of),
     }

@@ -1,8 +1,21 @@
-"""Throughput: engine-event payloads, sent as fast as they are read, until an index has applied them; by event size.
+"""Throughput and cold start.
+
+Throughput: engine-event payloads, sent as fast as they are read, until an index has applied them; by event size.
 
 One publisher, one rank. The bench counts a consolidator, a nats-server and an index, each a process; the publisher
 prepares all payloads before. The limit: the bare client reads the resulting messages back and publishes them again,
 with as many unconfirmed messages as a rank may have.
+
+Cold start: an index in a new process, until it has caught up and until every rank is proven.
+
+    the log      there is no snapshot: the index reads the whole log
+    a snapshot   the index restores one and reads the log after it
+    dumps        no snapshot, an empty log: the index requests a dump of every rank once it sees that it is behind
+
+Time counts from before the process is started, with the interpreter and the imports. *Caught up* is what a router's
+readiness waits for: the log that existed at the start was applied. *Proven*: a heartbeat at the position of each rank
+found nothing wrong; heartbeats come once a second. The limits: the bare client reads the same messages, or the bytes of
+the snapshot, and does nothing with them.
 """
 
 import asyncio
@@ -10,11 +23,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from bench.child import BenchFailed, Child
+from bench.child import Answer, BenchFailed, Child
 from bench.events.load import EventLoad
-from bench.events.plan import EventsPlan
-from bench.events.run import OURS, Stage
-from bench.rounds import Rounds
+from bench.events.observed import IndexRole
+from bench.events.roles import AgentRole, BareRole, PlayerRole, SnapshotRole
+from bench.events.run import OURS, EventsPlan, Stage
+from bench.tables import Rounds
 from kv_protocol import subjects
 from worker_agent.events.outbox import WINDOW_MESSAGES
 
@@ -26,12 +40,12 @@ _WORKER, _RANK = "w0", "w0/0"
 async def throughput(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
     """Measure all cells; `on_progress` gets the name of each once it is measured. CPU is in s a million blocks."""
     async with Stage() as stage:
-        player = await stage.child("events.player", events_a_payload=EVENTS_A_PAYLOAD)
+        player = await stage.child(PlayerRole, events_a_payload=EVENTS_A_PAYLOAD)
         endpoints = {each: player.started[each] for each in ("publisher", "replay")}
         agent, index, bare = await asyncio.gather(
-            stage.child("events.agent", worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, **endpoints),
-            stage.child("events.index"),
-            stage.child("events.bare"),
+            stage.child(AgentRole, worker=_WORKER, dp_ranks=1, block_size=BLOCK_TOKENS, **endpoints),
+            stage.child(IndexRole),
+            stage.child(BareRole),
         )
         await player.call("subscribed")
         path, seeds = _Path(plan, stage, player, agent, index, bare), count()
@@ -83,3 +97,74 @@ class _Path(NamedTuple):
         if position["losses"]:
             raise BenchFailed(f"hop A lost {position['losses']} times, and was to be saturated, not overrun")
         return float((reached["applied_ns"] - played["began_ns"]) / 1e9)
+
+
+_COLD_BLOCK_TOKENS = 16
+_COLD_EVENT_BLOCKS = 64
+
+
+async def cold(plan: EventsPlan, results: Rounds, on_progress: Callable[[str], None]) -> None:
+    """Measure all ways to start; `on_progress` gets the name of each once it is measured."""
+    async with Stage() as stage:
+        agent = await stage.child(AgentRole, worker=_WORKER, dp_ranks=plan.ranks, block_size=_COLD_BLOCK_TOKENS)
+        bench = _ColdBench(plan, results, stage, agent, await stage.child(BareRole), on_progress)
+        await bench.hold(0, plan.rank_blocks)
+        await bench.from_log()
+        await bench.hold(plan.ranks, plan.tail_blocks)
+        await bench.from_snapshot()
+        await bench.from_dumps()
+
+
+class _ColdBench(NamedTuple):
+    """The processes that run throughout; each new index is a new process."""
+
+    plan: EventsPlan
+    results: Rounds
+    stage: Stage
+    agent: Child
+    bare: Child
+    on_progress: Callable[[str], None]
+
+    async def hold(self, seed: int, blocks: int) -> None:
+        """Let each rank hold so many more blocks, each rank with its own seed; their events are in the log."""
+        for dp_rank in range(self.plan.ranks):
+            load = EventLoad(seed + dp_rank, blocks, _COLD_EVENT_BLOCKS, _COLD_BLOCK_TOKENS)
+            await self.agent.call("hold", dp_rank=dp_rank, load=load._asdict())
+
+    async def from_log(self) -> None:
+        """Start without a snapshot, and write one afterwards."""
+        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
+        read = await self.bare.call("copy", after_seq=0, last_seq=last_seq)
+        await self._start("the log", self.plan.rank_blocks, read)
+        keeper = await self.stage.child(SnapshotRole)
+        await keeper.call("write")
+        await keeper.close()
+
+    async def from_snapshot(self) -> None:
+        """Start with the snapshot, and the log behind it."""
+        read = await self.bare.call("get", bucket=subjects.SNAPSHOT_BUCKET)
+        await self._start("a snapshot", self.plan.rank_blocks + self.plan.tail_blocks, read)
+
+    async def from_dumps(self) -> None:
+        """Delete the log and the snapshots before the start."""
+        bucket = self.stage.log.objects(subjects.SNAPSHOT_BUCKET)
+        for name in await bucket.names():
+            await bucket.delete(name)
+        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
+        await self.stage.log.purge(subjects.EVENTS_STREAM, last_seq)
+        await self._start("dumps", self.plan.rank_blocks + self.plan.tail_blocks, {})
+
+    async def _start(self, name: str, rank_blocks: int, read: Answer) -> None:
+        cell, limit = f"cold start, from {name}", {"bytes": read["bytes"], "reading s": read["seconds"]} if read else {}
+        for _ in range(self.plan.rounds):
+            self.results.add(OURS, cell, limit | await self._begin(self.plan.ranks * rank_blocks))
+        self.on_progress(cell)
+
+    async def _begin(self, blocks: int) -> dict[str, float]:
+        index = await self.stage.child(IndexRole)
+        proven = await index.call("proven", ranks=self.plan.ranks)
+        await index.close()
+        if proven["held_blocks"] != blocks:
+            raise BenchFailed(f"the index holds {proven['held_blocks']} blocks, and not {blocks}")
+        moments = {"caught up s": proven["caught_up_ns"], "all proven s": proven["proven_ns"]}
+        return {"blocks": blocks} | {name: (each - index.spawned_ns) / 1e9 for name, each in moments.items()}

@@ -8,9 +8,11 @@ workload    rows do not say how long the answers were, and which system prompt a
             clients' generator (`load.py` of the kit), which draws from one seed. The draws are repeated here; the
             length of a prompt is the rows', or if no run got so far follows from its words
 shared      of a system prompt: what first turns found of it in a cache, at most (a multiple of the block size)
+session     its first prompt is a shared system prompt and added tokens; every further one is the prompt before it and
+            added tokens
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +20,6 @@ from random import Random
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-
-from bench.fidelity.recording import Recording, RecordingInvalid, Session
 
 SEED = 7
 SYSTEM_WORDS = (1000, 1700, 550, 2000)
@@ -37,6 +37,53 @@ BLOCK_TOKENS = 32
 FORMER_NAMES = {"runs": "kv that foresees no evictions", "runs_N_blocks": "kv, prefill_scale 1, history_weight 0.5"}
 """What mode kv was when `h100_sglang_live.json` and `h200_live_policies.json` were recorded, by the form of the file.
 Source: `docs/BENCHMARKS.md`, "Live engines"."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RecordingInvalid(Exception):
+    """A recording cannot be used: the message has the place, the found and the allowed value."""
+
+    def __init__(self, where: str, found: object, allowed: str) -> None:
+        super().__init__(f"{where}: found {found!r}, allowed {allowed}")
+
+
+class Session(msgspec.Struct, frozen=True):
+    """One conversation: the number of its system prompt, and the added and output tokens of each turn."""
+
+    system: Annotated[int, msgspec.Meta(ge=0)]
+    added_tokens: tuple[Count, ...]
+    output_tokens: tuple[Count, ...]
+
+    def prompts_tokens(self, system_tokens: Sequence[int]) -> Iterator[int]:
+        """Yield the length of each turn's prompt."""
+        tokens = system_tokens[self.system]
+        for added in self.added_tokens:
+            tokens += added
+            yield tokens
+
+
+class Recording(NamedTuple):
+    """A workload on engines with `blocks_per_worker` blocks of `block_size` tokens; clients send until `sending_s`."""
+
+    blocks_per_worker: int
+    block_size: int
+    concurrency: int
+    system_tokens: tuple[int, ...]
+    sessions: tuple[Session, ...]
+    sending_s: float
+
+    @property
+    def sequence_tokens_max(self) -> int:
+        """The longest prompt together with its answer."""
+        return max(
+            prompt_tokens + output_tokens
+            for session in self.sessions
+            for prompt_tokens, output_tokens in zip(
+                session.prompts_tokens(self.system_tokens), session.output_tokens, strict=True
+            )
+        )
 
 
 class LiveRow(NamedTuple):

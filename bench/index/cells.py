@@ -2,20 +2,46 @@
 
 A cell is made once (its index filled, its queries made) and run a number of rounds. A round returns its figures by
 name; a time is CPU ns of one operation, of all threads of the process.
+
+The process answers as a role of `bench/child.py` does:
+
+    first    {"version": ...}, or {"absent": why} and it ends
+    make     a cell by its key, of a kind of work, for the shape of the subject, with parameters
+    round    run a cell once; the response has its figures
+    drop     delete a cell
+
+It is pinned to a core, and collects no garbage while it measures.
 """
 
 import ctypes
+import gc
+import json
 import mmap
+import os
 import random
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TextIO
 
-from bench.index.data import CHAIN_BLOCKS, SIDE_BY_SIDE, ScheduledRequest, ScheduledStore, chain, events, last
-from bench.index.data import read_requests as scheduled_requests
-from bench.index.subjects import Call, IndexCall, Subject
+from bench.index.subjects import (
+    CHAIN_BLOCKS,
+    PEER_PACKAGE,
+    SIDE_BY_SIDE,
+    Call,
+    IndexCall,
+    ScheduledRequest,
+    ScheduledStore,
+    Subject,
+    chain,
+    events,
+    last,
+    subject,
+)
+from bench.index.subjects import read_requests as scheduled_requests
 
 RANKS = 16
 FILL_SEED = 1
@@ -25,13 +51,6 @@ WARM_UP_SEED = 1 << 32
 _WARM_UP_CHAINS = 32
 _STATM = Path("/proc/self/statm")
 Found = dict[str, float]
-
-
-class Work(Protocol):
-    """One kind of measured work."""
-
-    def round(self, seed: int) -> Found:
-        """Return the figures of one round."""
 
 
 class EventCell:
@@ -98,7 +117,7 @@ class ColdMatchCell:
 
 
 class TraceCell:
-    """A trace's schedule (`schedule.py`): every request is matched, what it misses stored, what is evicted removed."""
+    """A trace's schedule (`plan.py`): every request is matched, what it misses stored, what is evicted removed."""
 
     def __init__(self, of: Subject, *, file: str, ranks: int, cache_blocks: int) -> None:
         self._of, self._capacity = of, (ranks, cache_blocks)
@@ -226,3 +245,63 @@ def _events(of: Subject, request: ScheduledRequest) -> Iterator[IndexCall]:
         yield of.store(ScheduledStore(request.rank, parent, request.hit, new))
     if request.evicted:
         yield of.remove(request.rank, request.evicted)
+
+
+Work = EventCell | MatchCell | ColdMatchCell | TraceCell | TraceAnswersCell | MemoryCell | BulkCell
+WORK: dict[str, Callable[..., Work]] = {
+    "events": EventCell,
+    "match": MatchCell,
+    "cold match": ColdMatchCell,
+    "trace": TraceCell,
+    "trace answers": TraceAnswersCell,
+    "memory": MemoryCell,
+    "bulk": BulkCell,
+}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    name, core = (json.loads(sys.argv[1])[each] for each in ("subject", "core"))
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is not an answer
+    if core >= 0 and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    try:
+        subject(name, "buffers")
+        version = metadata.version(PEER_PACKAGE) if name == "peer" else ""
+    except ImportError as error:
+        _write(answers, {"absent": str(error)})
+        return
+    _write(answers, {"version": version})
+    gc.disable()
+    cells: dict[str, Work] = {}
+    for line in sys.stdin:
+        _write(answers, _answer(name, cells, json.loads(line)))
+
+
+def _answer(name: str, cells: dict[str, Work], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        match request["command"]:
+            case "make":
+                cells[request["key"]] = make(name, request)
+            case "round":
+                gc.collect()
+                return cells[request["key"]].round(request["seed"])
+            case "drop":
+                del cells[request["key"]]
+    except Exception as error:  # noqa: BLE001 - the other side shows it, whatever it is
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def make(name: str, request: dict[str, Any]) -> Work:
+    """Return the requested cell of the subject `name`."""
+    return WORK[request["work"]](subject(name, request["shape"]), **request["parameters"])
+
+
+def _write(answers: TextIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,8 +8,7 @@ import click
 from bench.placement.grid import PlacementGrid, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES
-from bench.placement.regret import regrets
-from bench.placement.report import by_queue, remarks, tables
+from bench.placement.report import by_queue, regrets, remarks, tables
 from bench.routing.trace import TraceInvalid
 from bench.tables import names_of, progress, report, report_options
 

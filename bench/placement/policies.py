@@ -23,9 +23,7 @@ lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bench.placement.llmd import EngineMetrics, WeightedScorers
-from bench.placement.session_hash import SessionHash
-from bench.placement.sglang import CacheAware
+from bench.placement.rules import CacheAware, EngineMetrics, SessionHash, WeightedScorers
 from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
 from bench.routing.virtual_router import NO_QUEUE, VirtualQueue

@@ -8,7 +8,6 @@
     hot prefix       short conversations that all begin with one long system prompt                          4
     mooncake         the beginning of the Mooncake conversation trace, requests of one moment spread         4
     two speeds       chat; two workers need 2.5 times as long as the others                                  4
-    windows          agents; half of the layers see 1,024 tokens only                                        4
     host tier        documents; evicted blocks go to a host tier of twice the GPU's blocks                   4
     one long prompt  one prompt of 60,000 tokens on an idle fleet, then 600 short ones in 30 s               8
     restart          one long system prompt, few requests; then the router starts anew, and many come        4
@@ -29,7 +28,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.placement.windows import windowed_pool
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest, at_rate, load_trace, spread
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleetShape
 from bench.routing.workloads import Agents, SyntheticShape, Workload, agents, blocks, following, synthetic_trace
@@ -65,9 +63,8 @@ class Regime(NamedTuple):
     make: Callable[[Sizing], Workload]
     kv_tokens: tuple[int, int]
     workers: int = 4
-    slowdowns: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = (1.0,)
     scheduling: Scheduling = TRTLLM
-    narrow_windows: tuple[int, ...] = ()
     host_share: float = 0.0
     restarts: bool = False
     check: Check | None = None
@@ -82,9 +79,7 @@ class Regime(NamedTuple):
             kv_tokens,
             slowdowns=self.slowdowns,
             scheduling=self.scheduling,
-            new_pool=partial(windowed_pool, narrow_windows=self.narrow_windows)
-            if self.narrow_windows
-            else partial(rank_pool, host_blocks=host_blocks),
+            new_pool=partial(rank_pool, host_blocks=host_blocks),
             restart_s=restart_s(workload) if self.restarts else None,
         )
 
@@ -218,7 +213,6 @@ REGIMES: dict[str, Regime] = {
     "hot prefix": Regime(hot_prefix, (64_000, 400_000)),
     "mooncake": Regime(mooncake, (200_000, 700_000), needs_trace=True),
     "two speeds": Regime(lambda sizing: chat(sizing, 64), (48_000, 400_000), slowdowns=(1.0, 1.0, 2.5, 2.5)),
-    "windows": Regime(tool_agents, (64_000, 400_000), narrow_windows=(1024,)),
     "host tier": Regime(documents, (60_000, 120_000), host_share=2.0),
     "one long prompt": Regime(one_long_prompt, (80_000, 400_000), workers=8, check=share_beside_the_long_prompt),
     **{

@@ -1,19 +1,150 @@
-"""The results of the placement bench as tables."""
+"""The results of the placement bench as tables. Regret: how far a policy is from the best of all in the same place.
 
-from collections.abc import Iterator, Mapping, Sequence
+    latency       value / best - 1
+    rate          best / value - 1
+    at most       `REGRET_MAX`, also where a value is 0 and the best is not
 
-from bench.placement.grid import Place, PlacementResult, PlacementRuns, medians
+TTFT p50 and p99, requests a second and goodput count alike. The best of ten policies is in part the luckiest one: with
+several runs a policy is also compared with the one that is best in the others, and what it has lost in all is listed.
+"""
+
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bench.placement.grid import Place, PlacementFigures, PlacementResult, PlacementRuns, medians
 from bench.placement.policies import PLACEMENTS
-from bench.placement.regret import (
-    CLEAR_LOSS,
-    COMPARED,
-    beside_the_best_of_others,
-    clear_losses,
-    failed_checks,
-    held_out,
-    summed,
-)
 from bench.tables import FigureTable
+
+REGRET_MAX = 10.0
+LATENCIES = ("ttft_p50_s", "ttft_p99_s")
+RATES = ("requests_per_s", "goodput_rps")
+COMPARED = LATENCIES + RATES
+_HELD_OUT_SHARE = 1 / 3
+CLEAR_LOSS = 0.05
+"""By so much another policy is better where it clearly wins."""
+
+
+class PolicyRegret(NamedTuple):
+    """The regret of one policy over some places: its mean by figure, the mean of these, and its worst."""
+
+    policy: str
+    by_figure: dict[str, float]
+    mean: float
+    worst: float
+    worst_figure: str
+    worst_place: str
+
+
+def regrets(at: Mapping[str, PlacementFigures]) -> dict[str, dict[str, float]]:
+    """Return the regret of each policy at one place, by figure."""
+    found: dict[str, dict[str, float]] = {name: {} for name in at}
+    for figure in COMPARED:
+        values = {name: float(getattr(figures, figure)) for name, figures in at.items()}
+        best = min(values.values()) if figure in LATENCIES else max(values.values())
+        for name, value in values.items():
+            found[name][figure] = _regret(value, best, figure)
+    return found
+
+
+def _regret(value: float, best: float, figure: str) -> float:
+    if value == best:
+        return 0.0
+    numerator, denominator = (value, best) if figure in LATENCIES else (best, value)
+    return min(REGRET_MAX, numerator / denominator - 1) if denominator else REGRET_MAX
+
+
+def summed(result: PlacementResult, places: Iterable[Place]) -> list[PolicyRegret]:
+    """Return the regret of each policy over the places, which are some, the least mean first."""
+    at_places = [(place, regrets(result[place])) for place in places]
+    policies = list(at_places[0][1])
+    return sorted((_of_policy(name, at_places) for name in policies), key=lambda each: each.mean)
+
+
+def _of_policy(name: str, at_places: Sequence[tuple[Place, dict[str, dict[str, float]]]]) -> PolicyRegret:
+    by_figure = {figure: sum(at[name][figure] for _, at in at_places) / len(at_places) for figure in COMPARED}
+    worst, figure, place = max(
+        ((at[name][figure], figure, str(place)) for place, at in at_places for figure in COMPARED),
+        key=lambda found: found[0],
+    )
+    return PolicyRegret(name, by_figure, sum(by_figure.values()) / len(by_figure), worst, figure, place)
+
+
+class ClearLoss(NamedTuple):
+    """A figure in which another policy is better than this one by more than `CLEAR_LOSS` in all runs of a place."""
+
+    place: Place
+    figure: str
+    winner: str
+    regret: float
+    """The median of the runs."""
+
+
+def clear_losses(runs: PlacementRuns, policy: str) -> list[ClearLoss]:
+    """Return where the policy clearly loses, by the policy to which it loses most there."""
+    found = []
+    for place, at in runs.items():
+        for figure in COMPARED:
+            losses = [
+                ClearLoss(place, figure, name, statistics.median(lost))
+                for name, of_name in at.items()
+                if min(lost := _lost(at[policy], of_name, figure)) > CLEAR_LOSS
+            ]
+            found += [max(losses, key=lambda each: each.regret)] if losses else []
+    return found
+
+
+def _lost(runs: Sequence[PlacementFigures], others: Sequence[PlacementFigures], figure: str) -> list[float]:
+    pairs = zip(runs, others, strict=True)
+    return [_regret(float(getattr(one, figure)), float(getattr(other, figure)), figure) for one, other in pairs]
+
+
+def beside_the_best_of_others(runs: PlacementRuns, places: Iterable[Place]) -> dict[str, dict[str, float]]:
+    """Return each policy's mean regret, by figure, beside the policy that is best in the place's other runs.
+
+    There are two runs at least. It is below 0 for a policy that is better than those.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for place in places:
+        at = runs[place]
+        for figure in COMPARED:
+            for run in range(len(next(iter(at.values())))):
+                best = _best_without(at, run, figure)
+                for name, of_name in at.items():
+                    lost = _lost([of_name[run]], [at[best][run]], figure)
+                    found.setdefault(name, {}).setdefault(figure, []).extend(lost)
+    return {
+        name: {figure: statistics.mean(each) for figure, each in of_name.items()} for name, of_name in found.items()
+    }
+
+
+def _best_without(at: Mapping[str, Sequence[PlacementFigures]], run: int, figure: str) -> str:
+    others = {name: [each for number, each in enumerate(of_name) if number != run] for name, of_name in at.items()}
+    means = {
+        name: statistics.mean(float(getattr(each, figure)) for each in of_name) for name, of_name in others.items()
+    }
+    choose = min if figure in LATENCIES else max
+    return choose(means, key=lambda name: means[name])
+
+
+def held_out(places: Sequence[Place], seed: int) -> tuple[list[Place], list[Place]]:
+    """Return the places without a third of them, drawn by the seed, and that third; each in order."""
+    draw = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    drawn = set(draw.sample(places, max(1, round(len(places) * _HELD_OUT_SHARE))))
+    return [place for place in places if place not in drawn], [place for place in places if place in drawn]
+
+
+def failed_checks(result: PlacementResult) -> dict[str, list[str]]:
+    """Return for each policy the checks that it fails: the place, and the share found."""
+    failed: dict[str, list[str]] = {}
+    for place, at in result.items():
+        for name, figures in at.items():
+            share = figures.checked
+            if share is not None and not 0.0 < share < 1.0:
+                failed.setdefault(name, []).append(f"{place}: {share:.2f}")
+    return failed
+
 
 _TITLES = {
     "ttft_p50_s": "TTFT p50",

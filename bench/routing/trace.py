@@ -8,15 +8,27 @@ File: JSON lines, in the order of arrival, each an object with at least
     hash_ids       one id for every 512 tokens of the prompt, the last perhaps for fewer; equal ids, equal tokens
 
 Ids are renumbered 0, 1, ... in order of appearance: any integers are allowed. Source of the form: the Mooncake traces.
+
+Tokens of prompts: block id n is the tokens n * 512, n * 512 + 1, ..., n * 512 + 511.
+
+Where an id stands for another number of tokens, that number takes the place of 512. All tokens of all blocks differ, so
+two prompts share exactly what their ids share. Every answer is made of one token that no prompt has. Hashes are the
+router's own, `kv_protocol.hashing`, and the engines use them too: an engine's reports need no translation.
 """
 
 import random
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from functools import cache
+from itertools import chain as concatenated
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
+
+from kv_protocol.hashing import chain, local_block_hashes
+from worker_agent.engines.simulated.identity import EngineNamespace
+from worker_agent.engines.simulated.tokens import TokenSource
 
 TRACE_BLOCK_TOKENS = 512
 """Tokens that one id stands for."""
@@ -53,12 +65,6 @@ class _TraceLine(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...]
 
 
-_ALLOWED = {
-    "timestamp": "ms, a number of 0 or more",
-    "input_length": "tokens, an integer of 1 or more",
-    "output_length": "tokens, an integer of 1 or more",
-    "hash_ids": "a list of integers",
-}
 _decoder = msgspec.json.Decoder(_TraceLine)
 
 
@@ -76,7 +82,11 @@ def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest
             if len(requests) == requests_max:
                 break
             where = f"{path.name}:{number}"
-            row = _decode(line, where)
+            try:
+                row = _decoder.decode(line)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                allowed = f"an object with {', '.join(_TraceLine.__struct_fields__)} ({error})"
+                raise TraceInvalid(where, "line", line[:40], allowed) from error
             _check(row, before_ms, where)
             before_ms = row.timestamp
             ids = tuple(numbers.setdefault(each, len(numbers)) for each in row.hash_ids)
@@ -86,29 +96,6 @@ def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest
     if len(numbers) > BLOCK_IDS_MAX:
         raise TraceInvalid(path.name, "hash_ids", f"{len(numbers)} different ids", f"at most {BLOCK_IDS_MAX}")
     return requests
-
-
-def _decode(line: bytes, where: str) -> _TraceLine:
-    try:
-        return _decoder.decode(line)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise _invalid(line, where, error) from error
-
-
-def _invalid(line: bytes, where: str, error: Exception) -> TraceInvalid:
-    """Name the invalid field of a line; the decoder's message has it only in a path."""
-    try:
-        found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return TraceInvalid(where, "line", line[:40], f"a JSON object ({error})")
-    if not isinstance(found, dict):
-        return TraceInvalid(where, "line", found, "a JSON object")
-    for field, allowed in _ALLOWED.items():
-        if field not in found:
-            return TraceInvalid(where, field, None, allowed)
-        if field in str(error):
-            return TraceInvalid(where, field, found[field], allowed)
-    return TraceInvalid(where, "line", found, str(error))
 
 
 def _check(row: _TraceLine, before_ms: float, where: str) -> None:
@@ -139,3 +126,61 @@ def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
         times_s = sorted(draw.uniform(at_s, next_s) for _ in group)
         spread_out += [each._replace(arrival_s=time_s) for each, time_s in zip(group, times_s, strict=True)]
     return spread_out
+
+
+ANSWER_TOKEN = (1 << 32) - 1
+
+
+class OneToken(TokenSource, frozen=True):
+    """A model that always generates the same token; it has no state to fold."""
+
+    def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
+        """Return the one state."""
+        del tokens, state
+        return 0
+
+    def next_token(self, state: int) -> int:
+        """Return the one token."""
+        del state
+        return ANSWER_TOKEN
+
+
+def prompt_tokens(request: TraceRequest, id_tokens: int = TRACE_BLOCK_TOKENS) -> tuple[int, ...]:
+    """Return the prompt's tokens; each of its ids stands for `id_tokens`."""
+    firsts = (block_id * id_tokens for block_id in request.block_ids)
+    tokens = concatenated.from_iterable(range(first, first + id_tokens) for first in firsts)
+    return tuple(tokens)[: request.isl_tokens]
+
+
+class TraceHashes:
+    """Hashes of prompts and of engines' blocks. `block_size` divides `id_tokens`."""
+
+    def __init__(self, block_size: int, id_tokens: int = TRACE_BLOCK_TOKENS) -> None:
+        self._block_size, self._id_tokens = block_size, id_tokens
+
+    def of_prompt(self, request: TraceRequest) -> tuple[int, ...]:
+        """Return the sequence hash of every full block of the prompt."""
+        size, id_tokens = self._block_size, self._id_tokens
+        firsts = (
+            first
+            for block_id in request.block_ids
+            for first in range(block_id * id_tokens, (block_id + 1) * id_tokens, size)
+        )
+        return tuple(chain(_prompt_block_hash(first, size) for first in islice(firsts, request.isl_tokens // size)))
+
+    def of_engine_block(self, tokens: Sequence[int], parent: int, namespace: EngineNamespace) -> int:
+        """Return the sequence hash of a block; for a partial one, which is never published, a hash of the same kind."""
+        del namespace  # a trace has neither adapters nor salts
+        size, first = self._block_size, tokens[0]
+        is_prompt_block = tokens[-1] - first == size - 1  # all of one id; answers are not made of rising tokens
+        local = _prompt_block_hash(first, size) if is_prompt_block else _local_hash(tokens)
+        return chain((local,), parent or None)[-1]
+
+
+@cache  # every run of a process plays the same prompts: 100 bytes a block, once
+def _prompt_block_hash(first: int, size: int) -> int:
+    return _local_hash(range(first, first + size))
+
+
+def _local_hash(tokens: Sequence[int]) -> int:
+    return local_block_hashes(tokens, len(tokens))[0]

@@ -1,15 +1,29 @@
-"""One simulated worker in virtual time."""
+"""One simulated worker in virtual time: its engine, its registration, and its canonical stream.
+
+Its block hashes are sequence hashes already:
+
+    engine event                      published
+    stored                            its full blocks; partial ones are not remembered either
+    removed                           from the tier where each block is
+    updated, to another cache level   stored on the one tier, then removed from the other
+
+So do an agent's rules for TensorRT-LLM: `worker_agent/events/dialects/`.
+"""
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
-from bench.routing.canonical_stream import CanonicalStream
-from bench.routing.tokens import OneToken, prompt_tokens
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from kv_protocol.events import Batch
+from bench.routing.trace import TRACE_BLOCK_TOKENS, OneToken, TraceRequest, prompt_tokens
+from kv_protocol.events import Batch, Event, Removed, Stored, Tier
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
+from router.fleet.registry import TextDigests
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
+from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored, BlockUpdated, EngineEvent
 from worker_agent.engines.simulated.identity import BlockHash
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
@@ -59,7 +73,7 @@ class VirtualEngine:
             block_hash=block_hash,
             new_pool=new_pool,
         )
-        self.stream = CanonicalStream(description.block_size, description.max_seq_len)
+        self.stream = CanonicalStream(description.block_size)
         self._foreseen_max = foreseen_max
         self._foreseen_s: list[float] = []
         self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
@@ -88,14 +102,17 @@ class VirtualEngine:
             del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
             self.ends_s = self._foreseen_s[-1]
 
-    def begin(self, now_s: float) -> None:
-        """Begin an iteration, or a stretch of them; `ends_s` says when it ends."""
+    def begin(self, now_s: float, neighbours: int = 0, factor: float = 1.0) -> None:
+        """Begin an iteration, or a stretch of them; `ends_s` says when it ends.
+
+        `neighbours` compute on the same GPU; one iteration lasts `factor` times as long as the engine model says.
+        """
         self._foreseen_s = self.simulator.foresee(now_s, self._foreseen_max)
         if self._foreseen_s:
             self.ends_s = self._foreseen_s[-1]
         else:
-            step = self.simulator.step(now_s)
-            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
+            step = self.simulator.step(now_s, neighbours)
+            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s * factor
             self.waiting_requests = step.statistics[0]["inflightBatchingStats"]["numQueuedContextRequests"]
 
     def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
@@ -109,3 +126,107 @@ class VirtualEngine:
         batches = [batch for event in self.simulator.drain_events() for batch in self.stream.of(event)]
         outputs, self._outputs = self._outputs, ()
         return outputs, batches
+
+
+EPOCH = 1
+
+
+class _Held(NamedTuple):
+    parent: int | None
+    position: int
+    tier: Tier
+
+
+class CanonicalStream:
+    """Turns the events of one rank into batches."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._held: dict[int, _Held] = {}
+        self.seq = 0
+
+    def of(self, engine_event: EngineEvent) -> Iterator[Batch]:
+        """Yield the batches of an engine event, in order."""
+        for event in self._events(engine_event.data):
+            self.seq += 1
+            yield Batch(EPOCH, self.seq, event)
+
+    def _events(self, data: object) -> Iterator[Event]:
+        if isinstance(data, BlocksStored):
+            yield from self._stored(data)
+        elif isinstance(data, BlocksRemoved):
+            yield from self._removed(data)
+        elif isinstance(data, BlockUpdated) and data.cache_level is not None:
+            yield from self._moved(data.block_hash, Tier(data.cache_level.new_value))
+
+    def _stored(self, data: BlocksStored) -> Iterator[Event]:
+        hashes = tuple(block.block_hash for block in data.blocks if len(block.tokens) == self._block_size)
+        if not hashes:
+            return
+        start = 0 if data.parent_hash is None else self._held[data.parent_hash].position + 1
+        parent = data.parent_hash
+        for position, each in enumerate(hashes, start):
+            self._held[each] = _Held(parent, position, Tier.GPU)
+            parent = each
+        yield Stored(hashes, data.parent_hash, start)
+
+    def _removed(self, data: BlocksRemoved) -> Iterator[Event]:
+        known = [(each, self._held.pop(each).tier) for each in data.block_hashes if each in self._held]
+        for tier in (Tier.GPU, Tier.HOST):
+            gone = tuple(each for each, held_on in known if held_on is tier)
+            if gone:
+                yield Removed(gone, tier)
+
+    def _moved(self, block_hash: int, tier: Tier) -> Iterator[Event]:
+        held = self._held.get(block_hash)
+        if held is None or held.tier is tier:
+            return
+        self._held[block_hash] = held._replace(tier=tier)
+        yield Stored((block_hash,), held.parent, held.position, tier)
+        yield Removed((block_hash,), held.tier)
+
+
+MODEL = "sim-8b"
+TEXT = TextDigests("trace", "trace")
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 8192
+
+
+def instance_of(worker_id: str) -> str:
+    """Return the name of the worker's only life."""
+    return f"{worker_id}-1"
+
+
+def describe(*, kv_tokens: int, block_size: int, max_seq_len: int) -> EngineDescription:
+    """Return an engine whose KV cache holds `kv_tokens` in blocks of `block_size`."""
+    return EngineDescription(
+        model=MODEL,
+        version="virtual",
+        event_source="simulated",
+        block_size=block_size,
+        total_kv_blocks=kv_tokens // block_size,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_seq_len=max_seq_len,
+    )
+
+
+def registered(rank: WorkerRank, description: EngineDescription) -> WorkerRegistered:
+    """Return the fleet event by which the worker with this one rank joins."""
+    return WorkerRegistered(
+        worker_id=rank.worker_id,
+        instance=instance_of(rank.worker_id),
+        model=MODEL,
+        served_names=(MODEL,),
+        base_url="http://virtual",
+        block_size=description.block_size,
+        hash_scheme=HASH_SCHEME,
+        tokenizer_digest=TEXT.tokenizer,
+        template_digest=TEXT.template,
+        canary=canary(description.block_size),
+        total_kv_blocks=description.total_kv_blocks,
+        max_num_seqs=description.max_num_seqs,
+        max_num_batched_tokens=description.max_num_batched_tokens,
+        max_seq_len=description.max_seq_len,
+        event_source="simulated",
+    )

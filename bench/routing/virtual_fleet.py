@@ -12,14 +12,14 @@ which they were scheduled; so a run is a function of its arguments.
 
 import heapq
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.routing.tokens import TraceHashes
-from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceHashes, TraceRequest
+from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine, describe
 from bench.routing.virtual_router import (
     NO_QUEUE,
     RecorderOf,
@@ -29,7 +29,6 @@ from bench.routing.virtual_router import (
     VirtualRouter,
     route_request_of,
 )
-from bench.routing.virtual_worker import describe
 from indexer.follow.inputs import MessageArrived, read_message
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message, pack_u64
@@ -51,26 +50,32 @@ _END, _LEARN, _RESTART, _ARRIVE, _SUBMIT = range(5)
 
 
 class VirtualFleetShape(NamedTuple):
-    """A fleet: KV tokens a worker, the time that events take to the index, and how much slower than an H200 it is.
+    """A fleet: KV tokens a worker, and the time that events take to the index.
 
-    With `slowdowns` worker i has the i-th of them, the first again after the last. At `restart_s` the router starts
-    anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings` worker i has the
-    i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
+    Worker i is slower than an H200 by the i-th of `slowdowns`, the first again after the last. At `restart_s` the
+    router starts anew: it has the fleet and the index, and knows of no request. With `descriptions` and `timings`
+    worker i has the i-th of them, in place of `kv_tokens`. Each id of a request's blocks stands for `id_tokens`.
+
+    So many `engines_per_gpu` slow each other down: an iteration lasts as long as the number of them that compute when
+    it begins makes it. The router takes `router_s` for a request, one after the other. `jitter`: the standard deviation
+    of the logarithm of an iteration's length. Nothing is foreseen of either (`foreseen_max` 0).
     """
 
     workers: int
     kv_tokens: int
     block_size: int = 512
     lag_s: float = 0.005
-    slowdown: float = 1.0
     foreseen_max: int = FORESEEN_MAX
-    slowdowns: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = (1.0,)
     new_pool: NewPool = rank_pool
     scheduling: Scheduling = TRTLLM
     restart_s: float | None = None
     descriptions: tuple[EngineDescription, ...] = ()
     timings: tuple[EngineTiming, ...] = ()
     id_tokens: int = TRACE_BLOCK_TOKENS
+    engines_per_gpu: int = 1
+    router_s: float = 0.0
+    jitter: float = 0.0
 
 
 class FollowUp(NamedTuple):
@@ -140,6 +145,7 @@ class VirtualFleet:
         self._requests = list(requests)
         self._first = len(requests)
         self._follow_ups = follow_ups
+        self._draw, self._router_free_s = random.Random(seed), 0.0  # noqa: S311 - a workload, not a secret
         self._clock = VirtualClock()
         self._hashes = TraceHashes(shape.block_size, shape.id_tokens)
         alike = describe(
@@ -151,13 +157,12 @@ class VirtualFleet:
             ),
         )
         descriptions = shape.descriptions or (alike,) * shape.workers
-        speeds = shape.slowdowns or (shape.slowdown,)
         self.engines = [
             VirtualEngine(
                 WorkerRank(f"w{number}", 0),
                 descriptions[number],
                 self._hashes.of_engine_block,
-                slowdown=speeds[number % len(speeds)],
+                slowdown=shape.slowdowns[number % len(shape.slowdowns)],
                 foreseen_max=shape.foreseen_max,
                 new_pool=shape.new_pool,
                 timing=shape.timings[number] if shape.timings else H200_8B,
@@ -224,6 +229,13 @@ class VirtualFleet:
     def _arrive(self, number: int) -> None:
         if number < self._first:
             self._expect(number + 1)
+        self._router_free_s = max(self._clock.now_s, self._router_free_s) + self._shape.router_s
+        if self._shape.router_s:
+            self._at(self._router_free_s, _ARRIVE, lambda: self._admit(number))
+        else:
+            self._admit(number)
+
+    def _admit(self, number: int) -> None:
         request, router = self._requests[number], self._router
         hashes = pack_u64(self._hashes.of_prompt(request))
         route_request = route_request_of(f"r{number}", request, hashes, self._shape.block_size)
@@ -252,9 +264,16 @@ class VirtualFleet:
         ended_s = engine.ends_s
         engine.submit(request_id, request, self._clock.now_s)
         if ended_s is None:
-            engine.begin(self._clock.now_s)
+            self._begin(engine)
         if engine.ends_s != ended_s:
             self._await(engine)
+
+    def _begin(self, engine: VirtualEngine) -> None:
+        shape, number = self._shape, self._number_of[engine.rank.worker_id]
+        gpu = number // shape.engines_per_gpu * shape.engines_per_gpu
+        neighbours = sum(each.ends_s is not None for each in self.engines[gpu : gpu + shape.engines_per_gpu])
+        factor = math.exp(self._draw.gauss(-(shape.jitter**2) / 2, shape.jitter)) if shape.jitter else 1.0
+        engine.begin(self._clock.now_s, neighbours, factor)
 
     def _await(self, engine: VirtualEngine) -> None:
         assert engine.ends_s is not None
@@ -269,7 +288,7 @@ class VirtualFleet:
         for request_id, output in outputs:
             self._on_output(request_id, output)
         if engine.has_work:
-            engine.begin(self._clock.now_s)
+            self._begin(engine)
             self._await(engine)
 
     def _learn(self, rank: WorkerRank, batches: Sequence[Batch]) -> None:

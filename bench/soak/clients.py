@@ -5,9 +5,8 @@ import time
 from collections import Counter
 from typing import Literal, cast
 
-from bench.soak.answers import AS_DUE, AnswerInvalid, AnswerOutcome, AnswerReader, judged, judged_when_left
+from bench.soak.answers import AS_DUE, AnswerInvalid, AnswerOutcome, AnswerReader, Tally, judged, judged_when_left
 from bench.soak.requests import SoakRequest, User
-from bench.soak.tally import Tally
 
 _HOST = "127.0.0.1"
 _REOPEN_S = 0.05

@@ -13,8 +13,8 @@ from types import TracebackType
 import aiohttp
 
 from bench.processes import ChildProcess, FleetProcesses, FleetShape, own_environment
-from bench.soak.figures import ResourceSample, one_request_sessions, taken, totals
 from bench.soak.requests import MODEL
+from bench.soak.verdicts import ResourceSample, one_request_sessions, taken, totals
 
 STEADY = 2
 NATS = "nats-0"

@@ -1,4 +1,15 @@
-"""The problems of a soak, computed from its figures. Pure.
+"""The faults of a soak; figures of processes, from the operating system and /metrics; and the problems that they show.
+
+Faults come by the count of requests, not by time:
+
+| fault | is |
+|---|---|
+| worker killed | SIGKILL, started again under its id at once |
+| worker stopped | SIGTERM: its requests end, it leaves the fleet, is started again |
+| worker drained | its router is requested to drain it; once that is done it is stopped, and started again |
+| worker frozen | SIGSTOP for 1 to 4 s, then SIGCONT |
+| nats-server killed | SIGKILL, started again on the same store |
+| nats-server stopped | SIGTERM, started again on the same store |
 
 Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments after the first, times the
 requests between the first and the last. One odd moment does not move it.
@@ -6,14 +17,117 @@ requests between the first and the last. One odd moment does not move it.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, groupby
+from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from bench.soak.answers import AnswerOutcome
-from bench.soak.faults import Fault
-from bench.soak.figures import Quiet, ResourceSample
-from bench.soak.tally import Tally
+import aiohttp
+import psutil
+
+from bench.report import machine_line
+from bench.soak.answers import AnswerOutcome, Tally
+from bench.tables import FigureTable, markdown_table
+
+FaultKind = Literal[
+    "worker killed",
+    "worker stopped",
+    "worker drained",
+    "worker frozen",
+    "nats-server killed",
+    "nats-server stopped",
+]
+_DECK: tuple[FaultKind, ...] = (
+    "worker killed",
+    "worker killed",
+    "worker killed",
+    "worker stopped",
+    "worker stopped",
+    "worker drained",
+    "worker frozen",
+    "worker frozen",
+    "nats-server killed",
+    "nats-server stopped",
+)
+"""Each ten faults in a row are these, in an order of their own."""
+_FROZEN_S = (1.0, 4.0)
+
+
+class Fault(NamedTuple):
+    """A fault once `at_request` requests have begun. `frozen_s`: for a frozen worker."""
+
+    at_request: int
+    kind: FaultKind
+    frozen_s: float
+
+
+def schedule(seed: int, requests: int, every: int) -> list[Fault]:
+    """Return a fault for each `every` requests but the last."""
+    draw, faults, deck = Random(seed), list[Fault](), list[FaultKind]()  # noqa: S311 - a workload, not a secret
+    for at_request in range(every, requests, every):
+        if not deck:
+            deck = draw.sample(_DECK, len(_DECK))
+        faults.append(Fault(at_request, deck.pop(), draw.uniform(*_FROZEN_S)))
+    return faults
+
+
+_PREFIX = "kvrouter_"
+
+
+class ResourceSample(NamedTuple):
+    """The resources of a process at one moment."""
+
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    cpu_s: float
+    """Since it began."""
+
+
+class Quiet(NamedTuple):
+    """One moment at which no request was in flight."""
+
+    requests: int
+    """Requests that had ended until then."""
+    router: ResourceSample
+    nats: ResourceSample
+    workers: dict[str, ResourceSample]
+    metrics: Counter[str]
+    """The router's, summed over labels."""
+    clients: int
+    """Connections that clients have open."""
+    store_bytes: int
+    """Disk that the nats-server's store takes."""
+    verified: str
+    """The differences that `indexer verify` found; empty: none."""
+
+
+def taken(pid: int, *, sockets: int = 0) -> ResourceSample:
+    """Return the resources of a running process, without `sockets`, which its clients have open."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        cpu = process.cpu_times()
+        return ResourceSample(
+            process.memory_info().rss, process.num_fds() - sockets, process.num_threads(), cpu.user + cpu.system
+        )
+
+
+def one_request_sessions() -> aiohttp.ClientSession:
+    """Return a session that keeps no connection open, so that it does not change the counted figures."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+
+async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
+    """Return the metrics of a process, each without its prefix and summed over its labels."""
+    async with session.get(f"{url}/metrics") as response:
+        text = await response.text()
+    sums: Counter[str] = Counter()
+    for line in text.splitlines():
+        if line.startswith(_PREFIX):
+            sample, _, value = line.rpartition(" ")
+            sums[sample.partition("{")[0].removeprefix(_PREFIX)] += float(value)  # type: ignore[assignment]
+    return sums
+
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 """How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers
@@ -160,3 +274,88 @@ def _for_ever(metrics: Counter[str]) -> Iterator[str]:
 def _leases(soak: Soak) -> Iterator[str]:
     if soak.leases_peak > 2 * soak.users:
         yield f"{soak.leases_peak:g} leases at once of {soak.users} users with one request each"
+
+
+def markdown(soak: Soak, problems: Sequence[str], took_s: float) -> str:
+    """Return the tables of a run, and its problems."""
+    tables = (_requests(soak), _faults(soak), _growth(soak), _quiet(soak))
+    return "\n".join([*_summary(soak, problems, took_s), "", *map(markdown_table, tables)])
+
+
+def _summary(soak: Soak, problems: Sequence[str], took_s: float) -> Iterator[str]:
+    tally = soak.tally
+    yield f"{tally.requests:,} requests in {took_s / 60:.1f} minutes ({tally.requests / took_s:.0f}/s), "
+    yield f"{tally.tokens:,} tokens checked, {len(soak.faults)} faults. {machine_line()}"
+    yield ""
+    yield f"* lost: {sum(tally.lost().values())}; ended with an error event because their worker died and they could "
+    yield f"  not migrate: {tally.excused()}; right though their worker was killed in the midst: {tally.saved()}"
+    yield f"* latency: p50 <= {tally.quantile_s(0.5) * 1000:g} ms, p99 <= {tally.quantile_s(0.99) * 1000:g} ms"
+    yield f"* CPU: {_cpu(soak)}"
+    yield f"* most leases at once: {soak.leases_peak:g}, of {soak.users} users"
+    yield f"* result: {'as it must be' if not problems else f'{len(problems)} problems'}"
+    yield from (f"  * {problem}" for problem in problems)
+
+
+def _cpu(soak: Soak) -> str:
+    if len(soak.quiet) <= 1:
+        return "one round is too short to tell"
+    first, last = soak.quiet[0], soak.quiet[-1]
+    requests = last.requests - first.requests
+    router_s = last.router.cpu_s - first.router.cpu_s
+    steady_s = [last.workers[name].cpu_s - first.workers[name].cpu_s for name in soak.steady]
+    workers_s = sum(steady_s) / len(steady_s) * len(last.workers)
+    return (
+        f"router {1000 * router_s / requests:.2f} ms a request, all workers about {1000 * workers_s / requests:.2f} ms "
+        f"(as those that were never ended), clients {1000 * soak.clients_cpu_s / soak.tally.requests:.2f} ms"
+    )
+
+
+def _requests(soak: Soak) -> FigureTable:
+    rows = [
+        (name, *(f"{counts.get(outcome, 0):,}" for outcome in AnswerOutcome))
+        for name, counts in sorted(soak.tally.rows())
+    ]
+    totals = ("all", *(f"{soak.tally.total(outcome):,}" for outcome in AnswerOutcome))
+    return FigureTable("requests", ("request", *AnswerOutcome), [*rows, totals])
+
+
+def _faults(soak: Soak) -> FigureTable:
+    rows = []
+    by_kind = sorted(soak.faults, key=lambda each: each.fault.kind)
+    for kind, healed in groupby(by_kind, key=lambda each: each.fault.kind):
+        times_s = sorted(each.healed_s for each in healed)
+        rows.append((kind, f"{len(times_s)}", f"{times_s[len(times_s) // 2]:.1f}", f"{times_s[-1]:.1f}"))
+    return FigureTable("faults", ("fault", "times", "healed in s, median", "at most"), rows)
+
+
+def _growth(soak: Soak) -> FigureTable:
+    columns = ("process", "figure", "after a tenth", "at the end", "growth", "allowed")
+    rows = [
+        (each.process, each.figure, *(f"{number:,.0f}" for number in (each.first, each.last, each.by, each.allowed)))
+        for each in growths(soak)
+    ]
+    return FigureTable("growth", columns, rows)
+
+
+_METRICS = ("ledger_active_requests", "inflight_requests", "http_connections", "journal_unpublished_records")
+
+
+def _quiet(soak: Soak) -> FigureTable:
+    rows = [
+        (
+            f"{each.requests:,}",
+            f"{each.router.rss_bytes >> 20}",
+            f"{each.router.descriptors}",
+            *(f"{each.metrics[name]:g}" for name in _METRICS),
+            f"{each.nats.rss_bytes >> 20}",
+            f"{each.store_bytes >> 20}",
+            f"{max(took.rss_bytes for took in each.workers.values()) >> 20}",
+            "differs" if each.verified else "equal",
+        )
+        for each in soak.quiet
+    ]
+    columns = (
+        *("requests", "router MiB", "descriptors", *_METRICS),
+        *("nats-server MiB", "store MiB", "largest worker MiB", "indexer verify"),
+    )
+    return FigureTable("at quiet moments", columns, rows)

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bench.sweep.figures import RunFigures
-from bench.sweep.results import ResultInvalid
+from bench.sweep.results import ResultInvalid, RunFigures
 
 NAME = "profile_export_aiperf.json"
 _LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")

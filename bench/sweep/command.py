@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ from yarl import URL
 
 from bench.child import finished
 from bench.processes import ProcessFailed
-from bench.sweep.endpoint import EndpointNotReady, workers_of
-from bench.sweep.plan import RunInputs, SweepAxes, runs_of
-from bench.sweep.results import ResultInvalid
-from bench.sweep.run import NothingAnswered, Sweep
+from bench.sweep.results import ResultInvalid, RunInputs
+from bench.sweep.run import EndpointNotReady, NothingAnswered, Sweep, workers_of
 from router.decision.policies import MODES
 
 _RUNS_MAX = 10_000
@@ -124,18 +123,29 @@ def _say(line: str) -> None:
 
 
 def _runs(flags: dict[str, Any]) -> tuple[RunInputs, ...]:
+    """Return every combination; loads vary fastest."""
     fleets = [(mode, *layout) for mode in flags["modes"] for layout in flags["layouts"]]
-    axes = SweepAxes(
-        fleets=[("", flags["fleet"], flags["gpus"])] if flags["url"] else fleets,
-        concurrencies=flags["concurrency"] or (() if flags["rate"] else (1, 4, 16, 64)),
-        rates=flags["rate"],
-        isls=flags["isl"],
-        osls=flags["osl"],
-        prefix_shares=flags["prefix_share"],
-    )
+    if flags["url"]:
+        fleets = [("", flags["fleet"], flags["gpus"])]
+    loads = [(0, rate) for rate in flags["rate"]] or [(users, 0.0) for users in flags["concurrency"] or (1, 4, 16, 64)]
     names = ("url", "model", "prefixes", "requests", "warmup", "seed", "router_settings", "worker_settings")
     same = {name: flags[name] for name in names}
-    return runs_of(axes, RunInputs(workers=1, isl_tokens=1, osl_tokens=1, prefix_share=0.0, **same))
+    return tuple(
+        RunInputs(
+            mode=mode,
+            layout=layout,
+            workers=workers,
+            concurrency=concurrency,
+            rate=rate,
+            isl_tokens=isl_tokens,
+            osl_tokens=osl_tokens,
+            prefix_share=share,
+            **same,
+        )
+        for (mode, layout, workers), isl_tokens, osl_tokens, share, (concurrency, rate) in product(
+            fleets, flags["isl"], flags["osl"], flags["prefix_share"], loads
+        )
+    )
 
 
 def _go(work: Sweep) -> None:

@@ -1,28 +1,161 @@
-"""`router bench report`: the runs of a directory as tables, a summary and plots; two directories compared."""
+"""`router bench report`: the runs of a directory as tables, a summary and plots; two directories compared.
 
-from collections.abc import Callable, Mapping, Sequence
+comparable   rows of one workload (lengths and shares); each workload has plots of its own
+served       a run in which no request failed and no process lagged by more than `LAG_LIMIT_S`; others are drawn empty
+frontier     the served rows of a workload that no other one beats in both throughputs
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+import msgspec
 
-from bench.plot import PlotLabels, Point, pareto_labels, plotted
+from bench.plot import PlotLabels, Point, frontier, pareto_labels, plotted
+from bench.report import LAG_LIMIT_S
 from bench.sweep.aiperf_export import NAME, read_export
-from bench.sweep.results import ResultInvalid, read
-from bench.sweep.summary import (
-    COLUMNS,
-    COMPARED,
-    SummaryRow,
-    as_json,
-    by_workload,
-    cells,
-    compared,
-    differing,
-    hits_and_ttfts,
-    row_of,
-    throughputs,
-)
+from bench.sweep.results import ResultInvalid, RunFigures, RunRecord, read
 from bench.tables import FigureTable, markdown_table
+
+COLUMNS = (
+    "load", "workers", "requests", "failed", "req/s", "tok/s/worker", "tok/s/user", "TTFT p50 ms", "p90", "p99",
+    "ITL p50 ms", "p99", "hit rate", "lag p99 ms",
+)  # fmt: skip
+COMPARED = ("run", "figure", "base", "this", "this / base")
+
+
+class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, of a sweep or of aiperf."""
+
+    name: str
+    fleet: str
+    workload: str
+    load: str
+    workers: int
+    """Or GPUs, by which the throughput is divided."""
+    figures: RunFigures
+    machine: str = ""
+    versions: dict[str, str] = {}
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its users were served, and its latencies are not those of a busy machine."""
+        return not self.figures.failed and (self.figures.lag_p99_s or 0.0) <= LAG_LIMIT_S
+
+
+def row_of(record: RunRecord) -> SummaryRow:
+    """Return the row of a sweep's run."""
+    inputs = record.inputs
+    return SummaryRow(
+        name=inputs.name,
+        fleet=inputs.fleet,
+        workload=inputs.workload,
+        load=inputs.load,
+        workers=inputs.workers,
+        figures=record.figures,
+        machine=record.machine,
+        versions=record.versions,
+    )
+
+
+def by_workload(rows: Iterable[SummaryRow]) -> dict[str, dict[str, list[SummaryRow]]]:
+    """Return the rows by workload and fleet, in the order of the load."""
+    ordered = sorted(rows, key=lambda each: (each.workload, each.fleet, _load_order(each.load)))
+    return {
+        workload: {fleet: list(found) for fleet, found in groupby(group, key=lambda each: each.fleet)}
+        for workload, group in groupby(ordered, key=lambda each: each.workload)
+    }
+
+
+def _load_order(load: str) -> tuple[str, float]:
+    return (load[:1], float(load[1:])) if load[1:].replace(".", "", 1).isdigit() else (load, 0.0)
+
+
+def throughputs(rows: Sequence[SummaryRow]) -> list[Point]:
+    """Return what a worker gives against what a user gets."""
+    return [Point(each.figures.tokens_s_user, each.figures.tokens_s_worker, each.load, each.is_served) for each in rows]
+
+
+def hits_and_ttfts(rows: Sequence[SummaryRow]) -> list[Point]:
+    """Return the TTFT p50 in ms against the hit rate in percent."""
+    return [
+        Point(100 * each.figures.hit_rate, 1e3 * each.figures.ttft_s[0], each.load, each.is_served) for each in rows
+    ]
+
+
+def on_frontier(fleets: Mapping[str, Sequence[SummaryRow]]) -> list[str]:
+    """Return the names of the rows of one workload on its frontier, in the order of what a user gets."""
+    rows = [each for found in fleets.values() for each in found if each.is_served]
+    best = frontier(throughputs(rows))
+    return [next(each.name for each in rows if _at(each) == (point.x, point.y)) for point in best]
+
+
+def _at(row: SummaryRow) -> tuple[float, float]:
+    return row.figures.tokens_s_user, row.figures.tokens_s_worker
+
+
+def cells(row: SummaryRow) -> tuple[str, ...]:
+    """Return the row's cells of `COLUMNS`."""
+    each = row.figures
+    lag = "" if each.lag_p99_s is None else f"{each.lag_p99_s * 1e3:g}"
+    return (
+        row.load,
+        f"{row.workers}",
+        f"{each.requests}",
+        f"{each.failed}",
+        f"{each.requests_s:.2f}",
+        f"{each.tokens_s_worker:.1f}",
+        f"{each.tokens_s_user:.1f}",
+        *(f"{seconds * 1e3:.0f}" for seconds in each.ttft_s),
+        f"{each.itl_s[0] * 1e3:.1f}",
+        f"{each.itl_s[2] * 1e3:.1f}",
+        f"{each.hit_rate:.1%}",
+        lag if (each.lag_p99_s or 0.0) <= LAG_LIMIT_S else f"**{lag}**",
+    )
+
+
+def compared(rows: Iterable[SummaryRow], base: Mapping[str, SummaryRow]) -> list[tuple[str, ...]]:
+    """Return the cells of `COMPARED` for every run that both have, by its name."""
+    return [
+        (row.name, figure, f"{before:.3g}", f"{now:.3g}", f"{now / before:.2f}" if before else "-")
+        for row in rows
+        if row.name in base
+        for figure, before, now in _pairs(base[row.name].figures, row.figures)
+    ]
+
+
+def _pairs(base: RunFigures, this: RunFigures) -> list[tuple[str, float, float]]:
+    return [
+        ("tok/s/worker", base.tokens_s_worker, this.tokens_s_worker),
+        ("tok/s/user", base.tokens_s_user, this.tokens_s_user),
+        ("TTFT p50, ms", base.ttft_s[0] * 1e3, this.ttft_s[0] * 1e3),
+        ("TTFT p99, ms", base.ttft_s[2] * 1e3, this.ttft_s[2] * 1e3),
+        ("hit rate, %", base.hit_rate * 100, this.hit_rate * 100),
+    ]
+
+
+def differing(rows: Sequence[SummaryRow]) -> list[str]:
+    """Return a line for each of machine and versions that is not the same in all rows: their runs compare badly."""
+    facts: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in {"machine": row.machine, **row.versions}.items():
+            facts.setdefault(name, set()).update({value} - {""})
+    return [f"runs differ in {name}: {', '.join(sorted(values))}" for name, values in facts.items() if len(values) > 1]
+
+
+def as_json(rows: Sequence[SummaryRow], comparison: Sequence[tuple[str, ...]]) -> bytes:
+    """Return everything, as JSON."""
+    workloads = by_workload(rows)
+    summary: dict[str, Any] = {
+        "runs": rows,
+        "frontier": {workload: on_frontier(fleets) for workload, fleets in workloads.items()},
+        "differing": differing(rows),
+        "compared": [dict(zip(COMPARED, each, strict=True)) for each in comparison],
+    }
+    return msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
+
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _KINDS: tuple[Literal["svg", "png"], ...] = ("svg", "png")

@@ -1,16 +1,172 @@
-"""The files of a sweep: one JSON object a run, written whole or not at all.
+"""The runs of a sweep: inputs, figures, and files: one JSON object a run, written whole or not at all.
 
 DIR/NAME.json    a run that was measured; NAME is the run's
 DIR/.NAME.part   what a killed process was writing; the next one writes over it
+
+ITL                  of a request: (E2E - TTFT) / (output tokens - 1)
+tokens/s/worker      answered output tokens a second, by the workers or GPUs that served
+tokens/s/user        1 / ITL p50
+hit rate             cached prompt tokens / prompt tokens, as the endpoint reports them in `usage`
+
+Seconds are from the first request's sending to the last answer's end. Figures of tokens and times are of answered
+requests only. A percentile is the value at place `int(q * n)` of the sorted n.
+
+runs       every combination of mode, layout, ISL, OSL, prefix share and load; at a URL there is no mode and no layout
+a run      has a name, which is its file's, and inputs
+measured   a run whose file exists and whose inputs are those that are wanted now; the others are to be measured
+time left  the mean time of the runs that this process measured, for each run that is left
 """
 
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from bench.sweep.figures import RunFigures
-from bench.sweep.plan import RunInputs
+from bench.report import percentile
+from bench.streaming_client import Measured
+
+_IN_MINUTES_S = 90
+
+
+class RunInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that is chosen for a run. Equal inputs give equal prompts."""
+
+    url: str = ""
+    """The endpoint; empty: a fleet of simulated workers, started for this run."""
+    model: str
+    mode: str = ""
+    layout: str = ""
+    """Of simulated workers: `4a` or `1p3d`; of an endpoint the name of its fleet."""
+    workers: int
+    """Workers or GPUs that serve, by which throughput is divided."""
+    concurrency: int = 0
+    """Users with one request at a time each; 0: requests come at `rate`."""
+    rate: float = 0.0
+    """Requests a second, whatever the answers; their distances are exponential."""
+    isl_tokens: int
+    osl_tokens: int
+    prefix_share: float
+    """The share of a prompt that is one of `prefixes` texts; the rest is the request's own."""
+    prefixes: int
+    requests: int
+    warmup: int
+    """Requests of the same kind before these, which are not measured."""
+    seed: int
+    router_settings: tuple[str, ...] = ()
+    worker_settings: tuple[str, ...] = ()
+
+    @property
+    def load(self) -> str:
+        """The load in words: `c8` for 8 users, `r2.5` for 2.5 requests a second."""
+        return f"c{self.concurrency}" if self.concurrency else f"r{self.rate:g}"
+
+    @property
+    def fleet(self) -> str:
+        """What served, in words."""
+        return self.layout if self.url else f"{self.mode}-{self.layout}"
+
+    @property
+    def workload(self) -> str:
+        """Lengths and shares in words; runs of one workload are comparable."""
+        return f"isl{self.isl_tokens}-osl{self.osl_tokens}-share{self.prefix_share:g}"
+
+    @property
+    def name(self) -> str:
+        """The name of the run, and of its file; no two runs of a sweep share it."""
+        return f"{self.fleet}-{self.workload}-{self.load}"
+
+
+def left(runs: Sequence[RunInputs], measured: Mapping[str, RunInputs]) -> list[RunInputs]:
+    """Return the runs that are still to be measured; `measured` has the inputs of those that were, by their names."""
+    return [each for each in runs if measured.get(each.name) != each]
+
+
+def difference(wanted: RunInputs, found: RunInputs) -> str:
+    """Return which inputs differ, with what was found and what is wanted."""
+    return ", ".join(
+        f"{field} (found {getattr(found, field)!r}, wanted {getattr(wanted, field)!r})"
+        for field in RunInputs.__struct_fields__
+        if getattr(found, field) != getattr(wanted, field)
+    )
+
+
+def time_left(took_s: Mapping[RunInputs, float], runs: Sequence[RunInputs]) -> str:
+    """Return in words how long these runs will take, by those that were measured."""
+    if not runs or not took_s:
+        return f"{len(runs)} left"
+    seconds = sum(_expected_s(took_s, each.load) for each in runs)
+    about = f"{seconds / 60:.0f} min" if seconds >= _IN_MINUTES_S else f"{seconds:.0f} s"
+    return f"{len(runs)} left, about {about}"
+
+
+def _expected_s(took_s: Mapping[RunInputs, float], load: str) -> float:
+    alike = [seconds for inputs, seconds in took_s.items() if inputs.load == load] or list(took_s.values())
+    return sum(alike) / len(alike)
+
+
+QUANTILES = (0.50, 0.90, 0.99)
+_REASONS_MAX = 3
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Times in seconds, at `QUANTILES`; the hit rate is a share."""
+
+    requests: int
+    failed: int
+    reasons: tuple[str, ...] = ()
+    """The most frequent errors, with how often they came."""
+    span_s: float
+    requests_s: float
+    output_tokens_s: float
+    tokens_s_worker: float
+    tokens_s_user: float
+    ttft_s: tuple[float, ...]
+    itl_s: tuple[float, ...]
+    e2e_s: tuple[float, ...]
+    hit_rate: float
+    isl_tokens: float
+    """Mean, as the endpoint counted."""
+    osl_tokens: float
+    lag_p99_s: float | None = None
+    """Event-loop lag of the router or worker that had the most; above 10 ms, latencies are those of a busy machine."""
+
+
+def figures(measured: Sequence[Measured], *, workers: int, lag_p99_s: float | None = None) -> RunFigures:
+    """Return the figures of a run that had requests."""
+    answered = [each for each in measured if not each.error]
+    span_s = max(each.sent_s + each.duration_s for each in measured) - min(each.sent_s for each in measured)
+    prompt_tokens = sum(each.prompt_tokens for each in answered)
+    output_tokens_s = sum(each.output_tokens for each in answered) / span_s
+    itl_s = _quantiles([_itl_s(each) for each in answered if each.output_tokens > 1])
+    reasons = Counter(each.error for each in measured if each.error).most_common(_REASONS_MAX)
+    return RunFigures(
+        requests=len(measured),
+        failed=len(measured) - len(answered),
+        reasons=tuple(f"{count} x {reason}" for reason, count in reasons),
+        span_s=span_s,
+        requests_s=len(answered) / span_s,
+        output_tokens_s=output_tokens_s,
+        tokens_s_worker=output_tokens_s / workers,
+        tokens_s_user=1 / itl_s[0] if itl_s[0] else 0.0,
+        ttft_s=_quantiles([each.ttft_s for each in answered]),
+        itl_s=itl_s,
+        e2e_s=_quantiles([each.duration_s for each in answered]),
+        hit_rate=sum(each.cached_tokens for each in answered) / prompt_tokens if prompt_tokens else 0.0,
+        isl_tokens=prompt_tokens / max(1, len(answered)),
+        osl_tokens=sum(each.output_tokens for each in answered) / max(1, len(answered)),
+        lag_p99_s=lag_p99_s,
+    )
+
+
+def _itl_s(each: Measured) -> float:
+    return (each.duration_s - each.ttft_s) / (each.output_tokens - 1)
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(percentile(values, quantile) for quantile in QUANTILES)
+
 
 FORMAT = 1
 

@@ -13,8 +13,7 @@ import msgspec
 from bench.fidelity.fit_timing import fit, load_capture
 from bench.report import machine_line
 from bench.what_if.play import Cell, Stage, play_all, staged
-from bench.what_if.reading import JournalOfOne
-from bench.what_if.recorded import REQUESTS_MAX, JournalUnfit
+from bench.what_if.recorded import REQUESTS_MAX, JournalOfOne, JournalUnfit
 from bench.what_if.report import IN_FORCE, Result, as_object, lines, result_of, write_plot
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import SystemClock

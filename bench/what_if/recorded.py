@@ -8,12 +8,14 @@ its speed     factors of a reference engine, learnt from the recorded outcomes b
               (`router/native/rates.hpp`)
 
 The length of an answer is the worker's count, else what the times of its tokens say, else the mean of the others.
+
+`JournalOfOne` reads the journal, and asks other policies at the recorded moments on the way.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.routing.trace import TraceRequest
 from kv_protocol.codec import unpack_u64
@@ -22,14 +24,18 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, OutcomeKnown, PolicyChanged
 from kv_protocol.ledger import Routed
+from router.decision.policies import MODES
 from router.decision.policy import Policy
+from router.decision.policy_store import swapped
 from router.decision.state import RouterState
 from router.decision.state_settings import StateSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import TextDigests
-from router.journal.replay import Redecided
+from router.journal.log import JournalEntry
+from router.journal.replay import Continuity, Redecided, Replay
 from router.native import built
 from router.planner.service import answered_tokens
+from router.shadows.comparison import Tally, of_verdicts
 from worker_agent.port.types import EngineDescription
 
 REQUESTS_MAX = 200_000
@@ -236,3 +242,69 @@ def _id_of(known: dict[int, int], sequence_hash: int, fresh: "count[int]") -> in
 def speeds_of(learner: SpeedLearner, ranks: Sequence[WorkerRank]) -> list[RankSpeed]:
     """Return the speeds of these ranks."""
     return [learner.speed_of(rank) for rank in ranks]
+
+
+class JournalOfOne:
+    """The journal of one router: its requests, and what other policies would have chosen at the same moments.
+
+    `tallies` and `policies` have the others by name, once a decision was read.
+    """
+
+    def __init__(self, others: Mapping[str, Mapping[str, Any]], requests_max: int, *, asks: bool = False) -> None:
+        """`others`: the fields in which each differs from the policy in force at the first request.
+
+        `asks`: they are asked at the recorded moments.
+        """
+        self.recorded = Recorded(requests_max)
+        self._others, self._asks = others, asks
+        self.policies: dict[str, Policy] = {}
+        self.tallies: dict[str, Tally] = {}
+        self._asked: list[Policy] = []
+        self._replay = Replay(policies=self._asked)  # which reads the list at each decision
+        self._continuity = Continuity()
+        self._router = ""
+
+    def take(self, entry: JournalEntry) -> None:
+        """Fold in the records of a message.
+
+        Raises:
+            JournalUnfit: it is another router's.
+        """
+        if self._router not in ("", entry.router):
+            raise JournalUnfit(f"--router: found journals of {self._router} and {entry.router}, allowed one")
+        self._router = entry.router
+        for record in self._continuity.records(entry.message):
+            self.fold(record)
+
+    def fold(self, record: JournalRecord) -> None:
+        """Fold in one record; raise `ConfigurationError` if a field of another policy is not allowed."""
+        state = self._replay.state
+        policy = None if state is None else state.policy
+        if isinstance(record, Decided) and policy is not None and not self.policies:
+            self._resolve(policy)
+        found = self._replay.take(record)
+        decided = found if isinstance(found, Redecided) else None
+        self.recorded.take(record, decided, policy)
+        if isinstance(record, Decided) and decided is not None and decided.verdict is not None:
+            self._compare(decided)
+
+    def _resolve(self, live: Policy) -> None:
+        if live.mode not in MODES:
+            raise JournalUnfit(
+                f"policy.mode: found {live.mode}, allowed {', '.join(MODES)}: a simulation has no others"
+            )
+        for name, fields in self._others.items():
+            policy = swapped(live, fields, MODES, replace_all=False)
+            if policy != live:
+                self.policies[name], self.tallies[name] = policy, Tally(name, dict(fields))
+        self._asked += self.policies.values() if self._asks else ()
+
+    def _compare(self, found: Redecided) -> None:
+        state = self._replay.state
+        assert state is not None, "a decision was taken again in it"
+        assert found.verdict is not None
+        for tally, other in zip(self.tallies.values(), found.otherwise, strict=self._asks):
+            if other.verdict is None:
+                tally.skipped["unreadable" if "reads overlap" in other.reason else "no_choice"] += 1
+            else:
+                tally.add(of_verdicts(state, found.verdict, other.verdict))

@@ -21,7 +21,7 @@ import yaml
 
 from bench.report import machine_line
 from bench.what_if.command import Asked, named_policies, read, simulated, simulation_options
-from bench.what_if.reading import JournalOfOne
+from bench.what_if.recorded import JournalOfOne
 from bench.what_if.report import Result, advice, as_object, best_of, lines
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.process import print_json, print_lines, run_process

@@ -1,4 +1,4 @@
-// What a policy chooses of a view: tests/reference/decide.py and policies.py have the rules.
+// What a policy chooses of a view: tests/reference/state.py and policies.py have the rules.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,21 +1,116 @@
 """What an engine's events become in its ranks' streams is the same, polled in this process or published over ZeroMQ."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import psutil
 import pytest
 import pytest_asyncio
+import zmq.asyncio
 from msgspec.structs import replace
 
+from bench.capture.payloads import encode_payload
+from bench.events.observed import TranslatedEvents
 from indexer.embedded import ensure_streams
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
-from tests.contract.event_paths import WAYS, Engine, StartEngine, polled
-from tests.system.integration.broker import Broker, eventually
-from tests.system.integration.event_path import NATS, batches_in, connected, hashes_of
+from tests.system.integration.broker import WAIT_S, Broker, eventually
+from tests.system.integration.event_path import (
+    NATS,
+    PlayedSource,
+    batches_in,
+    connected,
+    endpoint_of,
+    event_path,
+    hashes_of,
+    playing,
+    running,
+    zmq_context,
+)
 from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.events.consolidation import PublisherState
-from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
+from worker_agent.events.consolidation import SOLE, PublisherState
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.source_poller import Source
+
+DP_RANKS = (0, 1)
+
+
+class PolledEngine:
+    """Polled in this process; a poll that fails unexpectedly loses what it took."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._told: deque[list[RankEvent] | None] = deque()
+        self._changed = threading.Condition()
+        self.path = event_path(log, source=Source(self._take, TranslatedEvents()), dp_ranks=DP_RANKS)
+
+    def _take(self, timeout_s: float) -> list[RankEvent]:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._told), timeout_s)
+            taken = self._told.popleft() if self._told else []
+        if taken is None:
+            raise ZeroDivisionError("the engine's own")
+        return taken
+
+    def _tell(self, events: list[RankEvent] | None) -> None:
+        with self._changed:
+            self._told.append(events)
+            self._changed.notify()
+
+    async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
+        self._tell([RankEvent(dp_rank, event) for event in events])
+
+    async def lose(self) -> None:
+        self._tell(None)
+
+    async def until_read(self) -> None:
+        await eventually(lambda: not self._told)
+        async with asyncio.timeout(WAIT_S):
+            await self.path.position()
+
+
+class PublishingEngine:
+    """Publishes over ZeroMQ, with replays; what is lost is in no replay either."""
+
+    def __init__(self, log: EventLog, context: zmq.asyncio.Context, source: PlayedSource) -> None:
+        self._source = source
+        at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
+        self.path = event_path(log, EngineEventSubscriber(at, context, SystemClock()), dp_ranks=DP_RANKS)
+
+    async def tell(self, *events: EngineEvent, dp_rank: int = 0) -> None:
+        await self._source.add(encode_payload(1.5, events, dp_rank))
+
+    async def lose(self) -> None:
+        self._source.sequence += 1
+
+    async def until_read(self) -> None:
+        (reader,) = self.path.readers
+        async with asyncio.timeout(WAIT_S):
+            await reader.until_read(self._source.sequence)
+
+
+Engine = PolledEngine | PublishingEngine
+StartEngine = Callable[[EventLog], AbstractAsyncContextManager[Engine]]
+
+
+@asynccontextmanager
+async def polled(log: EventLog) -> AsyncIterator[Engine]:
+    engine = PolledEngine(log)
+    async with running(engine.path):
+        yield engine
+
+
+@asynccontextmanager
+async def published(log: EventLog) -> AsyncIterator[Engine]:
+    async with zmq_context() as context, playing(context, topic=()) as (source,):
+        engine = PublishingEngine(log, context, source)
+        async with running(engine.path):
+            await source.subscribed()
+            yield engine
 
 
 @pytest_asyncio.fixture
@@ -25,7 +120,7 @@ async def log(broker: Broker) -> AsyncIterator[EventLog]:
         yield connection
 
 
-@pytest.fixture(params=list(WAYS.values()), ids=list(WAYS))
+@pytest.fixture(params=[polled, published])
 def start(request: pytest.FixtureRequest) -> StartEngine:
     way: StartEngine = request.param
     return way

@@ -10,21 +10,30 @@
 A decision that is carried out is applied as its verdict, or as the journal has it (`Decided`), which states only its
 turn and its promise: a replay decides again, and takes the result. A promise without blocks, from a mode that reads no
 overlap, changes only the ledger.
+
+A verdict is made of a view, a request, a policy and a seed:
+
+excluded     ranks that may not take the request (`router/decision/eligibility.py`), and, for a full miss, of which no
+             candidate holds or expects a block, newcomers with a spent share, unless all candidates are such newcomers
+candidates   the other ranks; the mode chooses among them (`policies.py`)
+reason       the mode's, but `pinned` if the client named the worker, `newcomer` if newcomers were excluded
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kv_protocol import journal
 from kv_protocol.decided import Decided, RouteRequest
+from kv_protocol.decision import Exclusion
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import CheckpointBegan, JournalRecord, LedgerApplied, LoadApplied, OutcomeKnown
 from kv_protocol.ledger import ENDINGS, FirstToken, LedgerEvent, Routed
 from kv_protocol.openai.endpoints import serves_default
+from router.decision.eligibility import NoEligibleWorker, RankColumns, exclusions
 from router.decision.policy import Policy
 from router.decision.state_settings import StateSettings
 from router.fleet.breakers import Breakers
@@ -33,17 +42,51 @@ from router.fleet.trust import trust_of
 from tests.reference.affinity import Affinity
 from tests.reference.approximate import ApproximateIndex
 from tests.reference.cost import TRUST_FACTOR
-from tests.reference.decide import decide
 from tests.reference.forecasts import Features, Forecasts
 from tests.reference.history import History
 from tests.reference.ledger import Ledger
 from tests.reference.newcomers import Newcomers
-from tests.reference.policies import MODES, policy_for
+from tests.reference.policies import MODES, choose, policy_for
 from tests.reference.predictions import Predictions
 from tests.reference.rates import Rates
 from tests.reference.time_cost import expected_latency
 from tests.reference.verdict import Verdict
 from tests.reference.view import AskIndex, Row, View
+
+
+def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Verdict:
+    """Choose a rank for the request, by the policy of its phase.
+
+    Raises:
+        NoEligibleWorker: no rank is eligible.
+        WorkerNotNamed: the mode requires the client to name a worker, and it did not.
+    """
+    why = exclusions(cast("RankColumns", view), request)
+    eligible = [place for place, reason in enumerate(why) if not reason]
+    if not eligible:
+        excluded = [
+            Exclusion(worker_id=row.rank.worker_id, dp_rank=row.rank.dp_rank, reason=reason)
+            for row, reason in zip(view.rows, why, strict=True)
+        ]
+        raise NoEligibleWorker(request.model, tuple(excluded))
+    places = eligible
+    if MODES[policy.mode].reads_overlap and policy.newcomers and request.reusable_blocks:
+        places = _settled(view, eligible)
+    choice = choose(view._replace(rows=tuple(view.rows[place] for place in places)), request, policy, seed)
+    reason = choice.reason
+    if request.pinned_worker is not None:
+        reason = "pinned"
+    elif places != eligible and reason != "affinity":
+        reason = "newcomer"
+    return Verdict(request, policy, reason, seed, view, places, choice)
+
+
+def _settled(view: View, places: list[int]) -> list[int]:
+    """For a full miss, return the ranks except newcomers with a spent share; otherwise, or if none is left, all."""
+    if any(view.rows[place].expected for place in places):
+        return places
+    return [place for place in places if not view.rows[place].is_newcomer] or places
+
 
 PART_BYTES, PART_ROWS_MAX = 32 * 1024, 256
 """A part of a checkpoint's table ends with the row that reaches this size, or this count."""

@@ -2,32 +2,146 @@
 
 It serves requests, publishes, proves what it holds, answers readers that lost their place, and sends heartbeats.
 After each payload of hop A the mirror must equal what the engine holds, or be less where something was lost for good.
+
+A rank's messages are handed over in order, as many as the outbox gives, and confirmed each by itself. Where one is
+not, all that are not confirmed are handed over again after a while; then one goes ahead, and once the log has it, the
+others follow.
+
+Readers of its stream are answered one at a time, part by part. Between two parts others have their turn; a question
+that its asker gave up is not answered to its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from kv_protocol import fleet, load
+from kv_protocol import fleet, load, recovery, subjects
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from tests.simulation.answering import Answering
-from tests.simulation.broker import FLEET
+from kv_protocol.recovery import Answer, DumpChunk
+from tests.simulation.broker import EVENTS, FLEET
 from tests.simulation.calls import OnOutput
 from tests.simulation.connection import Connection
 from tests.simulation.engine import SEQUENCE_MAX, TrueEngine
 from tests.simulation.intake import Intake
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names, held_set
-from tests.simulation.publishing import Publishing
 from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.traffic import Answers
 from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.outbox import Outbox, OutMessage
+from worker_agent.events.recoveries import PendingRecovery, Questions
 from worker_agent.events.source_cursor import Delivery
 from worker_agent.load.reports import load_report
 from worker_agent.port.types import EngineOutput, EngineRequest
+
+
+class Answering:
+    """From its making until the connection is closed. `part_s` lie between two parts."""
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        core: Consolidation,
+        connection: Connection,
+        timeline: Timeline,
+        part_s: float,
+        answers: Answers,
+    ) -> None:
+        self._rank, self._core, self._connection, self._timeline = rank, core, connection, timeline
+        self._part_s, self._answers = part_s, answers
+        self._questions = Questions()
+        self._is_answering = False
+        self._told: set[int] = set()
+        self._newest: dict[str, int] = {}
+        connection.listen(f"recover {rank}", self._on_question)
+
+    def _on_question(self, _: WorkerRank, data: bytes, reply: str) -> None:
+        try:
+            question = PendingRecovery(reply, recovery.decode_recover_request(data))
+        except MalformedMessage:
+            return
+        newest, request_id = self._newest.get(reply, 0), question.request.request_id
+        self._newest[reply] = max(newest, request_id)
+        fate = self._questions.ask(question)
+        # the newest, told twice, may take the place of an earlier one that came between
+        assert fate != "replaced" or request_id >= newest, f"{self._rank}: {request_id} took the place of {newest}"
+        if not self._is_answering:
+            self._next()
+
+    def _next(self) -> None:
+        question = self._questions.next()
+        self._is_answering = question is not None
+        if question is not None:
+            self._told.clear()
+            self._answers.on_begin(question.asker, self._rank, question.request, self._core)
+            self._go_on(question, iter(self._core.recover(self._rank.dp_rank, question.request)))
+
+    def _go_on(self, question: PendingRecovery, parts: Iterator[Answer]) -> None:
+        part = next(parts, None) if self._questions.is_current(question) else None
+        if part is None:
+            self._next()
+            return
+        if isinstance(part, DumpChunk):
+            self._check(part)
+        if self._connection.is_connected:
+            self._answers.on_part(question.asker, self._rank, part)
+        self._connection.announce(question.asker, self._rank, recovery.encode(part))
+        self._timeline.after(self._part_s, lambda: self._go_on(question, parts))
+
+    def _check(self, part: DumpChunk) -> None:
+        """Parents come before their children, over the whole answer."""
+        for block in part.blocks():
+            assert block.sequence_hash not in self._told, f"{self._rank}: a block is told of after its child, or twice"
+            self._told.update({block.sequence_hash} if block.parent is None else {block.sequence_hash, block.parent})
+
+
+RETRY_S = 0.1
+RETRY_MAX_S = 2.0
+
+
+class Publishing:
+    """From its making until the connection is closed."""
+
+    def __init__(self, rank: WorkerRank, outbox: Outbox, connection: Connection, timeline: Timeline) -> None:
+        self._rank, self._outbox, self._connection, self._timeline = rank, outbox, connection, timeline
+        self._attempt = 0
+        self._retry_s = RETRY_S
+        self._is_waiting = self._is_refused = self._is_ahead = False
+
+    def publish(self) -> None:
+        """What the outbox gives is on its way."""
+        while not self._is_waiting and not self._is_ahead and (message := self._outbox.next_message()) is not None:
+            self._is_ahead = self._is_refused
+            self._connection.publish(
+                EVENTS,
+                str(self._rank),
+                message.payload,
+                subjects.message_id(self._rank, self._outbox.epoch, message.first_seq),
+                partial(self._ended, message, self._attempt),
+            )
+
+    def _ended(self, message: OutMessage, attempt: int, is_confirmed: bool) -> None:
+        if is_confirmed:
+            self._outbox.acknowledge(message)
+            if not self._is_waiting:
+                self._retry_s = RETRY_S
+                self._is_refused = self._is_ahead = False
+                self.publish()
+        elif attempt == self._attempt and not self._is_waiting:
+            self._is_waiting = self._is_refused = True
+            self._timeline.after(self._retry_s, self._go_back)
+            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+
+    def _go_back(self) -> None:
+        self._attempt += 1
+        self._is_waiting = self._is_ahead = False
+        self._outbox.go_back()
+        self.publish()
+
 
 TURN_S = 0.25
 CHUNKS = 4

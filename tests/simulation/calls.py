@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from tests.simulation.link import Faults
-from tests.simulation.network import Network
+from tests.simulation.network import Faults, Network
 from worker_agent.port.types import EngineOutput, EngineRequest, RequestRefused
 
 CONNECT_S = 1.0

@@ -19,8 +19,7 @@ from typing import Any
 from kv_protocol.ids import WorkerRank
 from kv_runtime.event_log import BrokerUnavailable
 from tests.simulation.broker import BROKER, EVENTS, FLEET, Broker, Receive, ReceiveStored
-from tests.simulation.link import Faults, Receiver, Spoiler, cut
-from tests.simulation.network import Network
+from tests.simulation.network import Faults, Network, Receiver, Spoiler, cut
 from tests.simulation.stream import Stored
 
 SILENT_S = 3.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.capture.payloads import encode_payload
 from tests.simulation.engine import TrueEngine
-from tests.simulation.link import Faults, Link
+from tests.simulation.network import Faults, Link
 from tests.simulation.oracle import Held
 from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline

@@ -7,7 +7,7 @@ import msgspec
 
 from indexer.follow.follower import FollowerLimits
 from router.fleet.registry import TextDigests
-from tests.simulation.link import Faults
+from tests.simulation.network import Faults
 
 MODEL = "m"
 DIGESTS = TextDigests(tokenizer="tokenizer", template="template")

@@ -17,10 +17,9 @@ _ORIGIN_MAX_S = 1e6
 class Timeline:
     """Does what is due, in the order of time, and of arrangement at equal times."""
 
-    def __init__(self, steps_max: int = STEPS_MAX) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
         self.steps = 0
-        self._steps_max = steps_max
         self._due: list[tuple[float, int, Action]] = []
         self._arranged = 0
 
@@ -40,7 +39,7 @@ class Timeline:
         while due and due[0][0] <= until_s:
             self.now_s, _, action = heappop(due)
             self.steps += 1
-            assert self.steps <= self._steps_max, f"livelock: more than {self._steps_max} steps by {self.now_s:.2f} s"
+            assert self.steps <= STEPS_MAX, f"livelock: more than {STEPS_MAX} steps by {self.now_s:.2f} s"
             action()
         self.now_s = until_s
 

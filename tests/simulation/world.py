@@ -21,8 +21,7 @@ from tests.simulation.broker import BROKER, Broker
 from tests.simulation.calls import Call, Caller
 from tests.simulation.connection import Connection
 from tests.simulation.index import Index
-from tests.simulation.link import cut, lie
-from tests.simulation.network import Network
+from tests.simulation.network import Network, cut, lie
 from tests.simulation.oracle import Names
 from tests.simulation.router import Router
 from tests.simulation.setup import NO_FAULTS, Kind, drawn_setup

@@ -18,7 +18,7 @@ from tests.system.integration.scripted_rank import ScriptedRank
 __all__ = ["trtllm"]
 
 E2E = Path(__file__).parent / "e2e"
-STARTED = ("test_attached_engine_death", "test_nats_roles", "test_worker_death")
+STARTED = ("test_attached_engine_death", "test_nats_roles")
 """Modules whose fleets are started as a user does it."""
 
 

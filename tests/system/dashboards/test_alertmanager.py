@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bench.demo.monitoring import alertmanager_command, monitoring
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.telemetry import Projection
 from router.processes.metrics import ProcessState, process_families
 from tests.support.served import served

@@ -7,7 +7,6 @@ has a burst in its queue and is restarted, and another worker is killed for good
 """
 
 import asyncio
-import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,12 +20,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from tests.support.otlp_sink import OtlpSink
 from tests.support.paths import ROOT
 from tests.system.dashboards.picture import picture
-from tests.system.dashboards.prometheus import NoData, Prometheus
+from tests.system.dashboards.prometheus import NoData, Prometheus, start_pools
 from tests.system.dashboards.shipped import (
     ALERTS,
     BOARD_NAMES,
@@ -327,28 +326,3 @@ def test_the_example_of_what_to_scrape_is_one_that_prometheus_reads() -> None:
     example = ROOT / "configs" / "prometheus.yml"
     checked = subprocess.run(["promtool", "check", "config", example], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
-
-
-NAMESPACE = "only"
-CONFIG: dict[str, Any] = {
-    "mode": "agg",
-    "num_agg_pools": 1,
-    "agg_pool_dynamo_namespaces": [NAMESPACE],
-    "agg_pool_selection_strategy": {
-        "ttft_min_ms": 0, "ttft_max_ms": 1000, "ttft_resolution": 1,
-        "itl_min_ms": 0, "itl_max_ms": 100, "itl_resolution": 1,
-        "agg_pool_mapping": [[0]],
-    },
-    "pools": {"look_period_s": 0.2, "ttft_bound_ms": 60_000, "itl_bound_ms": 60_000, "window_requests_min": 1},
-}  # fmt: skip
-
-
-async def start_pools(children: Children, running: Fleet, directory: Path) -> tuple[str, str]:
-    """Return the addresses of its data plane and of its control plane."""
-    file = directory / "pools.json"
-    file.write_text(json.dumps(CONFIG))
-    pool = f"--pool={NAMESPACE}={running.data_url},{running.urls['router']}"
-    command = ("pools", "--config", str(file), "--model-name", MODEL, "--port", "0", "--control-port", "0", pool)
-    child = await children.start_ours("pools", "router", *command, ready="control plane")
-    data, control = [(await child.line_with(words)).split()[2] for words in ("pools on", "control plane")]
-    return data, control

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
-from bench.ports import free_ports
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, free_ports
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import find_binary
 from tests.system.deploy.chart import Manifest, Release, needs_helm, pod_specs, rendered

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.ports import free_ports
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, free_ports
 from tests.support.paths import ROOT
 from tests.system.e2e.computing_engines import ComputingVllm
 from tests.system.integration.event_path import zmq_context

@@ -37,11 +37,11 @@ class Attached:
     publishers: list[PlayedSource]
     process: ChildProcess
 
-    async def store(self, tokens: list[int], *, rank: int = 0) -> None:
-        """The rank stores these tokens' blocks."""
+    async def store(self, tokens: list[int]) -> None:
+        """Rank 0 stores these tokens' blocks."""
         names = tuple(1000 + number for number in range(len(tokens) // BLOCK_SIZE))
         event = EngineStored(block_hashes=names, parent_block_hash=None, token_ids=tuple(tokens), block_size=BLOCK_SIZE)
-        await self.publishers[rank].add(vllm_payload(event, rank))
+        await self.publishers[0].add(vllm_payload(event, 0))
 
 
 @dataclass

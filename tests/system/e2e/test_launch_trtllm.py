@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from tests.support.paths import ROOT
 from tests.support.processes import BLOCK_SIZE, with_fake
 from tests.system.e2e.test_signals import Started, alive, started
@@ -37,12 +37,12 @@ def path(*first: Path) -> str:
 
 
 @contextmanager
-def launched(kind: str, port: int, *arguments: str, flags: tuple[str, ...] = SERVED) -> Iterator[Started]:
+def launched(kind: str, port: int, *arguments: str) -> Iterator[Started]:
     control, nats = map(str, free_ports(2))
     common = ("--model", "none", "--text", "byte", "--port", str(port), "--control-port", control, "--nats-port", nats)
     script = ("bash", str(LAUNCH / f"trtllm-{kind}.sh"))
     few_blocks = with_fake(model={"gpu_blocks": 40})  # a cache that leaked a few requests' blocks would be full
-    with started(*common, *arguments, "--", *flags, command=script, PATH=path(), **few_blocks) as fleet:
+    with started(*common, *arguments, "--", *SERVED, command=script, PATH=path(), **few_blocks) as fleet:
         yield fleet
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from yarl import URL
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from tests.support.metric_families import COMMANDS, shown_families
 from tests.system.e2e.typed import typed

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import psutil
 
-from bench.ports import free_ports
-from bench.processes import ChildProcess
+from bench.processes import ChildProcess, free_ports
 from kv_runtime.clock import SystemClock
 from tests.support.processes import running
 from tests.system.e2e.client import Answered, Client

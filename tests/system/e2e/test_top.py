@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench.ports import free_ports
-from bench.processes import FleetProcesses
+from bench.processes import FleetProcesses, free_ports
 from tests.system.e2e.client import Client
 from tests.system.e2e.typed import typed
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -35,3 +36,15 @@ async def typed(*arguments: str | Path, **variables: str) -> Ended:
 def _checked(found: Ended) -> Ended:
     assert "Traceback" not in found.err, found.err
     return found
+
+
+async def replayed(nats_url: str) -> str:
+    """Return the report on the only journal of the event log."""
+    return (await typed("-m", "router", "replay", "--nats-url", nats_url)).out
+
+
+def figure(name: str, report: str) -> int:
+    """Return the number behind a name of the report."""
+    found = re.search(rf"^{name} +(\d+)", report, re.MULTILINE)
+    assert found is not None, report
+    return int(found[1])

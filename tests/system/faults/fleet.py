@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from tests.system.faults.children import Child, Children
@@ -147,14 +147,14 @@ class Fleet:
             is_ready = response.status == 200 and set(self.worker_ids) <= set(fit)
             return "" if is_ready else f"{fit} are fit, {found}"
 
-    async def until_equal(self, within_s: float, *, moved: bool = True, only: Sequence[str] = ()) -> float:
-        """Return after how many seconds every index (of those in `only`) was proven equal to the mirrors of all ranks.
+    async def until_equal(self, within_s: float, *, moved: bool = True, only: Sequence[str] = ()) -> None:
+        """Return once every index (of those in `only`) was proven equal to the mirrors of all ranks.
 
         With `moved` every rank is proven by what came to its mirror after this call.
         """
         indexes = [index for index in self.indexes if not only or index.name in only]
         proof = Proof(self.nats_urls, self.session, MODEL, indexes=indexes)
-        return await proof.until_equal(self.ranks, within_s=within_s, moved=moved)
+        await proof.until_equal(self.ranks, within_s=within_s, moved=moved)
 
     async def verified(self, name: str) -> int:
         """Return the exit code of `indexer verify` on an index: 0 where it finds every rank equal."""

@@ -5,8 +5,7 @@ wire: `docs/SOURCES.md` E3.1, E3.4, E3.6, E3.7.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import cache
 
@@ -18,7 +17,7 @@ from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from tests.contract.engine_servers import vllm_event
 from tests.system.faults.traffic import MODEL
-from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
+from tests.system.integration.event_path import PlayedSource, zmq_context
 from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 
 FOREIGN = WorkerRank("vllm-0", 0)
@@ -29,59 +28,47 @@ _SEND_BYTES = 1 << 14
 _STEP_S = 0.05
 
 
-class ForeignEngine:
+class ForeignEngine(PlayedSource):
     """One engine with one publisher. `hwm` messages wait for a reader that is slow; the others are dropped.
 
-    The newest `ring` batches can be had again.
+    The newest `ring_max` batches can be had again.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, *, ring: int, hwm: int) -> None:
-        self._live, self._replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        self._live.set(zmq.SNDHWM, hwm)
-        self._live.set(zmq.SNDBUF, _SEND_BYTES)
-        self._replay.set(zmq.SNDHWM, 0)
-        for socket in (self._live, self._replay):
-            socket.set(zmq.LINGER, 0)
+    def __init__(self, context: zmq.asyncio.Context, *, ring_max: int, hwm: int) -> None:
+        live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        super().__init__(live, replay, topic=())
+        live.set(zmq.SNDHWM, hwm)
+        live.set(zmq.SNDBUF, _SEND_BYTES)
+        replay.set(zmq.SNDHWM, 0)
+        for socket in (live, replay):
             socket.bind("tcp://127.0.0.1:*")
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
-        self.steps = 0
+        self._ring_max = ring_max
 
     def attached(self) -> tuple[str, ...]:
         """Return the flags of `worker-agent attach` that publish its streams."""
-        live, replay = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self._live, self._replay))
         worker = ("--worker-id", FOREIGN.worker_id, "--model", MODEL, "--block-size", str(BLOCK_TOKENS))
-        return (*worker, "--kv-events", live, "--replay-endpoint", replay)
+        return (*worker, *self.flags)
 
     def held(self, steps: int | None = None) -> set[int]:
         """Return the sequence hashes of what the cache had after so many steps; by default after all."""
-        newest = self.steps if steps is None else steps
+        newest = self.sequence if steps is None else steps
         return set[int]().union(*map(_sequence_hashes, range(max(1, newest - _CHAINS_MAX + 1), newest + 1)))
 
     async def step(self) -> None:
         """One more chain is stored, the oldest is removed where there are too many; one batch tells of both."""
-        sequence, chain = self.steps, self.steps + 1
+        chain = self.sequence + 1
         events: list[EngineEvent] = [_stored(chain)]
         if chain > _CHAINS_MAX:
             events.append(EngineRemoved(block_hashes=_hashes(chain - _CHAINS_MAX)))
         payload = msgspec.msgpack.encode([float(chain), [*map(vllm_event, events)], FOREIGN.dp_rank])
-        self._ring.append((sequence, payload))
-        await self._live.send_multipart([b"", encode_sequence(sequence), payload])
-        self.steps = chain
+        await self.add(payload)
+        self.ring.pop(self.sequence - 1 - self._ring_max, None)
 
     async def run(self) -> None:
         """Step for ever."""
         while True:
             await self.step()
             await asyncio.sleep(_STEP_S)
-
-    async def answer_replays(self) -> None:
-        """Send what the ring has to each subscriber that asks; answers have no topic."""
-        while True:
-            identity, _, start = await self._replay.recv_multipart()
-            for sequence, payload in list(self._ring):
-                if sequence >= int.from_bytes(start, "big"):
-                    await self._replay.send_multipart([identity, b"", encode_sequence(sequence), payload])
-            await self._replay.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
 
 
 def _tokens(chain: int) -> list[int]:
@@ -107,23 +94,24 @@ def _stored(chain: int) -> EngineStored:
 
 
 @asynccontextmanager
-async def foreign_engine(*, ring: int = 100_000, hwm: int = 100_000) -> AsyncIterator[ForeignEngine]:
+async def foreign_engine(*, ring_max: int = 100_000, hwm: int = 100_000) -> AsyncIterator[ForeignEngine]:
     """The engine answers replays while the block runs."""
-    context = zmq.asyncio.Context()
-    engine = ForeignEngine(context, ring=ring, hwm=hwm)
-    answering = asyncio.ensure_future(engine.answer_replays())
-    try:
-        yield engine
-    finally:
-        answering.cancel()
-        await asyncio.wait([answering])
-        context.destroy(linger=0)
+    async with zmq_context() as context:
+        engine = ForeignEngine(context, ring_max=ring_max, hwm=hwm)
+        async with _at_work(engine.serve()):
+            yield engine
 
 
 @asynccontextmanager
 async def stepping(engine: ForeignEngine) -> AsyncIterator[None]:
     """The engine's cache changes while the block runs."""
-    running = asyncio.ensure_future(engine.run())
+    async with _at_work(engine.run()):
+        yield
+
+
+@asynccontextmanager
+async def _at_work(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    running = asyncio.ensure_future(work)
     try:
         yield
     finally:

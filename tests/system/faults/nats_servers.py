@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
 from tests.system.faults.children import Child, Children
 from tests.system.faults.stream_reader import connected_to
 
 _READY = "Server is ready"
-_LOOK_S = 0.1
+_LOOK_S, _WITHIN_S = 0.1, 20.0
 LAME_DUCK_GRACE_S = 1
 """From the word to the clients until the first of them is shut out; one follows every second at the latest."""
 
@@ -117,11 +117,11 @@ class Cluster:
         await asyncio.gather(*(server.child.line_with("metadata leader") for server in servers))
 
 
-async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int, within_s: float = 20.0) -> None:
+async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int) -> None:
     """Return once `size` servers have the whole stream, and `leader` leads them: it is asked to."""
     found = "not asked"
     async with connected_to(urls) as client:
-        for _ in range(round(within_s / _LOOK_S)):
+        for _ in range(round(_WITHIN_S / _LOOK_S)):
             with suppress(NatsError):
                 cluster = (await client.jetstream().stream_info(stream)).cluster
                 found = str(cluster)
@@ -132,17 +132,17 @@ async def until_led_by(urls: Sequence[str], stream: str, leader: str, size: int,
                     wish = json.dumps({"placement": {"preferred": leader}}).encode()
                     await client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", wish)
             await SystemClock().sleep(_LOOK_S)
-    raise AssertionError(f"{stream} is not led by {leader} on {size} servers after {within_s} s: {found}")
+    raise AssertionError(f"{stream} is not led by {leader} on {size} servers after {_WITHIN_S} s: {found}")
 
 
-async def until_all_led(urls: Sequence[str], streams: set[str], within_s: float = 20.0) -> None:
+async def until_all_led(urls: Sequence[str], streams: set[str]) -> None:
     """Return once the servers that are left have leaders of these streams, and of themselves."""
     led: set[str] = set()
     async with connected_to(urls) as client:
-        for _ in range(round(within_s / _LOOK_S)):
+        for _ in range(round(_WITHIN_S / _LOOK_S)):
             with suppress(NatsError):
                 led = {info.config.name or "" for info in await client.jetstream(timeout=1.0).streams_info()}
                 if streams <= led:
                     return
             await SystemClock().sleep(_LOOK_S)
-    raise AssertionError(f"{streams - led} have no leader after {within_s} s")
+    raise AssertionError(f"{streams - led} have no leader after {_WITHIN_S} s")

@@ -40,21 +40,21 @@ async def connected_to(urls: Sequence[str]) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def first_seq_of(urls: Sequence[str], stream: str = subjects.EVENTS_STREAM) -> int:
+async def first_seq_of(urls: Sequence[str]) -> int:
     """Return the place of the oldest message that the stream has."""
     async with connected_to(urls) as client:
-        return (await client.jetstream().stream_info(stream)).state.first_seq
+        return (await client.jetstream().stream_info(subjects.EVENTS_STREAM)).state.first_seq
 
 
 @asynccontextmanager
-async def squeezed(urls: Sequence[str], bytes_max: int, stream: str = subjects.EVENTS_STREAM) -> AsyncIterator[None]:
+async def squeezed(urls: Sequence[str], bytes_max: int) -> AsyncIterator[None]:
     """The stream keeps no more than so many bytes while the block runs, whatever other clients configure."""
     stop = asyncio.Event()
 
     async def squeeze(client: Client) -> None:
         context = client.jetstream()
         while not stop.is_set():
-            config = (await context.stream_info(stream)).config
+            config = (await context.stream_info(subjects.EVENTS_STREAM)).config
             if config.max_bytes != bytes_max:
                 await context.update_stream(config, max_bytes=bytes_max)
             await SystemClock().sleep(_LOOK_S)
@@ -68,15 +68,15 @@ async def squeezed(urls: Sequence[str], bytes_max: int, stream: str = subjects.E
             await squeezing
 
 
-async def stored_in(urls: Sequence[str], stream: str = subjects.EVENTS_STREAM) -> list[Stored]:
+async def stored_in(urls: Sequence[str]) -> list[Stored]:
     """Return all messages that the stream has at this moment, in its order."""
     messages = []
     async with connected_to(urls) as client:
         context = client.jetstream()
-        state = (await context.stream_info(stream)).state
+        state = (await context.stream_info(subjects.EVENTS_STREAM)).state
         for seq in range(state.first_seq, state.last_seq + 1):
             try:
-                message = await context.get_msg(stream, seq)
+                message = await context.get_msg(subjects.EVENTS_STREAM, seq)
             except NotFoundError:
                 continue  # it has gone meanwhile
             message_id = (message.headers or {}).get("Nats-Msg-Id", "")

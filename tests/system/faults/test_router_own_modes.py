@@ -8,7 +8,7 @@ from typing import Any
 from bench.processes import FleetProcesses, FleetShape
 from kv_runtime.clock import SystemClock
 from tests.system.e2e.client import MODEL, Answered, Client, fleet_of
-from tests.system.e2e.replays import figure, replayed
+from tests.system.e2e.typed import figure, replayed
 from tests.system.faults.own_modes import UNLUCKY
 
 MODE = "tests.system.faults.own_modes:first"

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from bench.soak.run import SoakPlan, SoakRun
+from bench.soak.command import SoakPlan, SoakRun
 
 PROGRAMS = Path(sys.executable).parent
 

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from bench.ports import free_ports
+from bench.processes import free_ports
 from tests.system.e2e.client import MODEL
 from tests.system.e2e.test_signals import Started, alive, started
 

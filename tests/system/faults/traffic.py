@@ -1,7 +1,7 @@
 """Requests at a steady rate, whatever becomes of them: an open loop, like people who do not know of each other.
 
 answered    status 200, within 10 s
-waited      the router's port was closed: tried again until it is open, as any client would
+waited      tries while the port of the router was closed; they go on until it is open
 failed      everything else
 """
 
@@ -93,14 +93,12 @@ class Traffic:
     async def _answer(self, session: aiohttp.ClientSession, prompt: list[int]) -> tuple[int, str]:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": _ANSWER_TOKENS}
         tenant = {"x-tenant-id": f"tenant-{prompt[0] % TENANTS}"}
-        has_waited = False
         while True:
             try:
                 async with session.post(self._url, json=body, headers=tenant) as response:
                     return response.status, await response.text()
             except aiohttp.ClientConnectorError:
-                self.waited += not has_waited
-                has_waited = True
+                self.waited += 1
                 await asyncio.sleep(_RETRY_S)
 
 

@@ -386,9 +386,9 @@ class TrtllmServeDouble(EngineDouble):
             return self.failed(500, "the context is not held")
         return None
 
-    def iterate(self, rank: int = 0, *, number: int = 1) -> None:
-        """One more iteration of a rank was computed. Source: `docs/SOURCES.md` E1.7."""
-        load = self.ranks[rank]
+    def iterate(self, *, number: int = 1) -> None:
+        """One more iteration of rank 0 was computed. Source: `docs/SOURCES.md` E1.7."""
+        load = self.ranks[0]
         self.iterations.append(
             {
                 "iter": number,
@@ -403,7 +403,7 @@ class TrtllmServeDouble(EngineDouble):
                     "tokensPerBlock": self.block_size,
                 },
                 "inflightBatchingStats": {"numCtxTokens": 7},
-                "attentionDpRank": rank,
+                "attentionDpRank": 0,
             }
         )
 

@@ -14,13 +14,14 @@ from bench.capture.payloads import encode_payload
 from indexer.embedded import EmbeddedIndex
 from indexer.follow.follower import FollowerLimits
 from kv_protocol import codec, subjects
-from kv_protocol.events import Batch
+from kv_protocol.events import Batch, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import SystemClock
 from kv_runtime.config.sections import NatsSection
 from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work
 from tests.system.integration import index_on_log
 from tests.system.integration.broker import eventually
@@ -30,7 +31,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
-from worker_agent.events.engine_events import EngineStored
+from worker_agent.events.engine_events import EngineStored, RankEvent
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.events.source_poller import Source, SourcePoller
 
@@ -39,6 +40,7 @@ RANK = WorkerRank(WORKER, 0)
 NATS = NatsSection(events_max_bytes=1 << 26)
 OUTBOX_BYTES = 64 << 20
 LIMITS = FollowerLimits(behind_s=0.3, answer_s=0.5)
+PATIENT = Restarts(failures_max=100, pause_s=0.0)
 WAIT_S = 20.0
 
 
@@ -58,14 +60,12 @@ class Agent:
     def cursor(self) -> SourceCursor:
         return self.consolidator.readers[0].cursor
 
-    def last_seq(self, dp_rank: int = 0) -> int:
-        return self.consolidator.core.outbox(dp_rank).last_seq
+    def held(self) -> set[HeldBlock]:
+        return {block for chunk in self.consolidator.core.dump(0, 0) for block in chunk.blocks()}
 
-    def epoch(self, dp_rank: int = 0) -> int:
-        return self.consolidator.core.outbox(dp_rank).epoch
-
-    def held(self, dp_rank: int = 0) -> set[HeldBlock]:
-        return {block for chunk in self.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
+    def tiers(self) -> dict[int, tuple[Tier, ...]]:
+        """Return where each block that rank 0 holds is."""
+        return {block.sequence_hash: tuple(block.tiers) for block in self.held()}
 
     async def until_read(self, sequence: int) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -79,40 +79,33 @@ class Agent:
 
 
 @dataclass
-class ScriptedSource:
-    """A scripted engine that an agent polls."""
+class PolledAgent(Agent):
+    """The whole path of an agent that polls an engine."""
 
-    engine: ScriptedEngine
-    rules: TrtllmRules
-    path: Consolidator
+    engine: ScriptedEngine = field(kw_only=True)
 
     @property
     def poller(self) -> SourcePoller:
-        assert self.path.poller is not None
-        return self.path.poller
+        assert self.consolidator.poller is not None
+        return self.consolidator.poller
+
+    @property
+    def rules(self) -> TrtllmRules:
+        return self.poller.source.rules
+
+    @property
+    def stale(self) -> str:
+        return self.consolidator.stale(0)
+
+    def holds(self, *blocks: int) -> bool:
+        """Return whether rank 0 holds this chain, and nothing else."""
+        return set(self.tiers()) == set(hashes_of(*blocks))
 
     async def position(self) -> dict[int, tuple[int, int]]:
-        """Return the agent's position after all that was emitted before."""
+        """Return the position once all that the engine had said before is in the ranks' streams."""
         await eventually(lambda: self.engine.is_polled_dry)
         async with asyncio.timeout(WAIT_S):
-            return await self.path.position()
-
-
-def consolidator_on(
-    log: EventLog,
-    context: zmq.asyncio.Context,
-    *publishers: PublisherAddress,
-    dp_ranks: tuple[int, ...] = (0,),
-    epoch: int = 100,
-    outbox_bytes: int = OUTBOX_BYTES,
-) -> Consolidator:
-    epochs = iter(range(epoch, epoch + 100))
-    origins = [each.origin for each in publishers]
-    core = Consolidation(
-        dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
-    )
-    readers = [EngineEventSubscriber(each, context, SystemClock(), idle_s=0.2, answer_s=0.5) for each in publishers]
-    return Consolidator(core, readers, log, SystemClock(), model=MODEL, worker_id=WORKER)
+            return await self.consolidator.position()
 
 
 @asynccontextmanager
@@ -124,33 +117,70 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
         context.destroy(linger=0)
 
 
-def scripted_source(
+def event_path(
     log: EventLog,
-    engine: ScriptedEngine,
-    *,
-    epoch: int = 100,
+    *readers: EngineEventSubscriber,
+    source: Source | None = None,
+    dp_ranks: tuple[int, ...] = (0,),
     outbox_bytes: int = OUTBOX_BYTES,
-) -> ScriptedSource:
-    """Return an agent that polls the engine, of which nothing runs."""
-    rules = TrtllmRules(engine.describe().block_size)
-    core = Consolidation(
-        engine.describe().dp_ranks,
-        BLOCK_SIZE,
-        "i",
-        count(epoch).__next__,
-        outbox_bytes_max=outbox_bytes,
+) -> Consolidator:
+    """Return the consolidator of a worker, of which nothing runs; the epochs are 100, 101 and so on."""
+    origins = [*([] if source is None else [SOLE]), *(each.origin for each in readers)]
+    return Consolidator(
+        Consolidation(dp_ranks, BLOCK_SIZE, "i", count(100).__next__, origins=origins, outbox_bytes_max=outbox_bytes),
+        readers,
+        log,
+        SystemClock(),
+        model=MODEL,
+        worker_id=WORKER,
+        source=source,
+        poll_s=0.01,
+        restarts=PATIENT,
     )
-    source = Source(engine.kv_events, rules)
-    path = Consolidator(core, [], log, SystemClock(), model=MODEL, worker_id=WORKER, source=source, poll_s=0.01)
-    return ScriptedSource(engine, rules, path)
 
 
 @asynccontextmanager
-async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
-    agent = Agent(log, consolidator)
-    await consolidator.start()
-    async with at_work(*consolidator.parts(0), stop=agent.stop):
+async def running(path: Consolidator, *, stop: asyncio.Event | None = None) -> AsyncIterator[None]:
+    await path.start()
+    async with at_work(*path.parts(0), stop=stop):
+        yield
+
+
+class ScriptedRules(TrtllmRules):
+    """Raise what a test put into the engine's `late_errors`, once they have read what a poll brought."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        super().__init__(BLOCK_SIZE)
+        self._engine = engine
+
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        read = super().translate(engine_events)
+        if engine_events and self._engine.late_errors:
+            raise self._engine.late_errors.pop(0)
+        return read
+
+
+@asynccontextmanager
+async def polled_agent(
+    log: EventLog, engine: ScriptedEngine, *readers: EngineEventSubscriber, outbox_bytes: int = OUTBOX_BYTES
+) -> AsyncIterator[PolledAgent]:
+    """An agent that polls the engine and reads further publishers, with all its parts."""
+    source = Source(engine.kv_events, ScriptedRules(engine))
+    path = event_path(log, *readers, source=source, outbox_bytes=outbox_bytes)
+    agent = PolledAgent(log, path, engine=engine)
+    async with running(path, stop=agent.stop):
         yield agent
+
+
+@asynccontextmanager
+async def subscribed_agent(
+    log: EventLog, context: zmq.asyncio.Context, publish: str, replay: str = ""
+) -> AsyncIterator[Agent]:
+    """An agent of an engine that publishes its events there; without `replay` lost ones do not come back."""
+    at = PublisherAddress(SOLE, publish, replay)
+    path = event_path(log, EngineEventSubscriber(at, context, SystemClock(), idle_s=0.2, answer_s=0.5))
+    async with running(path):
+        yield Agent(log, path)
 
 
 @asynccontextmanager
@@ -160,11 +190,12 @@ async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
         yield running.index
 
 
-async def until_converged(index: EmbeddedIndex, agent: Agent, dp_rank: int = 0) -> None:
+async def until_converged(index: EmbeddedIndex, agent: Agent) -> None:
     """Return once the index is where the consolidator is; it then holds the same."""
+    outbox = agent.consolidator.core.outbox(0)
     async with asyncio.timeout(WAIT_S):
-        await index.wait_for(WorkerRank(WORKER, dp_rank), agent.epoch(dp_rank), agent.last_seq(dp_rank))
-    assert set(index.held(WorkerRank(WORKER, dp_rank))) == agent.held(dp_rank)
+        await index.wait_for(RANK, outbox.epoch, outbox.last_seq)
+    assert set(index.held(RANK)) == agent.held()
 
 
 @asynccontextmanager
@@ -174,16 +205,6 @@ async def connected(url: str) -> AsyncIterator[EventLog]:
         yield log
     finally:
         await log.close()
-
-
-@asynccontextmanager
-async def everything(
-    log: EventLog, engine: ScriptedEngine, *, outbox_bytes: int = OUTBOX_BYTES
-) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
-    """An agent that polls the engine, with all its parts."""
-    source = scripted_source(log, engine, outbox_bytes=outbox_bytes)
-    async with running_agent(log, source.path) as agent:
-        yield source, agent
 
 
 async def batches_in(url: str) -> list[Batch]:
@@ -209,6 +230,8 @@ class PlayedSource:
     ring: dict[int, bytes] = field(default_factory=dict)
     topic: tuple[bytes, ...] = (b"",)
     """The frame that answers have before the sequence, or none."""
+    sequence: int = 0
+    """Of the message that is added next."""
 
     async def send(self, *frames: bytes) -> None:
         await self.publish.send_multipart(frames)
@@ -218,9 +241,9 @@ class PlayedSource:
 
     async def add(self, payload: bytes) -> None:
         """Publish one more message, which replays bring, too."""
-        sequence = len(self.ring)
-        self.ring[sequence] = payload
-        await self.live(sequence)
+        self.ring[self.sequence] = payload
+        await self.live(self.sequence)
+        self.sequence += 1
 
     async def subscribed(self) -> None:
         """Return once somebody has subscribed."""
@@ -237,11 +260,9 @@ class PlayedSource:
         """Answer replays until cancelled."""
         while True:
             identity, _, start = await self.replay.recv_multipart()
-            for sequence in sorted(self.ring):
+            for sequence, payload in sorted(self.ring.items()):
                 if sequence >= int.from_bytes(start, "big"):
-                    await self.replay.send_multipart(
-                        [identity, b"", *self.topic, encode_sequence(sequence), self.ring[sequence]]
-                    )
+                    await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(sequence), payload])
             await self.replay.send_multipart([identity, b"", *self.topic, encode_sequence(REPLAY_END), b""])
 
 
@@ -285,11 +306,13 @@ async def playing(
 @asynccontextmanager
 async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
     """A consolidator that has subscribed to sockets which the test plays."""
-    async with zmq_context() as context, playing(context) as (source,):
-        at = PublisherAddress(SOLE, endpoint_of(source.publish), endpoint_of(source.replay))
-        async with running_agent(log, consolidator_on(log, context, at)) as agent:
-            await source.subscribed()
-            yield source, agent
+    async with (
+        zmq_context() as context,
+        playing(context) as (source,),
+        subscribed_agent(log, context, endpoint_of(source.publish), endpoint_of(source.replay)) as agent,
+    ):
+        await source.subscribed()
+        yield source, agent
 
 
 def stored(*blocks: int, parent: int | None = None) -> bytes:

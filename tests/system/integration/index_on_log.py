@@ -10,7 +10,6 @@ from prometheus_client import generate_latest
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.follow.fold import TICK_S, IndexFold, RankView
 from indexer.follow.follower import FollowerLimits
-from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import make_index
 from indexer.service.history import moment_at
 from kv_protocol.ids import WorkerRank
@@ -34,9 +33,9 @@ def gpu(blocks: int) -> tuple[int, int, int, int]:
     return (blocks,) * 4
 
 
-async def index_at(log: EventLog, seq: int, index: PrefixIndex | None = None) -> IndexFold:
-    """Return the fold after message `seq` of the log, in `index` (an empty one; None: a native one)."""
-    fold = IndexFold(make_index(IndexSection()) if index is None else index)
+async def index_at(log: EventLog, seq: int) -> IndexFold:
+    """Return the fold after message `seq` of the log, in a native index."""
+    fold = IndexFold(make_index(IndexSection()))
     return (await moment_at(log, seq, fold)).fold
 
 

@@ -148,14 +148,14 @@ def agg(*priorities: int, retry: bool = True, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def disagg(prefill: int = 1, decode: int = 1, *, retry: bool = True) -> dict[str, Any]:
+def disagg(prefill: int = 1, decode: int = 1) -> dict[str, Any]:
     """Return pools `pre0`, ... and `dec0`, ...; 99 tokens or less are for the first of each phase, others the last."""
 
     def mapping(count: int) -> list[list[int]]:
         return [[0], [count - 1]]
 
     return {
-        "enable_priority_retry": retry,
+        "enable_priority_retry": True,
         "num_prefill_pools": prefill,
         "num_decode_pools": decode,
         "prefill_pool_dynamo_namespaces": [f"pre{each}" for each in range(prefill)],

@@ -21,10 +21,10 @@ MODEL = "sim-8b"
 class ScriptedRank:
     """Holds blocks on the GPU; `store` and `remove` publish what they do, `silently` leaves a gap."""
 
-    def __init__(self, log: EventLog, worker_id: str = "w0", dp_rank: int = 0, epoch: int = 7) -> None:
+    def __init__(self, log: EventLog, worker_id: str = "w0", dp_rank: int = 0) -> None:
         self.log = log
         self.rank = WorkerRank(worker_id, dp_rank)
-        self.epoch = epoch
+        self.epoch = 7
         self.seq = 0
         self.blocks: dict[int, int | None] = {}
         self.dumps_asked = 0
@@ -46,10 +46,10 @@ class ScriptedRank:
             self.blocks[sequence_hash] = hashes[at - 1] if at else parent
         await self._tell(event, silently=silently)
 
-    async def remove(self, *hashes: int, silently: bool = False) -> None:
+    async def remove(self, *hashes: int) -> None:
         for sequence_hash in hashes:
             del self.blocks[sequence_hash]
-        await self._tell(Removed(hashes), silently=silently)
+        await self._tell(Removed(hashes))
 
     async def clear(self) -> None:
         self.blocks.clear()

@@ -93,10 +93,8 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
         running_index(broker.url) as index,
     ):
         signed = 2**64 - 8  # a negative number on the wire
-        engine.ring = {
-            0: vllm_stored((7, signed), (1, 2, 3, 4)),
-            1: vllm_stored((9,), (5, 6), parent=signed, dp_rank=None),
-        }
+        await engine.add(vllm_stored((7, signed), (1, 2, 3, 4)))
+        await engine.add(vllm_stored((9,), (5, 6), parent=signed, dp_rank=None))
         async with agent(
             *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
             *(*engine.flags, "--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),

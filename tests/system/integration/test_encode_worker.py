@@ -93,8 +93,8 @@ async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncI
 
 
 @asynccontextmanager
-async def encoding(model: Model, transfers: TransferSection | None = None, **rules: Any) -> AsyncIterator[EncodeWorker]:
-    transfer = HttpEmbeddingTransfer(transfers or TransferSection(), ManualClock())
+async def encoding(model: Model, **rules: Any) -> AsyncIterator[EncodeWorker]:
+    transfer = HttpEmbeddingTransfer(TransferSection(), ManualClock())
     await transfer.start()
     async with running(worker(model, "encode")) as engine:
         made = EncodeWorker(model, engine, transfer, **rules)

@@ -9,8 +9,8 @@ import pytest
 
 from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import eventually
-from tests.system.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
-from tests.system.integration.scripted_engine import BLOCK_SIZE
+from tests.system.integration.event_path import PolledAgent, polled_agent
+from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
 from worker_agent.events.quarantine import SHOWN_CHARACTERS_MAX
 
 
@@ -29,17 +29,17 @@ def quarantined(agent: PolledAgent) -> dict[str, int]:
 async def test_what_was_read_and_not_published_is_no_hole_in_the_ids_and_costs_what_the_source_held_all_the_same(
     log: EventLog,
 ) -> None:
-    engine = RoughEngine()
+    engine = ScriptedEngine()
     async with polled_agent(log, engine) as agent:
         engine.store(1)
         engine.store(2, parent=1)
-        await agent.until_read()
+        await agent.position()
         engine.late_errors.append(ZeroDivisionError("ours"))
         engine.remove(2)
         await eventually(lambda: agent.poller.thread.failures_total == 1)
         await eventually(lambda: agent.tiers() == {})  # and not: block 2 for ever
         engine.store(3)
-        await agent.until_read()
+        await agent.position()
         assert agent.holds(3)
         assert agent.rules.counts.event_id_gaps == 0
         assert agent.stale == ""
@@ -65,21 +65,21 @@ for _ in range(5000):
 async def test_an_event_that_cannot_be_taken_is_kept_out_shown_and_costs_its_batch_nothing(
     log: EventLog, data: Any, reason: str
 ) -> None:
-    engine = RoughEngine()
+    engine = ScriptedEngine()
     async with polled_agent(log, engine) as agent:
         engine.store(1)
         engine.emit(data)
         engine.store(2, parent=1)
-        await agent.until_read()
+        await agent.position()
         assert agent.holds(1, 2)
         assert quarantined(agent) == {reason: 1}
         assert agent.stale.startswith("engine: engine event not read: ")
         assert len(agent.stale) < 400
-        (shown,) = agent.path.status()[0]["quarantined"]
+        (shown,) = agent.consolidator.status()[0]["quarantined"]
         assert (shown["number"], shown["reason"], shown["dp_rank"]) == (1, reason, 0)
         assert len(shown["shown"]) <= SHOWN_CHARACTERS_MAX
         engine.skip(1)  # a jump clears, and with that the doubt is over
         engine.store(3)
-        await agent.until_read()
+        await agent.position()
         await eventually(lambda: agent.stale == "")
         assert agent.poller.thread.failures_total == 0

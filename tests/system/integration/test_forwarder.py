@@ -23,12 +23,12 @@ ROUTED = b'{"kv_prompt_ids":"' + base64.b64encode(b"\x01\x00\x00\x00") + b'",' +
 
 @asynccontextmanager
 async def forwarding(
-    url: str, *, inflight: int = 8, silence_s: float = 20.0, body_bytes: int = 4096
+    url: str, *, inflight: int = 8, silence_s: float = 20.0
 ) -> AsyncIterator[tuple[Forwarder, str, aiohttp.ClientSession]]:
     """A forwarder for an engine of two ranks, its address, and a client."""
     forwarder = Forwarder(url, api_key="key", dp_ranks=(0, 1), inflight_requests_max=inflight, silence_s=silence_s)
     async with forwarder, aiohttp.ClientSession() as session:
-        app = forwarder.app(token="", body_bytes_max=body_bytes)
+        app = forwarder.app(token="", body_bytes_max=4096)
         server = HttpServer(app, "127.0.0.1", 0, drain_s=1.0, handler_cancellation=True)
         async with served(server) as address:
             yield forwarder, address, session

@@ -15,9 +15,9 @@ from tests.system.integration.event_path import (
     batches_in,
     chain_payloads,
     connected,
-    everything,
     hashes_of,
     played,
+    polled_agent,
     running_index,
     stored,
     until_converged,
@@ -31,13 +31,10 @@ from worker_agent.events.recoveries import CHUNK_BLOCKS
 
 
 async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, _):
+    async with polled_agent(log, ScriptedEngine()) as agent:
         for block in range(1, 31):
-            source.engine.store(block)
-            assert await source.position() == {0: (100, block)}
-
-
-# ---------------------------------------------------------------- late, lost, out of order
+            agent.engine.store(block)
+            assert await agent.position() == {0: (100, block)}
 
 
 # ---------------------------------------------------------------- a publisher that a test plays
@@ -71,9 +68,9 @@ async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: B
 
 
 async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent):
-        source.engine.store(1)
-        await source.position()
+    async with polled_agent(log, ScriptedEngine()) as agent:
+        agent.engine.store(1)
+        await agent.position()
         await agent.until_published()
         rank = {
             "worker_id": WORKER,
@@ -89,8 +86,8 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
         assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [rank]}
         await broker.kill()
         await eventually(lambda: not log.is_connected)
-        source.engine.store(2)
-        await source.position()
+        agent.engine.store(2)
+        await agent.position()
         await eventually(lambda: agent.consolidator.streams[0].is_refused)
         waiting = agent.consolidator.core.outbox(0).waiting_bytes
         assert waiting > 0
@@ -105,15 +102,15 @@ async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: B
 async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(broker: Broker, log: EventLog) -> None:
     bound = 20_000
     engine = ScriptedEngine(per_poll=1)
-    async with everything(log, engine, outbox_bytes=bound) as (source, agent), running_index(broker.url) as index:
+    async with polled_agent(log, engine, outbox_bytes=bound) as agent, running_index(broker.url) as index:
         engine.store(1)
-        await source.position()
+        await agent.position()
         await agent.until_published()
         await broker.kill()
         await eventually(lambda: not log.is_connected)
         for block in range(2, 1002):
             engine.store(block)
-        await source.position()
+        await agent.position()
         outbox = agent.consolidator.core.outbox(0)
         assert outbox.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
         assert outbox.dropped_batches_total > 0
@@ -147,10 +144,10 @@ async def dump_of(log: EventLog, request: RecoverRequest, chunks: int = 1) -> li
 
 async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Broker, log: EventLog) -> None:
     n = codec.BLOCKS_PER_EVENT_MAX + 10
-    async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
-        source.engine.store(*range(1, n + 1))
-        source.engine.remove(n)
-        assert await source.position() == {0: (100, 3)}
+    async with polled_agent(log, ScriptedEngine()) as agent, connected(broker.url) as asking:
+        agent.engine.store(*range(1, n + 1))
+        agent.engine.remove(n)
+        assert await agent.position() == {0: (100, 3)}
         of = -(-(n - 1) // CHUNK_BLOCKS)
         chunks = await dump_of(asking, RecoverRequest(77), of)
         assert [(c.request_id, c.epoch, c.last_seq, c.chunk, c.of) for c in chunks] == [
@@ -174,7 +171,7 @@ async def test_a_reader_without_blocks_gets_the_whole_set_in_chunks(broker: Brok
 async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_next_is_answered(
     broker: Broker, log: EventLog, request_data: bytes
 ) -> None:
-    async with everything(log, ScriptedEngine()) as (_, agent), connected(broker.url) as asking:
+    async with polled_agent(log, ScriptedEngine()) as agent, connected(broker.url) as asking:
         await asking.announce(subjects.recover(MODEL, RANK), request_data, asking.new_inbox())
         await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(RecoverRequest(1)))  # nowhere to answer
         assert len(await dump_of(asking, RecoverRequest(2))) == 1
@@ -185,11 +182,11 @@ async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_nex
 
 
 async def test_a_stop_while_the_log_is_away_does_not_wait_for_it(broker: Broker, log: EventLog) -> None:
-    async with everything(log, ScriptedEngine()) as (source, agent):
+    async with polled_agent(log, ScriptedEngine()) as agent:
         await broker.kill()
         await eventually(lambda: not log.is_connected)
-        source.engine.store(1)
-        await source.position()
+        agent.engine.store(1)
+        await agent.position()
         with pytest.raises(BrokerUnavailable):
             await log.publish(subjects.events(MODEL, RANK), b"x")
         began_s = SystemClock().now()

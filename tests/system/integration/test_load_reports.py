@@ -15,8 +15,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
-from tests.system.integration.event_path import MODEL, WORKER
-from tests.system.integration.polled_engine import PATIENT
+from tests.system.integration.event_path import MODEL, PATIENT, WORKER
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.load.reports import LoadReports
 from worker_agent.port.types import EngineError

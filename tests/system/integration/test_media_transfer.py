@@ -29,9 +29,9 @@ async def running(
         yield transfer
 
 
-def another(section: TransferSection | None = None, **bounds: Any) -> HttpEmbeddingTransfer:
+def another(**bounds: Any) -> HttpEmbeddingTransfer:
     """A worker that only fetches."""
-    return HttpEmbeddingTransfer(section or TransferSection(), ManualClock(), **bounds)
+    return HttpEmbeddingTransfer(TransferSection(), ManualClock(), **bounds)
 
 
 async def reason_of(transfer: EmbeddingTransfer[Any, Any], descriptor: HttpDescriptor) -> str:

@@ -35,10 +35,10 @@ class Polling:
     client: EngineClient
     index: EmbeddedIndex
 
-    def overlap(self, *blocks: int, dp_rank: int = 0) -> int:
-        """Return how many blocks of this prompt the index finds at the rank."""
+    def overlap(self, *blocks: int) -> int:
+        """Return how many blocks of this prompt the index finds at rank 0."""
         prompt = sequence_hashes([block for block in blocks for _ in range(BLOCK)], BLOCK)
-        return int(self.index.overlap(prompt, [WorkerRank(WORKER.id, dp_rank)])[0].overlap_blocks[0])
+        return int(self.index.overlap(prompt, [WorkerRank(WORKER.id, 0)])[0].overlap_blocks[0])
 
 
 @asynccontextmanager

@@ -38,8 +38,8 @@ async def left(router: PoolRouter) -> None:
         await router.gone.wait()
 
 
-def prefilled(finish_reason: str = "length", **more: Any) -> Script:
-    choice = {"index": 0, "text": "a", "finish_reason": finish_reason, "disaggregated_params": PARAMS}
+def prefilled(**more: Any) -> Script:
+    choice = {"index": 0, "text": "a", "finish_reason": "length", "disaggregated_params": PARAMS}
     answer = {"id": "x", "object": "text_completion", "choices": [choice], "usage": USAGE}
     return answers(body=msgspec.json.encode(answer | more))
 

@@ -74,10 +74,10 @@ async def until_at(index: Index, *workers: ToldWorker) -> None:
                 await index.index.wait_for(rank, *each.position(rank))
 
 
-async def living(log: EventLog, index: Index, workers: int = 2) -> list[ToldWorker]:
-    """Return workers that the index has caught up with."""
+async def living(log: EventLog, index: Index) -> list[ToldWorker]:
+    """Return two workers that the index has caught up with."""
     random = Random(1)
-    told = [ToldWorker(log, f"w{at}", random) for at in range(workers)]
+    told = [ToldWorker(log, f"w{at}", random) for at in range(2)]
     for each in told:
         await each.beat()
         for rank in each.ranks:

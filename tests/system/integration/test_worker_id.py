@@ -45,11 +45,9 @@ _ports = count(1)
 class Agent:
     """A worker's place in the fleet, with the heartbeats that prove it alive."""
 
-    def __init__(
-        self, log: EventLog, instance: str, *, model: str = MODEL, keys: Any = (), clock: Clock | None = None
-    ) -> None:
+    def __init__(self, log: EventLog, instance: str, *, keys: Any = (), clock: Clock | None = None) -> None:
         self.log, self.clock = log, clock or SystemClock()
-        self.registration = registered(ID, instance=instance, model=model, base_url=f"http://127.0.0.1:{next(_ports)}")
+        self.registration = registered(ID, instance=instance, model=MODEL, base_url=f"http://127.0.0.1:{next(_ports)}")
         self.id = WorkerId(log, self.clock, FleetGate(keys), worker_id=ID, instance=instance)
         self.membership = Membership(self.registration, self.id, self.clock, asyncio.Event())
 
@@ -85,8 +83,8 @@ async def watching(agent: Agent) -> AsyncIterator[Agent]:
         stop.set()
 
 
-async def newest(log: EventLog, subject: str = SUBJECT) -> LogMessage:
-    message = await log.message_from(subjects.FLEET_STREAM, 1, subject)
+async def newest(log: EventLog) -> LogMessage:
+    message = await log.message_from(subjects.FLEET_STREAM, 1, SUBJECT)
     assert message is not None
     return message
 

@@ -25,6 +25,7 @@ _FLAGS = (
 AXE = ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 """The checker, which `make browser` installs."""
 WAIT_MS = 30_000
+_PRESSES_MAX = 60
 _BELOW_PX = 70
 """The time slider, and the space above it."""
 _AXE_RULES = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
@@ -76,13 +77,13 @@ class Screen:
         for key in keys:
             await self.page.keyboard.press(key)
 
-    async def tab_to(self, selector: str, presses_max: int = 60) -> None:
+    async def tab_to(self, selector: str) -> None:
         """Press Tab until what the selector names has the focus."""
-        for _ in range(presses_max):
+        for _ in range(_PRESSES_MAX):
             if await self.page.evaluate("selector => document.activeElement.matches(selector)", selector):
                 return
             await self.page.keyboard.press("Tab")
-        raise AssertionError(f"{selector} has no focus after {presses_max} presses of Tab")
+        raise AssertionError(f"{selector} has no focus after {_PRESSES_MAX} presses of Tab")
 
     async def picture(self) -> bytes:
         """Return a picture that ends where the page does."""

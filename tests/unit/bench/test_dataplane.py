@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.dataplane.report import verdicts
+from bench.dataplane.command import verdicts
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, DataplaneResults
 from bench.dataplane.systems import CACHE, DIRECT, DYNAMO, KV, NGINX, OURS, ROUND_ROBIN, UNSAMPLED, SystemPlan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.demo.figures import BLOCK_SIZE, LATE_SHARE, SPEED, Run, rows
+from bench.demo.command import BLOCK_SIZE, LATE_SHARE, SPEED, Run, rows
 from bench.streaming_client import Measured
 
 LATE = "not measured"

@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.index.cells import FILL_SEED
-from bench.index.child import WORK, make
-from bench.index.data import ScheduledRequest, chain, pack, write_requests
-from bench.index.plan import IndexPlan, cells
-from bench.index.report import tables, verdicts
-from bench.index.subjects import subject
-from bench.rounds import Rounds
+from bench.index.cells import FILL_SEED, WORK, make
+from bench.index.plan import IndexPlan, cells, tables, verdicts
+from bench.index.subjects import ScheduledRequest, chain, pack, subject, write_requests
+from bench.tables import Rounds
 from router.__main__ import main
 
 TINY = ("--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -82,7 +79,7 @@ def test_an_index_is_as_before_once_its_events_are_removed() -> None:
     assert of.depths(chain(FILL_SEED, 0)) == {0: 512}
     assert of.depths(chain(FILL_SEED, 1)) == {1: 512}
     assert of.depths(chain(7, 0)) == {}
-    assert of.index.statistics().held_blocks == 1024  # type: ignore[attr-defined]
+    assert of.index.statistics().held_blocks == 1024  # type: ignore[union-attr]
 
 
 def measured(ours: float, peer: float, wrong: int = 0) -> Rounds:

@@ -7,9 +7,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.fidelity.closed_loop import ClosedLoop, EngineModel, Placer, Sent, description_of
-from bench.fidelity.live_command import KINDS, live, simulate
-from bench.fidelity.live_figures import LiveFigures, order, within
+from bench.fidelity.live_command import KINDS, LiveFigures, live, order, simulate, within
 from bench.fidelity.live_recording import (
     SESSIONS,
     TURNS,
@@ -18,11 +16,10 @@ from bench.fidelity.live_recording import (
     live_workload,
     load_runs,
 )
-from bench.fidelity.routed import Routed
-from bench.placement.policies import PLACEMENTS
+from bench.placement.policies import Placement
+from router.decision.policies import Choice, Mode
+from router.decision.policy import Policy
 from tests.support.paths import CAPTURES
-from tests.unit.bench.fleets import RoundRobin, recording
-from worker_agent.engines.simulated.timing import H200_8B
 
 SYSTEM_TOKENS = 640
 CAPTURE = CAPTURES / "h200_live_policies.json"
@@ -107,27 +104,11 @@ def test_the_command_plays_each_policy_once_and_says_which_it_does_not_know(tmp_
     assert "of 7 figures within their bounds" in found.output
 
 
-def test_the_router_places_by_what_the_engines_hold() -> None:
-    workload = recording(blocks_per_worker=1000)
-
-    def cached(placer: Placer) -> int:
-        played = ClosedLoop(workload, EngineModel(H200_8B), placer, workers=3).play()
-        return sum(each.cached_tokens for each in played.answered)
-
-    def routed(policy: str) -> Placer:
-        return Routed(PLACEMENTS[policy], description_of(workload, EngineModel(H200_8B)), 3, seed=1)
-
-    assert cached(routed("round-robin")) == cached(RoundRobin())
-    assert cached(routed("kv")) > 1.1 * cached(RoundRobin())
-    assert cached(routed("kv")) == cached(routed("kv"))
-
-
-class FirstWorker(Placer):
-    """All sessions on one worker, as sglang-router settled on in this recording."""
-
-    def choose(self, sent: Sent) -> int:
-        del sent
-        return 0
+FIRST_WORKER = Placement(
+    Policy(mode="first", newcomers=False, predict_on_route=False),
+    lambda _: {"first": Mode(lambda *_: Choice(0, "load"))},
+)
+"""All sessions on one worker, as sglang-router settled on in this recording."""
 
 
 @pytest.mark.skipif(not CAPTURE.exists(), reason=f"no {CAPTURE}")
@@ -136,5 +117,5 @@ def test_one_engine_that_gets_all_requests_is_simulated_within_the_bounds() -> N
     saturated = next(each for each in runs if each.policy.startswith("sglang"))
     model, sending_s = KINDS["vllm"]
     workload = live_workload(runs, 1536, sending_s)
-    simulated = simulate(workload, model, FirstWorker())
+    simulated = simulate(workload, model, FIRST_WORKER)
     assert within(LiveFigures.recorded(saturated), simulated) == [True] * 7

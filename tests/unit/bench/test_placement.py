@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.placement import regret
 from bench.placement.grid import Place, PlacementFigures, PlacementGrid, PlacementResult, medians, run_grid
 from bench.placement.policies import PLACEMENTS
 from bench.placement.regimes import REGIMES, Sizing
-from bench.placement.regret import (
+from bench.placement.report import (
+    COMPARED,
     REGRET_MAX,
     beside_the_best_of_others,
     clear_losses,
@@ -44,7 +44,7 @@ def found(ttft_p50_s: float, rate: float = 10.0, checked: float | None = None) -
 
 def test_regret_is_the_distance_from_the_best_of_the_place() -> None:
     at = regrets({"a": found(0.1, 10.0), "b": found(0.15, 8.0)})
-    assert at["a"] == dict.fromkeys(regret.COMPARED, 0.0)
+    assert at["a"] == dict.fromkeys(COMPARED, 0.0)
     assert at["b"] == pytest.approx({"ttft_p50_s": 0.5, "ttft_p99_s": 0.0, "requests_per_s": 0.25, "goodput_rps": 0.25})
 
 
@@ -113,7 +113,7 @@ def test_every_policy_serves_all_requests_of_every_regime(regime: str) -> None:
 
 def test_the_same_grid_gives_the_same_figures(tmp_path: Path) -> None:
     files = [tmp_path / "one.json", tmp_path / "two.json"]
-    only = ("--regimes", "chat,windows", "--policies", "kv,sglang,llm-d", "--held-out", "2")
+    only = ("--regimes", "chat,agents", "--policies", "kv,sglang,llm-d", "--held-out", "2")
     printed = [typed(*FAST, *only, "--json", str(file)) for file in files]
     assert printed[0].exit_code == 0, printed[0].output
     assert printed[0].stdout == printed[1].stdout

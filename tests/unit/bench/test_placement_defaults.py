@@ -8,9 +8,9 @@ from bench.placement.regimes import CACHES, LOADS, REGIMES
 GRID = PlacementGrid()
 
 
-def share(regime: str, load: float, cache: str, policy: str = "kv") -> float:
+def share(regime: str, load: float, cache: str) -> float:
     """Return the share that the regime checks."""
-    checked = play(GRID, Cell(Place(regime, load, cache), policy, GRID.seed)).checked
+    checked = play(GRID, Cell(Place(regime, load, cache), "kv", GRID.seed)).checked
     assert checked is not None
     return checked
 

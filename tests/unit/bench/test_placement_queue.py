@@ -6,10 +6,9 @@ import pytest
 
 from bench.placement.policies import PLACEMENTS
 from bench.routing.trace import TraceRequest
+from bench.routing.virtual_engine import MAX_NUM_BATCHED_TOKENS
 from bench.routing.virtual_fleet import RequestFigures, VirtualFleet, VirtualFleetShape
-from bench.routing.virtual_router import VirtualQueue
-from bench.routing.virtual_worker import MAX_NUM_BATCHED_TOKENS
-from bench.routing.watched_routing import Told
+from bench.routing.virtual_router import Told, VirtualQueue
 from router.decision.verdict import Verdict
 from router.queue.waiting import QueuePolicy
 from tests.unit.bench.traces import request

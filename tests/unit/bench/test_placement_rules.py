@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from bench.placement.llmd import EngineMetrics, WeightedScorers
 from bench.placement.policies import PLACEMENTS
-from bench.placement.session_hash import SessionHash
-from bench.placement.sglang import CHARACTERS_PER_TOKEN, CacheAware, CacheAwareSettings
+from bench.placement.rules import (
+    CHARACTERS_PER_TOKEN,
+    CacheAware,
+    CacheAwareSettings,
+    EngineMetrics,
+    SessionHash,
+    WeightedScorers,
+)
 from bench.prefix_tree import PrefixTree
 from kv_protocol.codec import pack_u64
 from router.decision.policies import Candidates
@@ -105,11 +110,11 @@ def test_when_a_worker_leaves_only_its_sessions_move() -> None:
 # ---------------------------------------------------------------- llm-d, weighted scorers
 
 
-def scored(metrics: Sequence[EngineMetrics], held: Sequence[int], blocks: int = 4) -> list[float]:
-    """Return the scores of workers that hold so many of the prompt's blocks."""
+def scored(metrics: Sequence[EngineMetrics], held: Sequence[int]) -> list[float]:
+    """Return the scores of workers that hold so many of the four blocks of a prompt."""
     rule = WeightedScorers(lambda: metrics)
     rows = [row(name, overlap_blocks=(each,) * 4) for name, each in zip(WORKERS, held, strict=True)]
-    candidates, request = Candidates(view(*rows), range(3)), route(blocks * BLOCK_SIZE)
+    candidates, request = Candidates(view(*rows), range(3)), route(4 * BLOCK_SIZE)
     rule.choose(candidates, request, Policy(), 1)
     return rule.scores(candidates, request)
 

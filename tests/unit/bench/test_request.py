@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.request.command import ORDER, request, tables
-from bench.request.run import MODES, SHAPES
+from bench.request.command import MODES, ORDER, SHAPES, request, tables
 from bench.request.stages import LOOP, OBSERVER, OF_CALLERS, STAGES, WRITES, Moment, own_shares, shares
-from bench.rounds import Rounds
+from bench.tables import Rounds
 
 TAKE = "router.decision.routing:Routing.take"
 BOOK = "router.fleet.trust:Calibration.note"

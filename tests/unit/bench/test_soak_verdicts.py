@@ -5,11 +5,9 @@ from random import Random
 
 import pytest
 
-from bench.soak.answers import AnswerOutcome
-from bench.soak.figures import Quiet, ResourceSample
+from bench.soak.answers import AnswerOutcome, Tally
 from bench.soak.requests import KINDS, Kind
-from bench.soak.tally import Tally
-from bench.soak.verdicts import Soak, growth, problems
+from bench.soak.verdicts import Quiet, ResourceSample, Soak, growth, problems
 
 MIB = 1 << 20
 STREAM = next(kind for kind in KINDS if kind.can_migrate)

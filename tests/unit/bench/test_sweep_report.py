@@ -3,19 +3,61 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from bench.streaming_client import Measured
 from bench.sweep import results
 from bench.sweep.aiperf_export import NAME, read_export
 from bench.sweep.command import sweep
-from bench.sweep.figures import figures
-from bench.sweep.report_command import report
-from bench.sweep.summary import SummaryRow, on_frontier
+from bench.sweep.report_command import SummaryRow, on_frontier, report
+from bench.sweep.results import RunFigures, RunInputs, RunRecord, figures, left
 from tests.support.paths import ROOT
-from tests.unit.bench.sweep_runs import answered, inputs, measured_figures, record
+
+BASE: dict[str, Any] = {
+    "model": "m",
+    "mode": "kv",
+    "layout": "4a",
+    "workers": 4,
+    "concurrency": 8,
+    "isl_tokens": 100,
+    "osl_tokens": 5,
+    "prefix_share": 0.5,
+    "prefixes": 3,
+    "requests": 10,
+    "warmup": 2,
+    "seed": 1,
+}
+
+
+def inputs(**changed: Any) -> RunInputs:
+    return RunInputs(**BASE | changed)
+
+
+def answered(**changed: Any) -> Measured:
+    """Return an answer of 5 tokens to 100, of which 40 were cached: 0.1 s a token with the defaults."""
+    told: dict[str, Any] = {"sent_s": 0.0, "ttft_s": 0.1, "duration_s": 0.5, "prompt_tokens": 100, "cached_tokens": 40}
+    told |= {"output_tokens": 5, "worker": "w0", "decision_id": "d", "predicted_blocks": 0}
+    return Measured(**told | changed)
+
+
+def measured_figures(*, lag_p99_s: float | None = 0.005, **changed: Any) -> RunFigures:
+    return figures([answered(**changed)], workers=4, lag_p99_s=lag_p99_s)
+
+
+def record(run: RunInputs, found: RunFigures | None = None, machine: str = "a machine") -> RunRecord:
+    return RunRecord(
+        inputs=run,
+        figures=found or measured_figures(),
+        versions={"kv-router": "1"},
+        machine=machine,
+        began="2026-01-01T00:00:00+00:00",
+        took_s=10.0,
+    )
+
 
 EXPORT = ROOT / "tests" / "golden" / "aiperf_export.json"
 PNG = b"\x89PNG"
@@ -138,3 +180,12 @@ def test_the_command_writes_tables_a_summary_and_plots(tmp_path: Path) -> None:
         svg, png = (written / f"{plot}-isl100-osl5-share0.5.{kind}" for kind in ("svg", "png"))
         assert "round-robin-4a" in svg.read_text()
         assert png.read_bytes().startswith(PNG)
+
+
+def test_what_is_written_is_read_and_what_was_half_written_is_not(tmp_path: Path) -> None:
+    one, other = record(inputs()), record(inputs(concurrency=0, rate=2.5, prefix_share=0.25))
+    for each in (one, other):
+        results.write(tmp_path, each)
+    (tmp_path / ".x.part").write_text('{"format": 1, "inp')
+    assert results.read(tmp_path) == {each.inputs.name: each for each in (one, other)}
+    assert left([one.inputs, other.inputs], {name: each.inputs for name, each in results.read(tmp_path).items()}) == []

@@ -3,7 +3,7 @@
 One seed decides all. Messages travel as bytes. Nothing but the replications keeps the ledgers alike.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -52,10 +52,10 @@ def apply(to: RouterState, event: LedgerEvent, now_s: float, origin: str = "") -
 class Router:
     """One life of one router."""
 
-    def __init__(self, name: str, life: int, made: Callable[[str, int], Replication]) -> None:
+    def __init__(self, name: str, life: int) -> None:
         self.name = name
         self.state = state()
-        self.replication = made(name, life)
+        self.replication = Replication(name, life)
         self.own: dict[str, LeaseEvent] = {}
 
     def does(self, event: LeaseEvent, now_s: float) -> None:
@@ -76,8 +76,8 @@ class Router:
 class Network:
     """The routers, and what is on its way between them."""
 
-    def __init__(self, seed: int, routers: int, made: Callable[[str, int], Replication] = Replication) -> None:
-        self._seed, self._made, self._draws = seed, made, 0
+    def __init__(self, seed: int, routers: int) -> None:
+        self._seed, self._draws = seed, 0
         self.now_s = 0.0
         self.is_troubled = True
         self.routers: list[Router | None] = [self._born(number, 1) for number in range(routers)]
@@ -86,7 +86,7 @@ class Network:
         self._leases = self._messages = 0
 
     def _born(self, number: int, life: int) -> Router:
-        return Router(f"r{number}", life, self._made)
+        return Router(f"r{number}", life)
 
     def draw(self, count: int) -> int:
         """Return the next number below `count`."""

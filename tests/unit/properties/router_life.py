@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from bench.routing.watched_routing import Told, WatchedRouting, Watcher
+from bench.routing.virtual_router import Told, WatchedRouting, Watcher
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import RequestPhase, RouteRequest

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.watched_routing import Told, tell
+from bench.routing.virtual_router import Told, tell
 from kv_protocol.decided import RouteRequest
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank

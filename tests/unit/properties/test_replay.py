@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.watched_routing import Told, tell
+from bench.routing.virtual_router import Told, tell
 from kv_protocol.decided import Decided, RouteRequest, best_terms, overlap_depths
 from kv_protocol.journal import (
     AttemptEnded,

@@ -1,8 +1,7 @@
 """Whatever sequences come and go: what a pool tells is what it holds, and what it holds is what it reuses.
 
-One machine for every layout: with and without a host tier, and sliding windows. A fold of what was told, which knows
-nothing of the pool, must hold the same blocks on the same tiers, foretell what any prompt reuses, and never see a child
-whose parent is gone.
+One machine with and without a host tier. A fold of what was told, which knows nothing of the pool, must hold the same
+blocks on the same tiers, foretell what any prompt reuses, and never see a child whose parent is gone.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.placement.windows import NarrowPool, WindowedPool
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
@@ -34,10 +32,8 @@ from worker_agent.engines.simulated.events import RankEventLog, WindowLog
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_hash
 
 TOTAL_BLOCKS = 10
-NARROW_BLOCKS = 6
 BLOCK_SIZE = 2
 WIDEST = 64
-NARROW = 3
 
 tokens = st.builds(lambda length, at: [int(i >= at) for i in range(length)], st.integers(1, 9), st.integers(0, 9))
 """Prompts that part somewhere: of few kinds, so that much is shared."""
@@ -45,7 +41,7 @@ names = st.sampled_from([(None, None), (None, None), (None, ""), ("", None), ("l
 
 
 class Mirror:
-    """A fold of one window's events."""
+    """A fold of the pool's events."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int | None] = {}
@@ -95,12 +91,6 @@ def chain(prompt: Sequence[int], lora_name: str | None, cache_salt: str | None) 
     return hashes[1:]
 
 
-def sees_its_window(path: list[int], narrow: Mirror) -> bool:
-    """Return whether the token after `path` sees its whole window in the narrow pool."""
-    first_token = max(0, len(path) * BLOCK_SIZE + 1 - NARROW)
-    return all(narrow.is_full(block) for block in path[first_token // BLOCK_SIZE :])
-
-
 class Running(msgspec.Struct, eq=False):
     prompt: list[int]
     tokens_max: int
@@ -109,25 +99,20 @@ class Running(msgspec.Struct, eq=False):
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences that share one rank's pools."""
+    """Sequences that share one rank's pool."""
 
     pool_class: type[BlockPool] = BlockPool
     sequences = Bundle("sequences")
 
-    @initialize(host_blocks=st.sampled_from([0, 1, 4]), is_windowed=st.booleans())
-    def build(self, host_blocks: int, is_windowed: bool) -> None:
+    @initialize(host_blocks=st.sampled_from([0, 1, 4]))
+    def build(self, host_blocks: int) -> None:
         self.events = RankEventLog()
-        self.mirrors = {WIDEST: Mirror(), NARROW: Mirror()}
+        self.mirror = Mirror()
         self.next_id = 0
-        widest = self.events.window(WIDEST, TOTAL_BLOCKS)
-        host = HostTier(host_blocks, widest) if host_blocks else None
+        window = self.events.window(WIDEST, TOTAL_BLOCKS)
+        host = HostTier(host_blocks, window) if host_blocks else None
         self.host_blocks = host_blocks
-        self.narrow: NarrowPool | None = None
-        self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host)
-        if is_windowed:
-            self.narrow = NarrowPool(NARROW, NARROW_BLOCKS, BLOCK_SIZE, self.events.window(NARROW, NARROW_BLOCKS))
-            windowed = type("Windowed", (WindowedPool, self.pool_class), {})
-            self.pool = windowed(TOTAL_BLOCKS, BLOCK_SIZE, widest, host=host, narrow=[self.narrow])
+        self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, window, host=host)
         self.running: list[Running] = []
 
     @rule(target=sequences, prompt=tokens, more=st.integers(0, 6), name=names)
@@ -177,30 +162,21 @@ class PoolMachine(RuleBasedStateMachine):
     def reused(self, prompt: list[int], name: tuple[str | None, str | None]) -> list[int]:
         """Return what a prompt reuses, from what was told alone."""
         self.what_is_told_is_what_is_held()
-        widest = self.mirrors[WIDEST]
-        path = list(takewhile(widest.is_full, chain(prompt, *name)))
-        if self.narrow:
-            lengths = range(len(path), -1, -1)
-            path = next(path[:n] for n in lengths if sees_its_window(path[:n], self.mirrors[NARROW]))
-        return path
+        return list(takewhile(self.mirror.is_full, chain(prompt, *name)))
 
     @invariant()
     def what_is_told_is_what_is_held(self) -> None:
         for event in map(msgspec.to_builtins, self.events.take()):
             assert event["event_id"] == self.next_id
             self.next_id += 1
-            self.mirrors[event["window_size"]].apply(event["data"])
-        widest = self.mirrors[WIDEST]
-        assert widest.held(Tier.GPU) == self.pool.held_hashes()
-        assert widest.held(Tier.HOST) == self.pool.held_hashes(Tier.HOST)
-        if self.narrow:
-            assert self.mirrors[NARROW].held(Tier.GPU) == self.narrow.held_hashes()
-            assert not self.mirrors[NARROW].partial
+            self.mirror.apply(event["data"])
+        assert self.mirror.held(Tier.GPU) == self.pool.held_hashes()
+        assert self.mirror.held(Tier.HOST) == self.pool.held_hashes(Tier.HOST)
 
     @invariant()
     def no_block_outlives_its_parent(self) -> None:
         self.what_is_told_is_what_is_held()
-        self.mirrors[WIDEST].on_gpu_first()
+        self.mirror.on_gpu_first()
 
     @invariant()
     def every_block_is_used_cached_or_free(self) -> None:
@@ -211,11 +187,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.running or (now.used_blocks, now.reserved_blocks) == (0, 0)
         assert len(self.pool.held_hashes(Tier.HOST)) == now.host_blocks <= self.host_blocks
         assert len(self.pool.held_hashes()) <= now.used_blocks + now.cached_blocks
-        if self.narrow:
-            narrow = (self.narrow.used_blocks, self.narrow.cached_blocks, self.narrow.free_blocks)
-            assert sum(narrow) == NARROW_BLOCKS
-            assert min(narrow) >= 0
-            assert self.running or narrow[0] == 0
 
 
 def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:

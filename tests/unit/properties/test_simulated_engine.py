@@ -9,7 +9,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.placement.windows import windowed_pool
 from kv_protocol.events import Tier
 from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import NewPool, rank_pool
@@ -30,14 +29,7 @@ ENGINE = EngineDescription(
     max_seq_len=18,
     dp_ranks=(0, 1),
 )
-WINDOW = 3
-Pools = tuple[NewPool, bool]
-POOLS: list[Pools] = [
-    (rank_pool, False),
-    (partial(rank_pool, host_blocks=3), False),
-    (partial(windowed_pool, narrow_windows=(WINDOW,)), True),
-]
-"""And whether a narrow window is among them."""
+POOLS: list[NewPool] = [rank_pool, partial(rank_pool, host_blocks=3)]
 
 prompts = st.builds(lambda length, at: tuple(int(i >= at) for i in range(length)), st.integers(1, 9), st.integers(0, 9))
 requests = st.builds(
@@ -53,45 +45,38 @@ steps = st.lists(st.one_of(requests, requests, st.just("step"), st.just("step"),
 
 
 class Fold:
-    """What the engine said that it holds: per rank and window."""
+    """What the engine said that it holds, by rank."""
 
     def __init__(self) -> None:
         self.next_id = {0: 0, 1: 0}
-        self.full: dict[tuple[int, int], set[int]] = {(rank, window): set() for rank in (0, 1) for window in (3, 18)}
+        self.full: dict[int, set[int]] = {0: set(), 1: set()}
 
     def apply(self, event: dict[str, Any]) -> None:
         rank, data = event["attention_dp_rank"], event["data"]
         assert event["event_id"] == self.next_id[rank]
         self.next_id[rank] += 1
-        held = self.full[rank, event["window_size"]]
+        held = self.full[rank]
         if data["type"] == "stored":
             held |= {block["block_hash"] for block in data["blocks"] if len(block["tokens"]) == BLOCK_SIZE}
         elif data["type"] == "removed":
             held -= set(data["block_hashes"])
 
-    def cached_tokens(self, request: EngineRequest, *, is_windowed: bool) -> int:
-        rank = request.dp_rank or 0
-        held = self.full[rank, ENGINE.max_seq_len]
+    def cached_tokens(self, request: EngineRequest) -> int:
+        held = self.full[request.dp_rank or 0]
         path, namespace = [0], EngineNamespace.of(request.lora_name, request.cache_salt)
         for at in range(0, len(request.prompt) - BLOCK_SIZE, BLOCK_SIZE):
             path.append(trtllm_hash(request.prompt[at : at + BLOCK_SIZE], path[-1], namespace))
             if path[-1] not in held:
                 path.pop()
                 break
-        narrow = self.full[rank, WINDOW]
-        for length in range(len(path) - 1, 0, -1):
-            first = max(0, length * BLOCK_SIZE + 1 - WINDOW) // BLOCK_SIZE
-            if not is_windowed or narrow.issuperset(path[1:][first:length]):
-                return length * BLOCK_SIZE
-        return 0
+        return (len(path) - 1) * BLOCK_SIZE
 
 
 class Driver:
     """An engine and the fold of what it says; every first admission of an iteration is foretold."""
 
-    def __init__(self, new_pool: NewPool, simulator_class: type[Simulator], *, is_windowed: bool) -> None:
+    def __init__(self, new_pool: NewPool, simulator_class: type[Simulator]) -> None:
         self.simulator = simulator_class(ENGINE, new_pool=new_pool)
-        self.is_windowed = is_windowed
         self.fold = Fold()
         self.waiting: dict[int, deque[EngineRequest]] = {0: deque(), 1: deque()}
         self.alive: list[str] = []
@@ -117,7 +102,7 @@ class Driver:
 
     def step(self) -> None:
         heads = {rank: queue[0] for rank, queue in self.waiting.items() if queue}
-        foretold = {rank: self.fold.cached_tokens(head, is_windowed=self.is_windowed) for rank, head in heads.items()}
+        foretold = {rank: self.fold.cached_tokens(head) for rank, head in heads.items()}
         step = self.simulator.step(0.0)
         self.simulator.flush_events()
         for rank, row in enumerate(step.statistics):
@@ -139,11 +124,11 @@ class Driver:
         for rank in (0, 1):
             held = self.simulator.held_hashes(rank)
             on_host = self.simulator.held_hashes(rank, Tier.HOST)
-            assert held | on_host == self.fold.full[rank, ENGINE.max_seq_len]
+            assert held | on_host == self.fold.full[rank]
 
 
-def check(pools: Pools, plan: list[Any], simulator_class: type[Simulator] = Simulator) -> None:
-    driver = Driver(pools[0], simulator_class, is_windowed=pools[1])
+def check(new_pool: NewPool, plan: list[Any], simulator_class: type[Simulator] = Simulator) -> None:
+    driver = Driver(new_pool, simulator_class)
     for number, each in enumerate([*plan, *["step"] * 10]):
         if each == "step":
             driver.step()
@@ -160,9 +145,9 @@ SEARCH = settings(max_examples=examples(400))
 
 
 @SEARCH
-@given(pools=st.sampled_from(POOLS), plan=steps)
-def test_an_engine_reuses_at_admission_what_its_events_say_that_it_holds(pools: Pools, plan: list[Any]) -> None:
-    check(pools, plan)
+@given(new_pool=st.sampled_from(POOLS), plan=steps)
+def test_an_engine_reuses_at_admission_what_its_events_say_that_it_holds(new_pool: NewPool, plan: list[Any]) -> None:
+    check(new_pool, plan)
 
 
 class TellsLate(Simulator):
@@ -182,9 +167,9 @@ def test_the_property_fails_on_a_planted_bug() -> None:
     search = settings(SEARCH, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
 
     @search
-    @given(pools=st.sampled_from(POOLS), plan=steps)
-    def planted_engine(pools: Pools, plan: list[Any]) -> None:
-        check(pools, plan, TellsLate)
+    @given(new_pool=st.sampled_from(POOLS), plan=steps)
+    def planted_engine(new_pool: NewPool, plan: list[Any]) -> None:
+        check(new_pool, plan, TellsLate)
 
     with pytest.raises((AssertionError, KeyError)):
         planted_engine()

@@ -47,7 +47,6 @@ class Fleet:
         *,
         prefill: int = 1,
         decode: int = 1,
-        engine: EngineDescription = ENGINE,
         kind: type[Simulator] = Simulator,
     ) -> None:
         self.now_s = 0.0
@@ -57,9 +56,9 @@ class Fleet:
         self.answers: dict[str, Answer] = {}
         self._then: dict[str, Callable[[EngineOutput], None]] = {}
         for number in range(prefill):
-            self.add(f"prefill-{number}", kind(engine, role="prefill", transfers=rules))
+            self.add(f"prefill-{number}", kind(ENGINE, role="prefill", transfers=rules))
         for number in range(decode):
-            self.add(f"decode-{number}", kind(engine, role="decode", transfers=rules))
+            self.add(f"decode-{number}", kind(ENGINE, role="decode", transfers=rules))
 
     def add(self, name: str, simulator: Simulator) -> None:
         self.engines[name] = simulator
@@ -123,9 +122,9 @@ class Fleet:
         return {name: engine.pool_statistics().used_blocks for name, engine in self.engines.items()}
 
 
-def alone(request: EngineRequest, engine: EngineDescription = ENGINE) -> list[int]:
+def alone(request: EngineRequest) -> list[int]:
     """Return the tokens of an aggregated engine that has nothing else to do."""
-    simulator, tokens = Simulator(engine), []
+    simulator, tokens = Simulator(ENGINE), []
     simulator.submit(request, 0.0)
     while simulator.has_work:
         tokens += [token for _, output in simulator.step(0.0).outputs for token in output.token_ids]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.routing.virtual_fleet import VirtualFleet, VirtualFleetShape
-from bench.routing.watched_routing import Told
+from bench.routing.virtual_router import Told
 from bench.routing.workloads import SyntheticShape, synthetic_trace
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing.watched_routing import Told, tell
+from bench.routing.virtual_router import Told, tell
 from indexer.follow.status import StaleReason
 from kv_protocol.decided import Decided, RouteRequest, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from bench.placement.regimes import REGIMES, Sizing
+from bench.routing.virtual_engine import TEXT
 from bench.routing.virtual_fleet import VirtualFleet
-from bench.routing.virtual_router import VirtualClock
-from bench.routing.virtual_worker import TEXT
-from bench.routing.watched_routing import Told, tell
+from bench.routing.virtual_router import Told, VirtualClock, tell
 from kv_protocol.journal import JournalBegan, PolicyChanged, decode_journal
 from kv_runtime.config.loading import ConfigurationError
 from router.decision.policies import MODES, Choice, Mode

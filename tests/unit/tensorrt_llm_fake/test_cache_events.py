@@ -83,9 +83,9 @@ def test_a_uuid_stands_for_the_digest(trtllm: Fake) -> None:
 
 def test_a_reader_that_missed_an_event_does_not_hold_what_the_cache_holds(trtllm: Fake) -> None:
     llm = engine(trtllm)
-    trtllm.control.lose_events(1)
     finished(llm, trtllm, IDS, 1)
-    assert held(events(llm)) != caches(llm)[0].hashes()
+    created, _, *others = events(llm)
+    assert held([created, *others]) != caches(llm)[0].hashes()
 
 
 @settings(max_examples=examples(25, least=8), suppress_health_check=list(HealthCheck))

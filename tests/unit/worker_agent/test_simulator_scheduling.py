@@ -1,15 +1,11 @@
-from functools import partial
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.placement.windows import windowed_pool
 from tests.support.amount import examples
 from tests.support.engine_description import described
 from tests.unit.worker_agent.test_simulator_scheduler import run_out, text
-from worker_agent.engines.simulated.blocks import NewPool, rank_pool
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.scheduling import SGLANG, TRTLLM, VLLM, AnswerEstimate, Scheduling
 from worker_agent.port.types import EngineRequest
@@ -192,22 +188,20 @@ def test_the_estimated_share_falls_with_decoding_and_is_set_by_a_retraction() ->
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=10),
     blocks=st.integers(13, 30),
-    narrow=st.sampled_from([(), (4,), (6, 20)]),
 )
 def test_however_few_blocks_there_are_every_answer_is_the_one_it_would_be_with_many(
-    scheduling: Scheduling, sizes: list[tuple[int, int]], blocks: int, narrow: tuple[int, ...]
+    scheduling: Scheduling, sizes: list[tuple[int, int]], blocks: int
 ) -> None:
-    def played(blocks: int, scheduling: Scheduling, new_pool: NewPool) -> dict[str, list[int]]:
+    def played(blocks: int, scheduling: Scheduling) -> dict[str, list[int]]:
         description = msgspec.structs.replace(ENGINE, total_kv_blocks=blocks)
-        engine = Simulator(description, scheduling=scheduling, new_pool=new_pool)
+        engine = Simulator(description, scheduling=scheduling)
         for number, (prompt, max_tokens) in enumerate(sizes):
             engine.submit(request(f"r{number}", prompt, max_tokens), 0.0)
         found = {name: text(outputs) for name, outputs in run_out(engine).items()}
         assert engine.pool_statistics().used_blocks == engine.pool_statistics().reserved_blocks == 0
         return found
 
-    windowed = partial(windowed_pool, narrow_windows=narrow)
-    assert played(blocks, scheduling, windowed) == played(500, TRTLLM, rank_pool)
+    assert played(blocks, scheduling) == played(500, TRTLLM)
 
 
 def test_running_requests_use_the_budget_before_waiting_ones() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from bench.events.source import TranslatedEvents
+from bench.events.observed import TranslatedEvents
 from kv_protocol.events import Tier
 from kv_runtime.supervise import Restarts
 from tests.support.parts import at_work

@@ -7,25 +7,17 @@
 | `start_failure = error` | building an engine raises it |
 | `delay_start()`, `finish_start()` | building an engine blocks its thread from one to the other |
 | `hold()`, `allow(n)`, `release()` | no iteration; n more; as many as there is work for |
-| `kill(error)`, `die_at_iteration = n` | the executor dies: fatal error, pending requests fail, new ones are refused |
+| `kill(error)` | the executor dies: fatal error, pending requests fail, new ones are refused |
 | `refuse_request(text)`, `fail_request(text)` | the next request: RequestError at submission, or while iterating |
 | `fail_polls("kv_events" or "stats", error, times)` | the next polling calls raise |
-| `polls_raise = False` | polling calls swallow that error, log it and return nothing, as the RPC path does |
-| `polls_by = "ipc"` | polling goes over queues that the first request makes, not over RPC |
-| `poll_timeouts` | of each polling call so far: what it polled, and its timeout |
-| `lose_events(n)` | the next n events take their ids and are lost, as when the buffer overflows: a gap |
 | `main_thread_only = True` | building or ending an engine on another thread is an error, as MPI has it |
-| `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
-| `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
 | `heard` | of each request so far: its trace headers, and its conversation |
 | `results` | of each request so far that is still referred to: its result |
 | `llms` | the `LLM` objects that are still referred to, in the order of their making |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
-| `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
 
-Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
-`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `version`, and of
-`model` with fields of `ModelFacts`.
+Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `start_failure`
+(a text), `main_thread_only`, `version`, and of `model` with fields of `ModelFacts`.
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package
@@ -57,19 +49,17 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model, in tokens, blocks and milliseconds. The end token comes after `eos_after_tokens`; None: never.
+    """A model, in tokens, blocks and milliseconds.
 
     A model with an `image_token_id` takes prompts with media as tokens; another one turns them into text first.
     """
 
     vocab_size: int = 32_000
     max_seq_len: int = 8_192
-    eos_after_tokens: int | None = None
     gpu_blocks: int = 1_000
     bytes_per_block: int = 1 << 20
     tokens_per_item: int = 8
     iteration_ms: float = 10.0
-    supports_mm_disagg: bool = True
     image_token_id: int | None = None
     embedding_dtype: str = "torch.float16"
 
@@ -93,23 +83,15 @@ class Control:
             told = json.loads(os.environ.get(VARIABLE, "{}"))
             self.model = replace(ModelFacts(), **told.get("model", {}))
             self.gpus = int(told.get("gpus", 8))
-            self.die_at_iteration: int | None = told.get("die_at_iteration")
             failure = told.get("start_failure")
             self.start_failure: Exception | None = None if failure is None else RuntimeError(failure)
             self.main_thread_only = bool(told.get("main_thread_only", False))
-            self.uuid_keys = bool(told.get("uuid_keys", False))
-            self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
             self.version = str(told.get("version", __version__))
-            self.preprocessed_on: list[threading.Thread] = []
-            self.polls_raise = True
-            self.polls_by: Literal["rpc", "ipc"] = "rpc"
-            self.poll_timeouts: list[tuple[Poll, float | None]] = []
             self._allowed: int | None = None
             self._start_delayed = False
             self._refusals: list[str] = []
             self._failures: list[str] = []
             self._poll_errors: dict[str, list[Exception]] = {"kv_events": [], "stats": []}
-            self._events_to_lose = 0
             self._tensors: dict[str, int] = {}
             self._llms: list[weakref.ref[Any]] = []
             self._results: deque[weakref.ref[Any]] = deque(maxlen=RESULTS_MAX)
@@ -182,10 +164,6 @@ class Control:
         """Fail the next polling calls of this kind."""
         self._poll_errors[poll] += [error] * times
 
-    def lose_events(self, count: int) -> None:
-        """Lose the next events; their ids are used up."""
-        self._events_to_lose += count
-
     # ------------------------------------------------------------------------------- asked by the fake
     def await_start(self) -> None:
         """Return when engines may start.
@@ -242,11 +220,6 @@ class Control:
         """Raise what was asked for this call."""
         if self._poll_errors[poll]:
             raise self._poll_errors[poll].pop(0)
-
-    def is_next_event_lost(self) -> bool:
-        """Return whether the event now numbered is lost."""
-        self._events_to_lose, lost = max(0, self._events_to_lose - 1), self._events_to_lose > 0
-        return lost
 
     def share_tensor(self, digest: str) -> str:
         """Return the name of a new shared tensor; the digest is part of it."""

@@ -215,11 +215,8 @@ class Engine:
         sequence.finish = self._finish_of(request, sequence)
 
     def _next(self, request: Request, sequence: Sequence) -> int:
-        params, place = request.params, len(sequence.generated)
-        ends = control.model.eos_after_tokens
+        params = request.params
         token = model.next_token(request.tokens(sequence), sequence.number)
-        if ends is not None and place >= ends and not params.ignore_eos and place >= (params.min_tokens or 0):
-            token = int(params.end_id)
         bias, bad = params.embedding_bias, params.bad_token_ids or []
         if params.logits_processor is None and params.logprobs is None and bias is None and not bad:
             return token

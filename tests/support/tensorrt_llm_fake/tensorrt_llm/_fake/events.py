@@ -1,6 +1,6 @@
 """KV events of one attention-DP rank, in the JSON shapes of `docs/SOURCES.md` E1.3.
 
-    id          from 0, one more for each event of the rank, also for one that is lost
+    id          from 0, one more for each event of the rank
     created     once for each window's pool, before all others
     removed     hashes gather, for each window, until another event of it or the iteration's end
     visible     at the iteration's end; then the oldest beyond `capacity` are lost
@@ -10,8 +10,6 @@ Source: cpp `kvCacheEventManager`, `KVCacheEventSerializer`, by way of `docs/SOU
 
 from collections import deque
 from typing import Any
-
-from .control import control
 
 Json = dict[str, Any]
 PRIORITY = 35
@@ -66,8 +64,7 @@ class RankEvents:
             event["layer_group_id"] = self.windows.index(window)
             event["hash_algo"] = self._hash_algo
         self._next_id += 1
-        if not control.is_next_event_lost():
-            self._pending.append(event)
+        self._pending.append(event)
 
 
 def stored_block(

@@ -16,7 +16,6 @@ Source: `docs/SOURCES.md` E1.3 (`mm_keys`); `inputs/multimodal.py`, `apply_mm_ha
 
 import hashlib
 import struct
-import uuid as uuids
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,8 +70,7 @@ def items_of(inputs: dict[str, Any]) -> list[MediaItem]:
             raise ValueError(f"multi_modal_uuids['{modality}'] has {len(named)} entries for {len(each)} items")
         for item, name in zip(each, named, strict=True):
             digest = hashlib.sha256((name or "").encode() + _bytes(item)).hexdigest()
-            given = name or (str(uuids.UUID(digest[:32])) if control.uuid_keys else None)
-            found.append(MediaItem(digest, given, length=control.model.tokens_per_item))
+            found.append(MediaItem(digest, name, length=control.model.tokens_per_item))
     return found
 
 

@@ -3,8 +3,8 @@
     token(tokens) = FIRST + (crc32(tokens as i64, little-endian) + 7919 * s) mod SPAN
 
 s is the number of the sequence among `best_of`; letters of the byte tokenizer, so that text can be compared and
-no token ends a sequence by chance. The end token comes after `eos_after_tokens`. So it does not matter which engine
-computed the prompt's blocks, or whether any did: caches, transfers and other workers do not change the text.
+no token ends a sequence by chance. So it does not matter which engine computed the prompt's blocks, or whether any did:
+caches, transfers and other workers do not change the text.
 
 Logits, made only for requests that read them: the next token has 10.0, the runner-up k of nine stands 17 * k tokens on,
 with 10 - k, all others have 0. After processors have changed them in place, the highest wins, the lowest id first.

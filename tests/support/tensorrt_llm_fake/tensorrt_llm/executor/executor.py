@@ -6,13 +6,11 @@
                   every later submission; `check_health()` is False, `is_shutdown()` True
     shutdown      may be repeated; pending results fail with RequestError
     polling       `get_kv_events`, `get_stats` take all there is, as maps. The `a`-forms ask at once, in the caller's
-                  thread, and then yield one map at a time. By RPC a call with a timeout sleeps 100 ms after each empty
-                  fetch. By IPC, `control.polls_by = "ipc"`, statistics are empty before the first request and events an
-                  AssertionError; a call that returned is the last to bring anything until the next request
+                  thread, and then yield one map at a time. A call with a timeout sleeps 100 ms after each empty fetch
 
 Source: `executor/executor.py` @ ed53795b, `executor/rpc_proxy.py` (polling, stored text 4324933957),
-`executor/rpc_worker_mixin.py` @ 0657386b (100 ms), `executor/result.py` @ a678b91a (`IterationResult._done`: IPC),
-PR #12718 and the RPC executor's own test (fatal errors); `SURFACE.md`.
+`executor/rpc_worker_mixin.py` @ 0657386b (100 ms), PR #12718 and the RPC executor's own test (fatal errors);
+`SURFACE.md`.
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package
@@ -49,8 +47,6 @@ class GenerationExecutor:
         self._told = threading.Condition(self._lock)
         self._results: dict[int, tuple[Request, GenerationResult]] = {}
         self._is_dirty, self._has_progress = False, True
-        self._has_submitted = False
-        self._ipc_done: set[str] = set()
         self.engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
         self._thread = threading.Thread(target=self._loop, name=THREAD, daemon=True)
@@ -75,9 +71,7 @@ class GenerationExecutor:
             request, result = build(self._last_client_id)
             self._results[request.request_id] = (request, result)
             self.engine.waiting.append(request)
-            self._has_submitted = True
-            self._ipc_done.clear()
-        self._wake()
+            self._wake()
         return result
 
     def abort_request(self, request_id: int) -> None:
@@ -151,8 +145,6 @@ class GenerationExecutor:
                 except Exception as error:  # noqa: BLE001  a processor's error is the engine's, as in the real one
                     self._set_fatal_error(error)
                 self._told.notify_all()
-            if control.die_at_iteration is not None and self.engine.iterations >= control.die_at_iteration:
-                self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
         self.engine.transfers.close()
 
     def _wake(self) -> None:
@@ -171,40 +163,15 @@ class GenerationExecutor:
         self._results.pop(request_id, None)
 
     def _fetch(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
-        control.poll_timeouts.append((poll, timeout))
-        if control.polls_by == "ipc":
-            return self._fetch_ipc(poll, timeout)
         end = time.monotonic() + (timeout or 0)
         while not (found := self._fetch_rpc(poll)) and time.monotonic() < end and not self.is_shutdown():
             time.sleep(RPC_PAUSE_S)
         return found
 
     def _fetch_rpc(self, poll: Any) -> list[dict[str, Any]]:
-        try:
-            control.check_poll(poll)
-            with self._lock:
-                return self._drain(poll)
-        except Exception as error:  # polling answers nothing then
-            if control.polls_raise:
-                raise
-            logger.error(f"Error fetching {poll} via RPC: {error}")
-            return []
-
-    def _fetch_ipc(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
-        if not self._has_submitted:
-            assert poll == "stats", "KV Event IterationResult is not properly instantiated."
-            return []
-        if poll in self._ipc_done:
-            return []
+        control.check_poll(poll)
         with self._lock:
-            self._told.wait_for(lambda: self._has(poll) or self.is_shutdown(), timeout)
-            self._ipc_done.add(poll)
             return self._drain(poll)
-
-    def _has(self, poll: str) -> bool:
-        if poll == "stats":
-            return bool(self.engine.statistics)
-        return any(rank.events.visible for rank in self.engine.ranks)
 
     def _drain(self, poll: str) -> list[dict[str, Any]]:
         if poll == "kv_events":

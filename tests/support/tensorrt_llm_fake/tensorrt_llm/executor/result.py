@@ -225,7 +225,7 @@ class GenerationResult:
 
     def _finish(self, output: CompletionOutput, response: Response) -> None:
         if response.finish == "not_finished":
-            output.finish_reason = control.context_finish_reason
+            output.finish_reason = "not_finished"
         elif response.finish is not None:
             output.finish_reason = FINISH_REASONS[response.finish]
         if response.finish == "stop_words":

@@ -22,7 +22,6 @@ becomes 1. Source: `tensorrt_llm/llmapi/llm.py`, stored text 55216765702 (`SURFA
 # ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +107,7 @@ class BaseLLM:
         self._executor: GenerationExecutor | None = None
         self._tokenizer: TokenizerBase | None = None
         self._hf_model_dir = Path(model)  # the real one: where the checkpoint lies, which it may have downloaded
-        kind = _args_class(kwargs.get("backend"))
+        kind = _args_class(kwargs.setdefault("backend", "pytorch"))
         valid = {*kind.model_fields, "_mpi_session", "backend"}
         for key in kwargs:
             if key not in valid:
@@ -278,7 +277,6 @@ class BaseLLM:
         if isinstance(inputs, PreprocessedInputs):
             return inputs.prompt_token_ids, None, inputs.multimodal_params or []
         given = prompt_inputs(inputs)
-        control.preprocessed_on.append(threading.current_thread())
         if "prompt" not in given and "prompt_token_ids" not in given:
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
         if "prompt" not in given and self._has_media(given) and not self.input_processor.supports_token_id_mm_expansion:
@@ -317,7 +315,7 @@ class BaseLLM:
     def _media(self, given: dict[str, Any], disaggregated: DisaggregatedParams | None) -> list[MediaItem]:
         if disaggregated is None or disaggregated.multimodal_embedding_handles is None:
             return items_of(given)
-        if str(self.args.backend) == "_autodeploy" or not control.model.supports_mm_disagg:
+        if str(self.args.backend) == "_autodeploy":
             raise ValueError("Multimodal disaggregated inference is not supported for this model")
         if disaggregated.request_type == "generation_only":
             raise ValueError("Generation-only mode should not need multimodal parameters")
@@ -336,35 +334,5 @@ def _args_class(backend: str | None) -> type[TorchLlmArgs]:
     raise ValueError(f"Unsupported backend: {backend!r}")
 
 
-class _TorchLLM(BaseLLM):
-    def __init__(
-        self,
-        model: str | Path,
-        tokenizer: Any = None,
-        tokenizer_mode: Literal["auto", "slow"] = "auto",
-        skip_tokenizer_init: bool = False,
-        trust_remote_code: bool = False,
-        tensor_parallel_size: int = 1,
-        dtype: str = "auto",
-        revision: str | None = None,
-        tokenizer_revision: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        backend = kwargs.pop("backend", "pytorch")
-        super().__init__(
-            model,
-            tokenizer,
-            tokenizer_mode,
-            skip_tokenizer_init,
-            trust_remote_code,
-            tensor_parallel_size,
-            dtype,
-            revision,
-            tokenizer_revision,
-            backend=backend,
-            **kwargs,
-        )
-
-
-class LLM(_TorchLLM):
+class LLM(BaseLLM):
     """A language model: the backend is `pytorch` where none is named."""

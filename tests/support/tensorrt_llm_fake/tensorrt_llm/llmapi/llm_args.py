@@ -50,20 +50,6 @@ __all__ = [
 
 Opaque = Any
 NORMALISED = ("max_batch_size", "max_input_len", "max_beam_width", "max_num_tokens")
-PRESETS_CANDIDATE = 12
-"""PR #12626 was merged on 2026-04-13, between the candidates 11 and 13 of 1.3.0: an assumption."""
-PRESETS = {
-    "lmcache": {
-        "connector_module": "lmcache.integration.tensorrt_llm.tensorrt_adapter",
-        "connector_scheduler_class": "LMCacheKvConnectorScheduler",
-        "connector_worker_class": "LMCacheKvConnectorWorker",
-    },
-    "kvbm": {
-        "connector_module": "kvbm.trtllm_integration.connector",
-        "connector_scheduler_class": "DynamoKVBMConnectorLeader",
-        "connector_worker_class": "DynamoKVBMConnectorWorker",
-    },
-}
 
 
 class CapacitySchedulerPolicy(StrEnum):
@@ -196,14 +182,6 @@ class Eagle3DecodingConfig(DecodingBaseConfig):
     eagle3_model_arch: Literal["llama3", "mistral_large3"] = "llama3"
     sa_config: Opaque = None
 
-    @validator(mode="after")
-    def _check_draft(self) -> Self:
-        if not self.max_draft_len:
-            raise ValueError("max_draft_len must be > 0 for Eagle")
-        if self.speculative_model is None:
-            raise ValueError("Draft model must be provided for EAGLE")
-        return self
-
 
 class MTPDecodingConfig(DecodingBaseConfig):
     """Multi-token prediction by layers of the model."""
@@ -239,21 +217,6 @@ class KvCacheConnectorConfig(StrictBaseModel):
     connector_module: str | None = None
     connector_scheduler_class: str | None = None
     connector_worker_class: str | None = None
-
-    @validator(mode="after")
-    def _resolve_preset(self) -> Self:
-        if self.connector is not None:
-            if control.is_before(PRESETS_CANDIDATE):
-                raise ValueError("connector: Extra inputs are not permitted")
-            if self.connector not in PRESETS:
-                raise ValueError(f"Unknown connector preset: {self.connector!r}. Known presets: {list(PRESETS)}")
-            for name, value in PRESETS[self.connector].items():
-                if getattr(self, name) is None:
-                    object.__setattr__(self, name, value)
-        for name in ("connector_module", "connector_scheduler_class", "connector_worker_class"):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name} is required")
-        return self
 
 
 class ParallelConfig:
@@ -401,19 +364,6 @@ class TorchLlmArgs(StrictBaseModel):
     @classmethod
     def _count_gpus(cls, value: int | None) -> int | None:
         return control.gpus if value is None else value
-
-    @field_validator("load_format", mode="before")
-    @classmethod
-    def _name_load_format(cls, value: Any) -> LoadFormat:
-        if isinstance(value, LoadFormat):
-            return value
-        if isinstance(value, bool):
-            raise ValueError(f"Invalid LoadFormat: {value}")  # noqa: TRY004  pydantic turns ValueErrors alone
-        if isinstance(value, int):
-            return LoadFormat(value)
-        if value.upper() not in LoadFormat.__members__:
-            raise ValueError(f"Invalid LoadFormat: {value}")
-        return LoadFormat[value.upper()]
 
     @field_validator("env_overrides", mode="before")
     @classmethod

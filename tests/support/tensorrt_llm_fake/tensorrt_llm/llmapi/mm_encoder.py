@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from ..inputs import PromptInputs
 from ..sampling_params import SamplingParams
-from .llm import RequestOutput, _TorchLLM
+from .llm import BaseLLM, RequestOutput
 
 MAX_NUM_TOKENS = 16_384
 
 
-class MultimodalEncoder(_TorchLLM):
+class MultimodalEncoder(BaseLLM):
     """The encoder of a multimodal model."""
 
     _encoder_only = True

@@ -4,10 +4,10 @@
 
 from typing import Any
 
-from ...llmapi.llm import _TorchLLM
+from ...llmapi.llm import BaseLLM
 
 
-class LLM(_TorchLLM):
+class LLM(BaseLLM):
     """A language model whose graph is transformed on its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

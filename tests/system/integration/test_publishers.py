@@ -1,7 +1,7 @@
-"""Several publishers of one worker on real sockets: sources, ranks, and publishers that die and begin anew."""
+"""Publishers on real sockets: those that die and begin anew, and a host tier's beside an engine that is polled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,40 +11,40 @@ from structlog.testing import capture_logs
 
 from bench.capture.payloads import encode_payload
 from kv_protocol.events import Tier
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from tests.system.integration.broker import Broker, eventually
 from tests.system.integration.event_path import (
+    RANK,
     Agent,
     PlayedSource,
-    consolidator_on,
     endpoint_of,
     hashes_of,
-    running_agent,
+    playing,
+    polled_agent,
     running_index,
+    subscribed_agent,
     until_converged,
     zmq_context,
 )
-from tests.system.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.events.consolidation import Origin
-from worker_agent.events.engine_event_subscriber import PublisherAddress
-from worker_agent.events.engine_events import EngineEvent, EngineStored
+from tests.system.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
+from worker_agent.events.engine_events import EngineStored
+from worker_agent.events.publishers import PublisherSection
 
-ENGINE, HOST = Origin("engine"), Origin("host")
+NAMES = 1000
+"""What the host tier's owner adds to a block's number: it has names of its own."""
 
 
-def stored(*blocks: int, parent: int | None = None, tier: Tier = Tier.GPU, names: int = 0) -> EngineStored:
+def stored(*blocks: int, tier: Tier = Tier.GPU, names: int = 0) -> EngineStored:
     """Block n is the tokens n, n; a source that adds `names` to its hashes has names of its own."""
     return EngineStored(
         block_hashes=tuple(block + names for block in blocks),
-        parent_block_hash=None if parent is None else parent + names,
+        parent_block_hash=None,
         token_ids=tuple(tokens_of(blocks)),
         block_size=BLOCK_SIZE,
         tier=tier,
     )
-
-
-def tiers(agent: Agent, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
-    return {block.sequence_hash: tuple(block.tiers) for block in agent.held(dp_rank)}
 
 
 class Publisher(PlayedSource):
@@ -55,7 +55,6 @@ class Publisher(PlayedSource):
         publish, replay = self._sockets("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
         super().__init__(publish, replay)
         self._endpoints = [endpoint_of(socket) for socket in (publish, replay)]
-        self.sequence = 0
         self._serving = group.create_task(self.serve())
 
     def _sockets(self, *endpoints: str) -> list[zmq.asyncio.Socket]:
@@ -72,12 +71,9 @@ class Publisher(PlayedSource):
             raise
         return sockets
 
-    async def tell(self, *events: EngineEvent, dp_rank: int | None = 0, is_heard: bool = True) -> None:
-        payload = encode_payload(1.0, events, dp_rank or 0)
-        self.ring[self.sequence] = payload if dp_rank is not None else payload[:-1] + b"\xc0"
-        if is_heard:
-            await self.live(self.sequence)
-        self.sequence += 1
+    async def tell(self, *blocks: int) -> None:
+        for block in blocks:
+            await self.add(encode_payload(1.0, [stored(block)], 0))
 
     def die(self) -> None:
         """Nothing more is sent, also of what is on its way."""
@@ -104,43 +100,19 @@ class Publisher(PlayedSource):
 
 
 @asynccontextmanager
-async def publishing(context: zmq.asyncio.Context, n: int = 1) -> AsyncIterator[list[Publisher]]:
-    async with asyncio.TaskGroup() as group:
-        publishers = [Publisher(context, group) for _ in range(n)]
-        yield publishers
-        for each in publishers:
-            each.die()
+async def published(log: EventLog, *, has_replay: bool = True) -> AsyncIterator[tuple[Publisher, Agent]]:
+    """An engine's publisher, and a consolidator that has subscribed to it."""
+    async with zmq_context() as context, asyncio.TaskGroup() as group:
+        engine = Publisher(context, group)
+        replay = endpoint_of(engine.replay) if has_replay else ""
+        async with subscribed_agent(log, context, endpoint_of(engine.publish), replay) as agent:
+            await engine.subscribed()
+            yield engine, agent
+        engine.die()
 
 
-@asynccontextmanager
-async def agent_of(
-    log: EventLog,
-    context: zmq.asyncio.Context,
-    publishers: dict[Origin, Publisher],
-    *,
-    dp_ranks: Sequence[int] = (0,),
-    has_replay: bool = True,
-) -> AsyncIterator[Agent]:
-    """A consolidator that has subscribed to all of them."""
-    at = [
-        PublisherAddress(origin, endpoint_of(each.publish), endpoint_of(each.replay) if has_replay else "")
-        for origin, each in publishers.items()
-    ]
-    async with running_agent(log, consolidator_on(log, context, *at, dp_ranks=tuple(dp_ranks))) as agent:
-        for each in publishers.values():
-            await each.subscribed()
-        yield agent
-
-
-async def until_all_read(agent: Agent, *publishers: Publisher) -> None:
-    for reader, publisher in zip(agent.consolidator.readers, publishers, strict=True):
-        await eventually(lambda: reader.cursor.expected == publisher.sequence)  # noqa: B023 - awaited in its turn
-
-
-# ---------------------------------------------------------------- two sources
-
-
-# ---------------------------------------------------------------- publishers that begin anew
+async def until_all_read(agent: Agent, publisher: Publisher) -> None:
+    await eventually(lambda: agent.cursor.expected == publisher.sequence)
 
 
 @pytest.mark.parametrize("told_before", [0, 1, 5])
@@ -148,51 +120,35 @@ async def until_all_read(agent: Agent, *publishers: Publisher) -> None:
 async def test_a_publisher_that_begins_anew_on_its_endpoint_is_noticed_and_had_whole(
     broker: Broker, log: EventLog, told_before: int, told_after: int
 ) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        running_index(broker.url) as index,
-        agent_of(log, context, {ENGINE: engine}) as agent,
-    ):
-        for block in range(1, told_before + 1):
-            await engine.tell(stored(block))
+    async with running_index(broker.url) as index, published(log) as (engine, agent):
+        await engine.tell(*range(1, told_before + 1))
         await until_all_read(agent, engine)
         await engine.begin_anew()
-        for block in range(101, 101 + told_after):
-            await engine.tell(stored(block))
+        await engine.tell(*range(101, 101 + told_after))
         await eventually(lambda: agent.cursor.restarts_total == (told_before > 0))  # until then it may look all read
         await until_all_read(agent, engine)
         await eventually(lambda: agent.cursor.is_settled)
         told = {hashes_of(block)[0] for block in range(101, 101 + told_after)}
-        await eventually(lambda: set(tiers(agent)) == told)
+        await eventually(lambda: set(agent.tiers()) == told)
         assert agent.cursor.restarts_total == (told_before > 0)
         await until_converged(index, agent)
 
 
 async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_its_connection(log: EventLog) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
-    ):
-        for block in range(1, 6):
-            await engine.tell(stored(block))
+    async with published(log, has_replay=False) as (engine, agent):
+        await engine.tell(*range(1, 6))
         await until_all_read(agent, engine)
         await engine.begin_anew()
         engine.sequence = 5
-        await engine.tell(stored(101))
-        await eventually(lambda: set(tiers(agent)) == {hashes_of(101)[0]})
+        await engine.tell(101)
+        await eventually(lambda: set(agent.tiers()) == {hashes_of(101)[0]})
         assert agent.cursor.restarts_total == 1
 
 
 @pytest.mark.parametrize("has_replay", [False, True])
 async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(log: EventLog, has_replay: bool) -> None:
-    async with (
-        zmq_context() as context,
-        publishing(context) as (engine,),
-        agent_of(log, context, {ENGINE: engine}, has_replay=has_replay) as agent,
-    ):
-        await engine.tell(stored(1))
+    async with published(log, has_replay=has_replay) as (engine, agent):
+        await engine.tell(1)
         await until_all_read(agent, engine)
         assert agent.consolidator.stale(0) == ""
         endpoint = endpoint_of(engine.publish)
@@ -212,10 +168,29 @@ async def test_a_port_that_closes_each_connection_is_no_publisher_and_does_not_f
 
     server = await asyncio.start_server(close, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    at = PublisherAddress(ENGINE, f"tcp://127.0.0.1:{port}")
+    endpoint = f"tcp://127.0.0.1:{port}"
     async with server, zmq_context() as context:
         with capture_logs() as lines:
-            async with running_agent(log, consolidator_on(log, context, at)) as agent:
-                reason = f"no events: engine: publisher {at.endpoint} cannot be reached"
+            async with subscribed_agent(log, context, endpoint) as agent:
+                reason = f"no events: engine: publisher {endpoint} cannot be reached"
                 await eventually(lambda: agent.consolidator.stale(0) == reason and accepted >= 8)
         assert [line["event"] for line in lines].count("publisher_disconnected") == 1
+
+
+async def test_blocks_that_only_the_host_tier_s_owner_knows_are_indexed_on_the_host(
+    broker: Broker, log: EventLog
+) -> None:
+    engine, one, two = ScriptedEngine(), *hashes_of(1, 2)
+    async with running_index(broker.url) as index, zmq_context() as context, playing(context) as (kvbm,):
+        configured = PublisherSection(
+            source="kvbm", endpoint=endpoint_of(kvbm.publish), replay_endpoint=endpoint_of(kvbm.replay)
+        )
+        async with polled_agent(log, engine, EngineEventSubscriber(configured.at, context, SystemClock())) as agent:
+            await kvbm.subscribed()
+            engine.store(1)
+            await agent.position()
+            await kvbm.add(encode_payload(1.0, [stored(1, 2, tier=Tier.HOST, names=NAMES)], 0))
+            expected = {one: (Tier.GPU, Tier.HOST), two: (Tier.HOST,)}
+            await eventually(lambda: agent.tiers() == expected)
+            await eventually(lambda: {row.sequence_hash: tuple(row.tiers) for row in index.held(RANK)} == expected)
+            assert index.overlap([one, two], [RANK])[0].overlap_blocks[:2] == (1, 2)

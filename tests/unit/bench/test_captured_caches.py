@@ -1,4 +1,4 @@
-"""The twin: single steps come to the same as whole events, and every state between two of them is seen."""
+"""Caches of a capture: single steps come to the same as whole events, and every state between two of them is seen."""
 
 from itertools import count
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.capture.capture import Capture, CapturedFrame
-from bench.capture.twin import Twin
+from bench.capture.command import CapturedCaches
 from kv_protocol.hashing import sequence_hashes
 from worker_agent.events.consolidation import Consolidation
 
@@ -41,8 +41,8 @@ def prompt(*blocks: int) -> list[int]:
 
 def overlaps(captured: list[CapturedFrame], *blocks: int) -> list[int]:
     """Return the overlap of a prompt after each step."""
-    twin = Twin(Capture(BLOCK_SIZE, tuple(captured), ()))
-    return [twin.overlap(prompt(*blocks)) for frame in captured for _ in twin.steps(frame)]
+    caches = CapturedCaches(Capture(BLOCK_SIZE, tuple(captured), ()))
+    return [caches.overlap(prompt(*blocks)) for frame in captured for _ in caches.steps(frame)]
 
 
 def test_every_block_of_a_store_and_of_a_removal_is_a_step() -> None:
@@ -64,10 +64,10 @@ def test_publishers_of_single_ranks_count_and_lose_for_themselves() -> None:
     (first,), (second,) = frames(one_batch(stored(1, 1))), frames(one_batch(stored(2, 1), dp_rank=3))
     later = CapturedFrame(0.0, b"", 2, msgspec.msgpack.encode(one_batch(stored(4, 1), dp_rank=None)))
     captured = [first._replace(publisher=0), second._replace(publisher=3), later._replace(publisher=3)]
-    twin = Twin(Capture(BLOCK_SIZE, tuple(captured), ()))
-    steps = [changed for frame in captured for changed in twin.steps(frame)]
+    caches = CapturedCaches(Capture(BLOCK_SIZE, tuple(captured), ()))
+    steps = [changed for frame in captured for changed in caches.steps(frame)]
     assert steps == [{*prompt(1)}, {*prompt(2)}, {*prompt(2)}, {*prompt(4)}]
-    assert [set(twin.held(rank)) for rank in (0, 3)] == [{*prompt(1)}, {*prompt(4)}]
+    assert [set(caches.held(rank)) for rank in (0, 3)] == [{*prompt(1)}, {*prompt(4)}]
 
 
 def test_a_hole_in_the_recording_clears_all_ranks() -> None:
@@ -99,13 +99,13 @@ EVENT = (
 
 
 @given(st.lists(st.lists(EVENT, max_size=6), max_size=8))
-def test_after_each_frame_the_twin_holds_what_a_consolidator_dumps(batches: list[list[dict[str, Any]]]) -> None:
+def test_after_each_frame_the_caches_hold_what_a_consolidator_dumps(batches: list[list[dict[str, Any]]]) -> None:
     captured = frames(*(one_batch(*events) for events in batches))
-    twin, epochs = Twin(Capture(BLOCK_SIZE, tuple(captured), ())), count()
+    caches, epochs = CapturedCaches(Capture(BLOCK_SIZE, tuple(captured), ())), count()
     consolidation = Consolidation((0,), BLOCK_SIZE, "i", lambda: next(epochs))
     for frame in captured:
-        for changed in twin.steps(frame):
+        for changed in caches.steps(frame):
             assert changed
         consolidation.on_payload(frame.sequence, frame.payload)
         dumped = [block for chunk in consolidation.dump(0, 0) for block in chunk.blocks()]
-        assert twin.held(0) == {block.sequence_hash: block.tier_bits for block in dumped}
+        assert caches.held(0) == {block.sequence_hash: block.tier_bits for block in dumped}

@@ -1,4 +1,4 @@
-"""`router bench events`, as it is typed, the processes that it measures in, and what it says of figures."""
+"""`router bench events`, as it is typed, the processes that it measures in, how old batches are, and the targets."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench.events.command import tables, verdicts
-from bench.events.plan import QUICK
-from bench.events.run import OURS
-from bench.rounds import Rounds
+from bench.events.observed import BatchTimes, ages_s, spread
+from bench.events.run import OURS, QUICK
+from bench.tables import Rounds
 from router.__main__ import main
 
 
@@ -39,3 +39,16 @@ def test_a_target_is_missed_if_one_cell_misses_it() -> None:
     assert [each.title.partition(";")[0] for each in tables(found)] == ["freshness", "throughput", "cold start"]
     assert {each.holds for each in verdicts(Rounds())} == {None}
     assert tables(Rounds()) == []
+
+
+def test_a_batch_is_as_old_as_its_own_event_or_where_that_is_not_known_as_its_payload() -> None:
+    batches = [BatchTimes("w0/0", seq, 8, made_ns=102, applied_ns=110) for seq in (1, 2)]
+    flushed_ns = {"w0/0": [90, 100, 101]}
+    assert ages_s(batches, flushed_ns) == [20 / 1e9, 10 / 1e9]
+    assert ages_s(batches, flushed_ns, since_ns=95) == [10 / 1e9]
+    assert ages_s(batches, {}) == [8 / 1e9] * 2
+
+
+def test_a_spread_is_median_tail_and_worst_in_milliseconds() -> None:
+    assert spread([each / 1000 for each in range(1, 101)]) == pytest.approx({"p50": 51.0, "p99": 100.0, "max": 100.0})
+    assert spread([]) == {"p50": 0.0, "p99": 0.0, "max": 0.0}

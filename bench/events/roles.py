@@ -1,0 +1,288 @@
+"""Further processes of the event bench.
+
+AgentRole       a worker's consolidator, which reads a publisher (saturation) or gets payloads directly, without ZMQ,
+so that many blocks are held soon; streams, answers and heartbeats are real
+PlayerRole      an engine-event publisher that sends prepared payloads as fast as they are read
+BareRole        what the log alone costs, with only its client around it; messages go to a stream of their own, the
+first 8 bytes are the time at which one was sent
+SnapshotRole    an index in parts that writes a snapshot
+"""
+
+import asyncio
+import time
+from collections import deque
+from math import ceil
+
+import zmq
+import zmq.asyncio
+
+from bench.child import Answer, Role
+from bench.events.load import EventLoad, engine_events, payloads
+from bench.events.run import BARE_STREAM, BARE_SUBJECT, MODEL, LogRole
+from indexer.follow.fold import IndexFold
+from indexer.native.index import make_index
+from indexer.service.feed import IndexFeed
+from indexer.service.snapshot_store import SnapshotStore, extent_of
+from kv_protocol import subjects
+from kv_protocol.fleet_gate import FleetGate
+from kv_runtime.config.sections import IndexSection, NatsSection
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.supervise import Part
+from worker_agent.events.consolidation import SOLE, Consolidation
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.engine_wire import REPLAY_END, decode_sequence, encode_sequence
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber, PublisherAddress
+from worker_agent.events.event_path import new_epoch
+
+_POLL_S = 0.001
+_EVENTS_A_PAYLOAD = 8
+_STAGES = 4
+_RING_BYTES = 16 << 20
+
+
+class AgentRole(LogRole):
+    """One worker. Each of its ranks keeps `_RING_BYTES` for replays."""
+
+    def __init__(
+        self, *, url: str, worker: str, dp_ranks: int, block_size: int, publisher: str = "", replay: str = ""
+    ) -> None:
+        super().__init__(url)
+        self._worker, self._dp_ranks, self._block_size = worker, dp_ranks, block_size
+        self._publisher, self._replay = publisher, replay
+        self._context = zmq.asyncio.Context()
+        self._sequence = 0
+
+    async def begin(self) -> Answer:
+        """Connect and start the consolidator; each rank announces itself."""
+        self._log = await EventLog.connect(self._url, name="agent")
+        ranks = tuple(range(self._dp_ranks))
+        core = Consolidation(ranks, self._block_size, "bench", new_epoch, ring_bytes_max=_RING_BYTES)
+        self._consolidator = Consolidator(
+            core, self._readers(), self._log, self._clock, model=MODEL, worker_id=self._worker
+        )
+        await self._consolidator.start()
+        return {}
+
+    def _readers(self) -> list[EngineEventSubscriber]:
+        if not self._publisher:
+            return []
+        at = PublisherAddress(SOLE, self._publisher, self._replay)
+        return [EngineEventSubscriber(at, self._context, self._clock)]
+
+    def parts(self) -> list[Part]:
+        """Return the parts of the consolidator and of the connection."""
+        return [*self._consolidator.parts(1), Part("log", self._log.run, 1 + _STAGES)]
+
+    async def hold(self, dp_rank: int, load: dict[str, int]) -> Answer:
+        """Return once the rank holds these blocks too and their events are in the log."""
+        consolidator, events = self._consolidator, engine_events(EventLoad(**load))
+        for payload in payloads(events, _EVENTS_A_PAYLOAD, dp_rank=dp_rank, time_s=time.time()):
+            self._sequence += 1
+            for changed in consolidator.core.on_payload(self._sequence, payload):
+                consolidator.streams[changed].wake()
+            await self._clock.sleep(0)
+        outbox = consolidator.core.outbox(dp_rank)
+        while outbox.waiting_bytes:
+            await self._clock.sleep(_POLL_S)
+        return {}
+
+    async def position(self, sequence: int) -> Answer:
+        """Return the position of rank 0 once the publisher was read up to before `sequence`."""
+        consolidator = self._consolidator
+        (reader,) = consolidator.readers
+        await reader.until_read(sequence)
+        epoch, last_seq = (await consolidator.position())[0]
+        lost = sum(each.losses_total for each in consolidator.core.publishers.values())
+        return {"epoch": epoch, "last_seq": last_seq, "losses": lost}
+
+    async def end(self) -> None:
+        """Close sockets and connection."""
+        await super().end()
+        self._context.destroy(linger=0)
+
+
+_RING_STEPS = 50_000
+_HWM_MESSAGES = 100_000
+_POLL_MS = 100
+
+
+class PlayerRole(Role):
+    """Prepares loads one after another, with `events_a_payload` events in a message, and sends them as vLLM does.
+
+    The newest `_RING_STEPS` messages can be had again. The live socket is an XPUB, on the wire a PUB that also sees
+    subscriptions: nothing is sent before there is a subscriber. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
+    """
+
+    def __init__(self, *, url: str, events_a_payload: int) -> None:
+        del url  # this role has no log
+        self._events_a_payload = events_a_payload
+        self._prepared: list[bytes] = []
+        self._sequence = 0
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=_RING_STEPS)
+        self._context = zmq.asyncio.Context()
+
+    async def begin(self) -> Answer:
+        """Return the endpoints of publications and of replays."""
+        self._live, self._replays = self._bound(zmq.XPUB), self._bound(zmq.ROUTER)
+        publisher, replay = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self._live, self._replays))
+        return {"publisher": publisher, "replay": replay}
+
+    def _bound(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.SNDHWM, _HWM_MESSAGES)
+        socket.bind("tcp://127.0.0.1:*")
+        return socket
+
+    def parts(self) -> list[Part]:
+        """Return the server of replays."""
+        return [Part("replays", self._answer_replays, 1)]
+
+    async def _answer_replays(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if await self._replays.poll(timeout=_POLL_MS):
+                identity, _, start = await self._replays.recv_multipart()
+                wanted = decode_sequence(start)
+                for sequence, payload in [each for each in self._ring if each[0] >= wanted]:
+                    await self._replays.send_multipart([identity, b"", encode_sequence(sequence), payload])
+                await self._replays.send_multipart([identity, b"", encode_sequence(REPLAY_END), b""])
+
+    async def subscribed(self) -> Answer:
+        """Return once there is a subscriber."""
+        while not (await self._live.recv()).startswith(b"\x01"):
+            pass
+        return {}
+
+    async def prepare(self, load: dict[str, int]) -> Answer:
+        """Prepare the payloads of this load for the next `play`."""
+        self._prepared = list(payloads(engine_events(EventLoad(**load)), self._events_a_payload))
+        return {"bytes": sum(map(len, self._prepared))}
+
+    async def play(self) -> Answer:
+        """Send all; return when the first message was sent, and the sequence after the last one."""
+        began_ns = time.time_ns()
+        for payload in self._prepared:
+            self._ring.append((self._sequence, payload))
+            await self._live.send_multipart([b"", encode_sequence(self._sequence), payload])
+            self._sequence += 1
+        return {"began_ns": began_ns, "sequence": self._sequence}
+
+    async def end(self) -> None:
+        """Close the sockets."""
+        self._context.destroy(linger=0)
+
+
+_STAMP_BYTES = 8
+
+
+class BareRole(LogRole):
+    """Sends and receives messages with the bare client."""
+
+    def __init__(self, *, url: str) -> None:
+        super().__init__(url)
+        self._copied: list[bytes] = []
+        self._received: list[tuple[int, int]] = []
+        """When each message was sent, and when it was received, in ns."""
+
+    async def begin(self) -> Answer:
+        """Connect; the stream exists already."""
+        self._log = await EventLog.connect(self._url, name="bare")
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return the part of the connection."""
+        return [Part("log", self._log.run, 1)]
+
+    async def follow(self) -> Answer:
+        """Read the stored messages from now on."""
+        now = await self._log.stream_state(BARE_STREAM)
+        await self._log.follow(BARE_STREAM, BARE_SUBJECT, self._take, after_seq=now.last_seq, created=now.created)
+        return {}
+
+    async def _take(self, message: LogMessage) -> None:
+        self._received.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
+
+    async def lags(self, messages: int) -> Answer:
+        """Wait for so many messages; return the delay of each."""
+        while len(self._received) < messages:
+            await self._clock.sleep(_POLL_S)
+        return {"lags_s": [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in self._received]}
+
+    async def send(self, messages: int, size: int, every_s: float) -> Answer:
+        """Send so many messages, one each `every_s`, and wait for their confirmations."""
+        confirmed, began_s = [], self._clock.now()
+        for number in range(messages):
+            await self._clock.sleep(began_s + number * every_s - self._clock.now())
+            confirmed.append(await self._log.send(BARE_SUBJECT, _stamped(size)))
+        await asyncio.gather(*confirmed)
+        return {}
+
+    async def copy(self, after_seq: int, last_seq: int) -> Answer:
+        """Read a range of the event log, keep it for `publish`, and return how long that took."""
+        copied: list[bytes] = []
+        done = asyncio.Event()
+
+        async def take(message: LogMessage) -> None:
+            copied.append(message.data)
+            if message.stream_seq >= last_seq:
+                done.set()
+
+        created = (await self._log.stream_state(subjects.EVENTS_STREAM)).created
+        began_s = self._clock.now()
+        await self._log.follow(subjects.EVENTS_STREAM, subjects.EVENTS_ALL, take, after_seq=after_seq, created=created)
+        await done.wait()
+        self._copied = copied
+        return {"seconds": self._clock.now() - began_s, "messages": len(copied), "bytes": sum(map(len, copied))}
+
+    async def publish(self, window: int, messages_min: int) -> Answer:
+        """Publish the copied messages, at most `window` unconfirmed, and return the time.
+
+        They are published repeatedly until `messages_min` messages were sent.
+        """
+        window_slots, repetitions = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
+        began_s = self._clock.now()
+        for _ in range(repetitions):
+            for data in self._copied:
+                await window_slots.acquire()
+                (await self._log.send(BARE_SUBJECT, data)).add_done_callback(lambda _: window_slots.release())
+        for _ in range(window):
+            await window_slots.acquire()
+        return {"repetitions": repetitions, "seconds": self._clock.now() - began_s}
+
+    async def get(self, bucket: str) -> Answer:
+        """Return how long it took to read the newest object of a bucket."""
+        objects = self._log.objects(bucket)
+        name = (await objects.names())[-1]
+        began_s = self._clock.now()
+        data = await objects.get(name)
+        return {"seconds": self._clock.now() - began_s, "bytes": len(data)}
+
+
+def _stamped(size: int) -> bytes:
+    return time.time_ns().to_bytes(_STAMP_BYTES, "little") + bytes(max(0, size - _STAMP_BYTES))
+
+
+class SnapshotRole(LogRole):
+    """An index composed as `EmbeddedIndex` composes it; only this role writes snapshots."""
+
+    async def begin(self) -> Answer:
+        """Start to read the log."""
+        self._log = await EventLog.connect(self._url, name="keeper")
+        self._fold = IndexFold(make_index(IndexSection()))
+        self._snapshots = SnapshotStore(self._log, NatsSection().snapshots_bytes_max)
+        self._feed = IndexFeed(self._fold, self._log, self._clock, self._snapshots, FleetGate())
+        await self._feed.start()
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return the feed and the connection."""
+        return [Part("feed", self._feed.run, 1), Part("log", self._log.run, 1)]
+
+    async def write(self) -> Answer:
+        """Write a snapshot once the index has caught up."""
+        while self._feed.catching_up():
+            await self._clock.sleep(_POLL_S)
+        log, names = extent_of(await self._log.stream_state(subjects.EVENTS_STREAM)), await self._snapshots.names()
+        at = self._feed.log_position
+        checkpoint = self._fold.checkpoint(at.created, at.stream_seq, self._clock.wall_ns())
+        await self._snapshots.write(checkpoint, log, names)
+        return {}
