@@ -65,7 +65,7 @@ system: $(READY) $(HELM)  ## real servers and sockets, fleets of real processes,
 wheel: $(WHEEL)/.ready  ## sdist and wheel as pip makes them, and requests, decisions and journals with what is installed from it
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
 	cd $(WHEEL)/tests && ../env/bin/python -m pytest $(EVERY_DAY) -n 4 $(patsubst %,tests/system/e2e/test_%.py,attached_engine_death \
-	  journal_commands overlap_is_what_the_worker_reuses responses_and_embeddings worker_death)
+	  journal_commands overlap_is_what_the_worker_reuses worker_routed)
 
 install: $(WHEEL)/.ready  ## the wheel where there is no compiler, and without extras
 	$(BIN)/python -m pytest -m slow tests/system/install
