@@ -101,7 +101,9 @@ class FleetGate:
     def _verified_time_ns(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> int:
         found = _SIGNATURE.fullmatch((headers or {}).get(SIGNATURE_HEADER, ""))
         if found is None:
-            raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found none, allowed one by a key of the fleet")
+            raise FleetEventRefused(
+                "signature", f"{SIGNATURE_HEADER}: found none that is well formed, allowed one by a key of the fleet"
+            )
         claim = (headers or {}).get(CLAIM_HEADER, "")
         macs = [_mac(key, subject, data, found[1], claim) for key in self._keys]
         if not sum(hmac.compare_digest(mac, found[2]) for mac in macs):  # every key is compared: constant time

@@ -1,6 +1,6 @@
 """Runs a process: signals, the event loop, memory and garbage, and the reason when it is cut off.
 
-A child process is given no more of the environment than `child_environment`: elsewhere in it are secrets.
+A child process gets only the variables of `child_environment`; others may hold secrets.
 """
 
 import asyncio
@@ -141,7 +141,7 @@ def _collect_rarely() -> None:
 
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` on uvloop until the process ends; SIGINT and SIGTERM set `stop`.
+    """Run `main(stop)` on uvloop until it returns; SIGINT and SIGTERM set `stop`.
 
     The limit of open files is raised to the hard limit: every connection takes one. Garbage is collected rarely.
     A second signal cuts off running work: the process ends at once, with exit code 1 and a line with the reason.

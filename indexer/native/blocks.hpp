@@ -23,7 +23,7 @@ public:
     u64 hash(u32 slot) const { return hashes_[slot]; }
     u32 run(u32 slot) const { return runs_[slot]; }
     void set_run(u32 slot, u32 run) { runs_[slot] = run; }
-    // The slot is about to be written; it need not be there.
+    // Prefetches for a write; the slot may be beyond the end.
     void prefetch(u32 slot) const {
         __builtin_prefetch(hashes_.data() + slot, 1);
         __builtin_prefetch(runs_.data() + slot, 1);
@@ -37,7 +37,7 @@ public:
     // Of superblocks that are in use. One that is wholly free is kept for blocks to come, and does not count.
     u64 bytes() const { return (superblocks_ - free_superblocks_) * kSuperblockBytes; }
     u64 kept_bytes() const { return superblocks_ * kSuperblockBytes; }
-    // What any more blocks cost beyond that.
+    // By how much `bytes()` would grow for one more small extent.
     u64 bytes_for_more() const {
         for (u32 order = 0; order + 1 < kOrders; ++order) {
             if (free_[order] != kNone) {
@@ -51,7 +51,7 @@ public:
     u32 allocate(u32 order);
     // `count` more blocks of the extent are in use.
     void extend(u32 extent, u32 count) { page(extent).used = static_cast<u16>(page(extent).used + count); }
-    // The last `count` blocks of the extent are not; it is given back when it is empty, and shrinks when half so.
+    // Takes the last `count` blocks out of use. An empty extent is freed, and one that is at most half used is halved.
     void shrink(u32 extent, u32 count);
     void free_if_empty(u32 extent) {
         if (used(extent) == 0) {
@@ -92,7 +92,7 @@ private:
     u32 extents_ = 0;
 };
 
-// The order of the extent that is to take (the first of) `count` blocks, so that at most a quarter is left empty.
+// The order of the extent that is to take (the first of) `count` blocks, so that at most a quarter is left empty; the smallest has room for 4.
 inline u32 order_for(std::size_t count) {
     u32 order = 0;
     while (order + 1 < Blocks::kOrders && (std::size_t{Blocks::kPage} << order) < count) {

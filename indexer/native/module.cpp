@@ -1,5 +1,5 @@
-// The native core as a Python module. `Tree`: methods of indexer/index/prefix_index.py, or, with `_`, what
-// indexer/native/index.py makes them of. Besides: hashing, and the machine's limits, which benches compare with.
+// The native core as a Python module: `Tree`, whose methods are those of indexer/index/prefix_index.py (indexer/native/index.py wraps
+// those with `_`), hashing, the pieces of chats, and the spans of messages.
 #include <nanobind/nanobind.h>
 
 #include "python_tree.hpp"

@@ -1,8 +1,8 @@
 """What requests saved, from routers' journals, for a period. Pure.
 
-A journal does not have every candidate's overlap: each decision is taken again (`router/journal/replay.py`), which
-gives what the router summed up itself. A request is of the period in which its outcome was written, by the log's time.
-With the removals of that time, blocks that were evicted are charged, too:
+A journal does not have every candidate's overlap: each decision is made again (`router/journal/replay.py`), so the
+sums equal those of the router. A request is of the period in which its outcome was written, by the log's time.
+If the removals of the period are given, blocks that were evicted are charged as well:
 
     new blocks     full blocks of a request's prompt and answer that it did not reuse: its rank needed room for them
     removal        k blocks on the rank's GPU tier, as its event stream says, at a second of the log's time
@@ -36,7 +36,8 @@ BEFORE_S, AFTER_S = 1, 10
 CELLS_MAX = 1_000_000
 """Seconds of ranks in which something was removed; removals in further ones are counted, and not charged."""
 PLACED_MAX = 100_000
-"""Placements that wait for removals; beyond it the oldest half is settled, all if they came within `AFTER_S`."""
+"""Placements that wait for removals. At this number those up to the median second are charged and forgotten; all are
+forgotten if they came within `AFTER_S`."""
 _NS_PER_S = 1_000_000_000
 
 
@@ -85,7 +86,7 @@ class _Placed(Generic[Placement]):
 
 
 class Evictions(Generic[Placement]):
-    """Charges removals to placements. Both may come in any order; `settle` charges the rest."""
+    """Charges removals to placements. All removals come first, placements in any order; `settle` charges the rest."""
 
     def __init__(
         self, removals: Removals, charge: Callable[[Placement, float], None], placed_max: int = PLACED_MAX

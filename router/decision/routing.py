@@ -39,7 +39,7 @@ _outcome_in = msgspec.msgpack.Decoder(OutcomeKnown).decode
 _RENEWALS = 4
 """How often a lease is renewed, at most, in the time in which it would expire."""
 _COMPARED = (EXACT, trust_of((), "overpredicted"))
-"""Trust in ranks of which the index predicts the reuse, and has no doubt."""
+"""Trust in ranks of which the index has no doubt of its own; the calibration may have one."""
 
 
 class Recorder(Protocol):
@@ -74,7 +74,7 @@ class Lease(built.Lease):
     """The work of a decision at one rank, and what came of it. Its creation books and records it.
 
     first_token   the answer has begun: the prompt is computed. Further calls do nothing
-    on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` times a lease's duration
+    on_bytes      bytes of the answer came: the first token, or a renewal, at most `_RENEWALS` in a lease's duration
     end           the request ended at this rank: its promise is withdrawn. No call has an effect after the first `end`.
                   `answer` is what a complete answer says (`router/native/answer.hpp`); `sums` count it if it is ok
     first_byte_s  from the decision to the answer's first byte; None until then
@@ -97,7 +97,7 @@ class Lease(built.Lease):
 
 
 class DecisionLog:
-    """The newest decisions, for people: who asks for one by its id looks at all."""
+    """The newest decisions, for people. A look-up by id goes through all of them."""
 
     def __init__(self, decisions_max: int) -> None:
         self._leases: deque[Lease] = deque(maxlen=decisions_max)
@@ -217,7 +217,7 @@ class Routing:
             self._moves += self.calibration.apply(compared, self.clock.now())
 
     def moves(self) -> list[Move]:
-        """Return the doubts that began and ended since the last call; the newest, if they are too many."""
+        """Return the doubts that began or ended since the last call; the newest, if they are too many."""
         moves = list(self._moves)
         self._moves.clear()
         return moves

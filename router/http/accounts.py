@@ -113,7 +113,7 @@ class Account:
                 self._limits[name] = Allowance(amount, LIMITS[name], now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
-        """Count a request; return why it is refused, and then it does not count. None: it may be served."""
+        """Charge a request and return None, or return why it is refused; then nothing is charged."""
         for name, allowance in self._limits.items():
             if wait_s := allowance.wait_s(now_s):
                 return refusals.beyond_limit(f"account {self.name}: its {name} are used up", name, wait_s)
@@ -158,9 +158,6 @@ class Accounts:
         self._by_digest = {digest: self._by_name[name] for digest, name in by_digest.items()}
         for each in found:
             self._by_name[each.name].allow({name: getattr(each, name) for name in LIMITS}, now_s)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     def of(self, headers: Headers) -> Account:
         """Return the account of the request's key.

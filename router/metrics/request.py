@@ -1,12 +1,12 @@
 """Metrics of requests, from their head to their last byte, and of their decisions.
 
 begin -> parsed -> tokenized, hashed -> [queue_waited] -> chosen -> first_token -> end
-rejected, retried, worker_failed, fallback: wherever it happens. `Lease.end` counts the answer, and what it reused:
+rejected, worker_failed, fallback: wherever it happens; retried: at the end. `Lease.end` counts answers and reuse:
 error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
 
 margin     the runner-up's cost minus the winner's
 regret     the longest overlap of a candidate minus the winner's: the reuse that was given up for lower load
-given up   for the term by which that candidate cost most more than the winner; `not_cost` if it did not cost more: a
+given up   by the term in which that candidate costs more by most; `not_cost` if it did not cost more: a
            session, a draw or a newcomer's share decided
 
 Reading a decision's columns takes microseconds, so it is done at the scrape, for the last `SAMPLES_MAX` decisions
@@ -65,7 +65,7 @@ _HISTOGRAMS = (
 )  # fmt: skip
 """Name, meaning, label, and the field of the sums by that label."""
 _COUNTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "rejected": ("Requests refused for load", "reason", REJECTIONS),
+    "rejected": ("Requests refused for load or an account's limit", "reason", REJECTIONS),
     "retries": ("Further attempts at another rank, by the phase in which the attempt before failed", "phase", PHASES),
     "streams_lost": ("Streams that ended with an error after their worker failed", "reason", STREAM_LOSSES),
     "request_turns": ("Requests that left their first plan, by cause", "reason", REROUTES),
@@ -152,11 +152,11 @@ class RequestMetrics(built.RequestSums):
         return sum(self._stages["parse"].counts), [sum(each) for each in first_tokens]
 
     def rejected(self, reason: str) -> None:
-        """A request was refused for load."""
+        """A request was refused for load, or an account's limit."""
         self._counts["rejected"][reason] += 1
 
     def retried(self, phase: str) -> None:
-        """Another rank is tried."""
+        """After an attempt that failed in this phase another rank was tried; counted when the request ends."""
         self._counts["retries"][phase] += 1
 
     def stream_lost(self, why: StreamLoss) -> None:

@@ -76,7 +76,7 @@ inline bool has_token(Text list, Text token) {
     return has;
 }
 
-// The header lines of a head, and what those of them say that frame the message.
+// The headers of a message, and the values of those that determine its framing.
 struct Fields {
     nanobind::dict headers;
 
@@ -151,10 +151,11 @@ private:
         }
     }
 
-    std::array<PyObject*, kKnownCount> values_{};  // which `headers` has
+    std::array<PyObject*, kKnownCount> values_{};  // `headers` owns them
 };
 
-// The head at the beginning, behind `empty_bytes`, without its last two CRLF; false where it is not complete.
+// Cuts the head with which the data begin into start line and header lines, without the empty line that ends it; false where it is
+// not complete. `empty_bytes`: of the empty lines before it, which the data do not have.
 inline bool cut_head(Text data, std::size_t empty_bytes, int status_of_long, Text& start_line, Text& lines) {
     const std::size_t end = data.substr(0, kHeadBytesMax).find("\r\n\r\n");
     if (end == Text::npos) {

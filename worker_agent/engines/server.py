@@ -28,7 +28,7 @@ TOKENS_MAX = 1 << 22
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself; a missing fact is empty or 0, and sizes are per rank.
 
-    `dp_ranks` is the number of ranks; `directory` is as the engine was given it: a path, or a hub's name.
+    `dp_ranks` is the number of ranks; `directory` is as the engine was given it: a path, or a repository on the hub.
     `publish_endpoint` is the event socket of rank 0 as the engine binds it, or every rank's, between commas;
     `NO_EVENTS_ENDPOINT` where it has none.
     """
@@ -74,7 +74,7 @@ class EngineServer(ABC):
     states_directory: ClassVar[bool] = False
     """Whether the `root` of such a card is the model's directory."""
     event_source: ClassVar[str]
-    """Of its registration."""
+    """`event_source` of its registration: the router reads whether its answers can be continued."""
     events: ClassVar[str] = "tcp://*:5557"
     """Where it publishes events unless told otherwise; `POLL`. Source of the port: `docs/SOURCES.md` E3.5."""
     event_flag: ClassVar[str] = ""
@@ -87,7 +87,7 @@ class EngineServer(ABC):
     takes_rank: ClassVar[bool] = True
     """Whether a request can name the data-parallel rank that serves it."""
     stream_words: ClassVar[str] = ""
-    """In whose words it tells the token ids of streams (`WorkerRegistered.stream_token_ids`); empty: it does not."""
+    """The engine in whose format its streams tell token ids (`WorkerRegistered.stream_token_ids`); empty: none."""
 
     @abstractmethod
     async def facts(self, answers: Answers) -> EngineFacts:

@@ -29,9 +29,9 @@ def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: Wor
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     send = inside(Request, "_send")
 
-    async def forgetful(request: Request[Any]) -> None:
+    def forgetful(request: Request[Any]) -> None:
         request.progress = None
-        await send(request)
+        send(request)
 
     plant(Request, "_send", forgetful, monkeypatch)
 

@@ -1,4 +1,6 @@
-r"""Calls between special tokens. Those of DeepSeek and Kimi have JSON, passed on as written; tokens are [..] here.
+r"""Calls between special tokens. Those of DeepSeek and Kimi have JSON, passed on as written.
+
+In their table [x] is a special token, and { } repeats; in the grammar of harmony [ ] is optional.
 
     DeepSeek V3, R1    [calls begin] { [call begin] function [sep] NAME \n```json\n ARGUMENTS \n``` [call end] }
                        [calls end]
