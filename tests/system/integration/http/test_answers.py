@@ -62,6 +62,22 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
     assert http.watcher.tail == completion()
 
 
+async def test_an_answer_in_one_piece_without_a_body_has_no_length() -> None:
+    async with with_worker(says(b"HTTP/1.1 204 No Content\r\nx-worker: w0\r\n\r\n")) as (http, _):
+        reader, _ = await http.dial(post())
+        answer = await answered(reader, bodyless=True)
+    assert (answer.status, answer.headers["x-worker"]) == (204, "w0")
+    assert "content-length" not in answer.headers
+
+
+async def test_of_an_answer_in_one_piece_the_handler_gets_the_end() -> None:
+    body = b"a" + b"x" * 4999
+    async with with_worker(says(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n" + body)) as (http, _):
+        answer = await http.ask(post())
+    assert answer.body == body
+    assert http.watcher.tail == b"x" * 4096
+
+
 async def test_a_stream_is_passed_on_event_by_event_as_it_comes() -> None:
     more = asyncio.Event()
 
