@@ -32,8 +32,8 @@ _TRACES = {
 class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One answer. `queries` have PromQL by legend, which may name labels: `{{worker}}`.
 
-    `right`: legends of the queries on the axis at the right; `exemplars`: of those whose traced requests are shown as
-    points. `bad_from`: the figure that is worth a look, drawn as a threshold. `links`: where a click on a series leads.
+    `right`: legends of the queries that use the right axis; `exemplars`: of those that show traced requests as points.
+    `bad_from`: the figure that is worth a look, drawn as a threshold. `links`: where a click on a series leads.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`variables` are metrics by the label whose values the reader chooses from; `boards` go by the name of a file."""
+    """`variables`: by label, the metric from which a reader chooses its values. `boards`: by the name of their file."""
 
     variables: dict[str, str]
     annotations: tuple[Annotation, ...]

@@ -1,7 +1,6 @@
 """Processes of the event bench that note when events are flushed and applied; and the ages that follow.
 
-    SourceRole     an agent whose engine reports blocks by a schedule. The path is real from the polling thread on: the
-                   poller, the consolidator, the log. The events need no translation
+    SourceRole     an agent with an engine that reports blocks by a schedule. Poller, consolidator and log are real
     IndexRole      an index that follows the log: when each batch was applied, when the index had caught up, and when
                    each rank was proven: a heartbeat at exactly its position was received, and the rank is not stale
                    after it
@@ -66,7 +65,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class WatchedLog(EventLog):
-    """A connection whose owner is told of each message once its consumer has returned."""
+    """A connection to the log that calls `on_applied` after the consumer of each message has returned."""
 
     on_applied: Callable[[LogMessage], None]
 
@@ -89,7 +88,7 @@ class WatchedLog(EventLog):
 
 
 class TranslatedEvents(TrtllmRules):
-    """The rules of a source whose events need no translation."""
+    """The rules of a source that reports translated events."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -76,7 +76,7 @@ def turns_of(recording: Recording) -> Iterator[list[TraceRequest]]:
 
 
 class LiveFleet(VirtualFleet):
-    """The fleet of a recording, whose clients play the workload once."""
+    """The fleet of a recording; its clients play the workload once."""
 
     def __init__(
         self, recording: Recording, model: EngineModel, placement: Placement, *, seed: int, workers: int = WORKERS

@@ -13,7 +13,7 @@ requests only. A percentile is the value at place `int(q * n)` of the sorted n.
 
 runs       every combination of mode, layout, ISL, OSL, prefix share and load; at a URL there is no mode and no layout
 a run      has a name, which is its file's, and inputs
-measured   a run whose file exists and whose inputs are those that are wanted now; the others are to be measured
+measured   a run that has a file with the inputs that are wanted now; the others are to be measured
 time left  the mean time of the runs that this process measured, for each run that is left
 """
 

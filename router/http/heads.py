@@ -82,7 +82,7 @@ class AnswerHead(NamedTuple):
     rest: bytes
 
 
-built.name_heads(RequestHead, Malformed)
+built.name_heads(RequestHead, AnswerHead, Malformed)
 RequestReader = built.RequestReader
 """Reads requests. It gets the type `Exchange`, the `Host`s that are served, which may change, the header lines of
 answers, and the most bytes of a body.

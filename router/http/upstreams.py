@@ -18,7 +18,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import Exchange, OutboundCall
-from router.http.heads import HOP_BY_HOP, AnswerHead, AnswerReader, RequestWriter
+from router.http.heads import HOP_BY_HOP, AnswerReader, RequestWriter
 from router.http.limits import HttpLimits
 from router.http.sites import CORS_HEADERS
 from router.http.timeout_sweeper import TimeoutSweeper
@@ -67,7 +67,7 @@ class UpstreamOrigin:
         """Those that are open, or being opened."""
 
 
-built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin, AnswerHead)
+built.name_relay(WorkerConnection, Exchange, OutboundCall, UpstreamOrigin)
 
 
 class UpstreamOrigins(dict[str, UpstreamOrigin]):

@@ -6,7 +6,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeName
 from router.decision.verdict import Verdict as _Decision
 
-INTERFACE: int = 27
+INTERFACE: int = 28
 
 def name_types(request: type, verdict: type, constraints: Callable[..., object], estimated_scheme: str) -> None: ...
 
@@ -289,8 +289,8 @@ class PlainRequests:
 TAIL_BYTES: int
 
 def chunk(payload: bytes, /) -> bytes: ...
-def name_heads(request_head: type, malformed: type) -> None: ...
-def name_relay(connection: type, exchange: type, call: type, origin: type, answer_head: type) -> None: ...
+def name_heads(request_head: type, answer_head: type, malformed: type) -> None: ...
+def name_relay(connection: type, exchange: type, call: type, origin: type) -> None: ...
 
 _Part: TypeAlias = bytes | bytearray | memoryview
 

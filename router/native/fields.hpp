@@ -37,6 +37,9 @@ private:
     static constexpr std::size_t kSeenMax = 256, kSeenBytesMax = 64;
 };
 
+// `AnswerHead` of `router/http/heads.py`, as long as the process.
+extern PyObject* answer_head;
+
 // A named tuple of these fields.
 inline nanobind::object named(PyObject* type, std::initializer_list<nanobind::object> fields) {
     auto* const of = reinterpret_cast<PyTypeObject*>(type);

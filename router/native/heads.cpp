@@ -132,6 +132,8 @@ private:
 
 }  // namespace
 
+PyObject* answer_head;
+
 std::string shown(Text found) {
     const nb::object repr = checked(PyObject_Repr(ascii(found.substr(0, kShownMax)).ptr()));
     return nb::cast<std::string>(repr);
@@ -144,11 +146,12 @@ void malformed(int status, const std::string& message) {
 
 void bind_heads(nb::module_& module) {
     module.def("name_heads",
-               [](nb::object request_type, nb::object error) {
+               [](nb::object request_type, nb::object answer_type, nb::object error) {
                    request_head = request_type.release().ptr();
+                   answer_head = answer_type.release().ptr();
                    malformed_error = error.release().ptr();
                },
-               "request_head"_a, "malformed"_a);
+               "request_head"_a, "answer_head"_a, "malformed"_a);
     nb::class_<RequestReader>(module, "RequestReader")
         .def(nb::init<nb::object, nb::object, nb::bytes, std::size_t>(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("read", &RequestReader::read, nb::arg(), nb::arg().none(), nb::arg(), nb::arg())

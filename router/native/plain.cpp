@@ -1,6 +1,4 @@
 // Tells plain requests, which state no more than most do (router/request/reading.py). All calls keep the GIL.
-#include <structmember.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -20,35 +18,31 @@ public:
     PlainRequests(std::vector<nb::object> samples, const nb::tuple& keys, std::vector<nb::object> headers)
         : samples_(std::move(samples)), headers_(std::move(headers)) {
         for (const nb::object& sample : samples_) {
-            std::vector<Py_ssize_t>& offsets = offsets_.emplace_back();
+            std::vector<Slot>& slots = slots_.emplace_back();
             for (const nb::handle key : keys) {
                 const nb::object member = nb::getattr(sample.type(), key, nb::none());
                 if (Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type)) {  // it lies in a slot
-                    offsets.push_back(reinterpret_cast<const PyMemberDescrObject*>(member.ptr())->d_member->offset);
+                    slots.emplace_back(sample.type(), nb::cast<const char*>(key));
                 }
             }
         }
     }
 
     bool have(const nb::handle& request, const nb::dict& headers) const {
-        for (std::size_t at = 0; at < offsets_.size(); ++at) {
+        for (std::size_t at = 0; at < slots_.size(); ++at) {
             const nb::object& sample = samples_[at];
             if (Py_IS_TYPE(request.ptr(), Py_TYPE(sample.ptr()))) {
-                const auto is_same = [&](Py_ssize_t offset) { return value(request, offset) == value(sample, offset); };
+                const auto is_same = [&](const Slot& slot) { return slot.of(request).is(slot.of(sample)); };
                 const auto is_given = [&](const nb::handle& name) { return PyDict_Contains(headers.ptr(), name.ptr()) != 0; };
-                return std::all_of(offsets_[at].begin(), offsets_[at].end(), is_same) && std::none_of(headers_.begin(), headers_.end(), is_given);
+                return std::all_of(slots_[at].begin(), slots_[at].end(), is_same) && std::none_of(headers_.begin(), headers_.end(), is_given);
             }
         }
         return false;
     }
 
 private:
-    static PyObject* value(const nb::handle& of, Py_ssize_t offset) {
-        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(of.ptr()) + offset);
-    }
-
     std::vector<nb::object> samples_, headers_;
-    std::vector<std::vector<Py_ssize_t>> offsets_;  // of each sample's keys
+    std::vector<std::vector<Slot>> slots_;  // of each sample's keys
 };
 
 }  // namespace

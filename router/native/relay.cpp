@@ -1,5 +1,6 @@
 // Sends requests to workers, and takes their answers: `router/http/relay.py` extends it. All calls keep the GIL.
 #include <optional>
+#include <stdexcept>
 
 #include <nanobind/stl/string_view.h>
 
@@ -17,7 +18,7 @@ constexpr std::size_t kJoinedBytesMax = 16 << 10;
 
 // Of `router.http`, which names them when it is imported: as long as the process.
 struct Types {
-    nb::object connection, exchange, call, origin, answer_head;
+    nb::object connection, exchange, call, origin, zero = nb::float_(0.0);
 
     struct {
         Slot body, call, due_s, exchange, is_odd, origin, part, received, transport, watcher;
@@ -34,7 +35,14 @@ struct Types {
     } of_origin{{origin, "idle"}, {origin, "writer"}};
 };
 
-const Types* types = nullptr;
+const Types* named_types = nullptr;
+
+const Types& types() {
+    if (named_types == nullptr) {
+        throw std::runtime_error("router.http.upstreams was not imported");
+    }
+    return *named_types;
+}
 
 // The methods that it calls, and an attribute.
 struct Names {
@@ -106,7 +114,7 @@ public:
         bool is_whole() const { return status >= 200 && body_bytes == static_cast<std::int64_t>(rest.size()); }
         // An `AnswerHead`.
         nb::object object() const {
-            return named(types->answer_head.ptr(), {nb::cast(status), headers, nb::cast(body_bytes), nb::cast(reusable), nb::cast(is_stream),
+            return named(answer_head, {nb::cast(status), headers, nb::cast(body_bytes), nb::cast(reusable), nb::cast(is_stream),
                                                     bytes(passed_on), bytes(rest)});
         }
     };
@@ -190,9 +198,9 @@ public:
 
     // An answer that came whole is passed on here, and so is a stream that flows; of others the methods take their steps.
     void receive(nb::handle self, const nb::object& exchange, const nb::bytes& data) const {
-        check(self, types->connection);
-        check(exchange, types->exchange);
-        const auto& [own, of] = std::tie(types->of_connection, types->of_exchange);
+        check(self, types().connection);
+        check(exchange, types().exchange);
+        const auto& [own, of] = std::tie(types().of_connection, types().of_exchange);
         const nb::object client = held(of.client.of(exchange)), body = held(own.body.of(self));
         if (!body.is_none()) {
             own.received.set(self, nb::bool_(true));
@@ -235,9 +243,8 @@ public:
 
     // The answer is complete: keep the connection as idle, or close it.
     static void release(nb::handle self, bool reusable) {
-        static const nb::handle zero = nb::float_(0.0).release();
-        check(self, types->connection);
-        const auto& own = types->of_connection;
+        check(self, types().connection);
+        const auto& own = types().of_connection;
         if (!reusable || PyObject_IsTrue(call(own.transport.of(self), names().unsent).ptr()) != 0) {
             call(self, names().give_up);
             return;
@@ -248,10 +255,10 @@ public:
         for (const Slot* const each : {&own.exchange, &own.call, &own.watcher}) {
             each->set(self, nb::none());
         }
-        own.due_s.set(self, zero);
+        own.due_s.set(self, types().zero);
         const nb::handle origin = own.origin.of(self);
-        check(origin, types->origin);
-        if (PyObject_SetItem(types->of_origin.idle.of(origin).ptr(), self.ptr(), Py_None) != 0) {
+        check(origin, types().origin);
+        if (PyObject_SetItem(types().of_origin.idle.of(origin).ptr(), self.ptr(), Py_None) != 0) {
             throw nb::python_error();
         }
     }
@@ -263,16 +270,15 @@ private:
 
 // Sends a call over the connection to its origin that was used last; returns whether one was idle.
 bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle& outbound, const nb::handle& watcher) {
-    static const nb::handle zero = nb::float_(0.0).release();
-    check(origin, types->origin);
-    check(exchange, types->exchange);
-    check(outbound, types->call);
-    const auto& own = types->of_connection;
-    const nb::object idle = held(types->of_origin.idle.of(origin));
+    check(origin, types().origin);
+    check(exchange, types().exchange);
+    check(outbound, types().call);
+    const auto& own = types().of_connection;
+    const nb::object idle = held(types().of_origin.idle.of(origin));
     while (nb::len(idle) != 0) {
         const auto last = nb::cast<nb::tuple>(call(idle, names().popitem));
         const nb::object connection = last[0];
-        check(connection, types->connection);
+        check(connection, types().connection);
         const nb::object transport = held(own.transport.of(connection));
         if (call(transport, names().is_closing).is(Py_True)) {
             continue;
@@ -280,13 +286,13 @@ bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle
         own.exchange.set(connection, exchange);
         own.call.set(connection, outbound);
         own.watcher.set(connection, watcher);
-        own.due_s.set(connection, zero);
-        types->of_exchange.relay.set(exchange, connection);
-        if (get(types->of_exchange.client.of(exchange), names().writing_paused).is(Py_True)) {
+        own.due_s.set(connection, types().zero);
+        types().of_exchange.relay.set(exchange, connection);
+        if (get(types().of_exchange.client.of(exchange), names().writing_paused).is(Py_True)) {
             call(connection, names().pause);
         }
-        const auto& [body, headers, method, path] = types->of_call;
-        const RequestWriter& writer = *nb::cast<const RequestWriter*>(types->of_origin.writer.of(origin));
+        const auto& [body, headers, method, path] = types().of_call;
+        const RequestWriter& writer = *nb::cast<const RequestWriter*>(types().of_origin.writer.of(origin));
         call(transport, names().writelines,
              writer.request(text_of(method.of(outbound)), text_of(path.of(outbound)), nb::cast<nb::bytes>(headers.of(outbound)), held(body.of(outbound))));
         return true;
@@ -298,10 +304,10 @@ bool send(const nb::handle& origin, const nb::handle& exchange, const nb::handle
 
 void bind_relay(nb::module_& module) {
     module.def("name_relay",
-               [](nb::object connection, nb::object exchange, nb::object call, nb::object origin, nb::object answer_head) {
-                   types = new Types{std::move(connection), std::move(exchange), std::move(call), std::move(origin), std::move(answer_head)};
+               [](nb::object connection, nb::object exchange, nb::object call, nb::object origin) {
+                   named_types = new Types{std::move(connection), std::move(exchange), std::move(call), std::move(origin)};
                },
-               "connection"_a, "exchange"_a, "call"_a, "origin"_a, "answer_head"_a);
+               "connection"_a, "exchange"_a, "call"_a, "origin"_a);
     nb::class_<RequestWriter>(module, "RequestWriter")
         .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg(), nb::arg())
         .def("request", &RequestWriter::request, nb::arg(), nb::arg(), nb::arg(), nb::arg());
