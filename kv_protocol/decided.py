@@ -248,7 +248,7 @@ def best_terms(decided: Decided) -> list[CostTerms]:
 
 def cost_unit(decided: Decided) -> CostUnit:
     """Return the unit of the costs."""
-    return "ms" if decided.terms and terms_mask(decided.terms)[0] & _TIMED else "blocks"
+    return "ms" if decided.terms and terms_mask(decided.terms)[0] & _TIMED else "own"
 
 
 def other_costs(decided: Decided) -> tuple[float, ...]:

@@ -1,17 +1,17 @@
 """A routing decision as data: every candidate with every cost term, to explain and to repeat it.
 
-Costs are in milliseconds or in blocks, as the policy says. Formulas: `tests/reference/time_cost.py`, `cost.py`.
+Costs are in milliseconds; those of a user's mode in a unit of its own. Formulas: `tests/reference/time_cost.py`.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
 from kv_protocol.errors import LimitExceeded
 
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
-CostUnit = Literal["blocks", "ms"]
-"""What costs are in: blocks, or milliseconds of all requests."""
+CostUnit = Literal["ms", "own"]
+"""What costs are in: milliseconds of all requests, or a user's mode's own unit."""
 OverlapSource = Literal["index", "approximate"]
 """Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
 
@@ -19,15 +19,11 @@ OverlapSource = Literal["index", "approximate"]
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The addends of one candidate's cost; `cost` is their weighted sum, times the constraint multiplier.
 
-    A cost in blocks has none of the terms in ms, a cost in ms no term in blocks but two that are no addends: the
-    credit, and what is not credited since it will be evicted before the request is computed.
+    Those in ms are addends. The credit, and what is not credited since it will be evicted before the request is
+    computed, are blocks.
     """
 
     overlap_credit_blocks: float = 0.0
-    prefill_blocks: float = 0.0
-    decode_blocks: float = 0.0
-    request_blocks: float = 0.0
-    history_blocks: float = 0.0
     constraint_multiplier: float = 1.0
     cost: float = 0.0
     wait_ms: float = 0.0
@@ -39,15 +35,8 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
     overlap_lost_blocks: float = 0.0
 
 
-ADDENDS: dict[CostUnit, tuple[str, ...]] = {
-    unit: tuple(
-        name.removesuffix(f"_{unit}")
-        for name in CostTerms.__struct_fields__
-        if name.endswith(f"_{unit}") and not name.startswith("overlap_")
-    )
-    for unit in get_args(CostUnit)
-}
-"""What costs in each unit are the sum of: the fields of `CostTerms` without their unit."""
+ADDENDS = tuple(name.removesuffix("_ms") for name in CostTerms.__struct_fields__ if name.endswith("_ms"))
+"""What a cost in ms is the sum of: the fields of `CostTerms` without their unit."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +58,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     terms: CostTerms
     is_weighed: bool = True
     """Whether the policy weighed costs; if not, `terms` are meaningless."""
-    is_spilled: bool = False
-    """Whether the spill gate removed its credit: too much is queued there, and little elsewhere."""
     predicted_ttft_s: float | None = None
+    """Seconds to the first token; None, like the next one, if not predicted, or if the phase has no such tokens."""
     predicted_itl_s: float | None = None
+    """Seconds between tokens."""
 
     @property
     def expected_blocks(self) -> int:
@@ -120,7 +109,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's action: admit, queue or reject."""
     regret_blocks: int = 0
     """By how much another candidate's overlap was longer than the winner's."""
-    cost_unit: CostUnit = "blocks"
+    cost_unit: CostUnit = "ms"
     """Of costs and of the margin."""
     session_rank: str = ""
     """`worker/dp_rank` to which the request's session is bound; empty: to none."""

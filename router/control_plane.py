@@ -49,7 +49,7 @@ from router.attached_workers import AttachedWorkers
 from router.decision.kept_prompts import KeptPrompts
 from router.decision.policy import Policy
 from router.decision.policy_store import PolicyNotStored, PolicyStore, fields_of, swapped
-from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens, predicted_ttft_s
+from router.decision.report import DecisionReport, Outcome, misses, predicted_cached_tokens
 from router.decision.report_text import explanation, sentence
 from router.decision.routing import Lease, Routing
 from router.drain.handover import Handover
@@ -359,7 +359,7 @@ def _explained(record: Lease, begun_s: float, trace_link: str) -> dict[str, obje
         "outcome": outcome_fields(record.outcome),
         "explanation": explanation(decision),
         "sentence": sentence(DecisionReport(decision=decision, outcome=outcome)),
-        "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": predicted_ttft_s(decision)},
+        "predicted": {"cached_tokens": predicted_cached_tokens(decision), "ttft_s": decision.chosen.predicted_ttft_s},
         "misses": misses(decision, record.outcome, begun_s),
         "trace_url": _trace_url(trace_link, ids),
     }

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import click
-from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
@@ -22,7 +21,6 @@ from bench.fidelity.live_recording import WORKERS, LiveRun, Recording, Recording
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
 from bench.routing.virtual_fleet import RequestFigures
-from router.decision.policy import CostParameters, Policy
 from worker_agent.engines.simulated.scheduling import SGLANG
 from worker_agent.engines.simulated.timing import H100_4B_SGLANG, H200_4B
 
@@ -107,7 +105,7 @@ def _ranked(figures: Mapping[str, LiveFigures]) -> tuple[str, ...]:
     return tuple(sorted(figures, key=lambda name: -figures[name].requests_per_s))
 
 
-NAMES = {"kvb": "kv-blocks", "rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
+NAMES = {"rr": "round-robin", "dynamo-kv": "dynamo", "dynamo:kv": "dynamo"}
 """Of the kit, by our names. sglang-router's names and weights are read by `placement_of`."""
 TITLES = ("req/s", "hit, %", "TTFT p50", "p90", "p99", "E2E p50", "p99")
 SCALES = (1, 100, *[1000] * 5)
@@ -140,15 +138,8 @@ KINDS = {
 
 
 def placement_of(policy: str) -> Placement | None:
-    """Return the placement that a recording calls `policy`, weights after commas; None if the bench has no such rule.
-
-    A recording that names weights was made when mode kv compared blocks.
-    """
-    name, *weights = policy.split(", ")
-    if name == "kv" and weights:
-        given = {key: float(value) for key, value in (each.split(" ") for each in weights)}
-        return Placement(Policy(mode="kv-blocks", parameters=replace(CostParameters(), **given)))
-    return PLACEMENTS.get("sglang" if name.startswith("sglang") else NAMES.get(policy, policy))
+    """Return the placement that a recording calls `policy`; None if the bench has no such rule."""
+    return PLACEMENTS.get("sglang" if policy.startswith("sglang") else NAMES.get(policy, policy))
 
 
 @click.command("live", context_settings={"show_default": True})

@@ -2,10 +2,8 @@
 
 kv                  mode kv as it is by default
 kv-fcfs, kv-wspt    the same behind our queue
-kv-blocks           mode kv-blocks as it is by default
 predicted-ttft, least-loaded, power-of-two, round-robin        our other modes; the last three are other routers' too
-dynamo              NVIDIA Dynamo's rule (its documentation of 1.6): blocks to prefill at the weight 1, and active
-                    decode blocks; our tie-breaks
+dynamo              NVIDIA Dynamo's rule: see `rules.py`
 dynamo-fcfs, dynamo-wspt                                       the same behind its queue
 sglang, session-hash, llm-d                                    rules of their own: see the modules of this folder
 
@@ -23,12 +21,12 @@ lcfs); ai-dynamo/dynamo, `lib/kv-router/src/scheduling/queue.rs` at 00067c3 and
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bench.placement.rules import CacheAware, EngineMetrics, SessionHash, WeightedScorers
+from bench.placement.rules import CacheAware, EngineMetrics, SessionHash, WeightedScorers, fewest_blocks
 from bench.routing.virtual_engine import VirtualEngine
 from bench.routing.virtual_fleet import ModesOf
 from bench.routing.virtual_router import NO_QUEUE, VirtualQueue
 from router.decision.policies import MODES, Mode
-from router.decision.policy import CostParameters, Policy
+from router.decision.policy import Policy
 
 
 class Placement(NamedTuple):
@@ -40,7 +38,7 @@ class Placement(NamedTuple):
 
 
 def _foreign(mode: str, modes_of: ModesOf) -> Placement:
-    """A rule that has neither our spill gate, nor our newcomers, nor our predictions."""
+    """A rule that has neither our newcomers nor our predictions."""
     return Placement(Policy(mode=mode, newcomers=False, predict_on_route=False), modes_of)
 
 
@@ -64,21 +62,12 @@ def metrics_of(engine: VirtualEngine) -> EngineMetrics:
 
 
 _KV = Placement(Policy())
-_DYNAMO = Placement(
-    Policy(
-        mode="kv-blocks",
-        parameters=CostParameters(prefill_scale=1.0, history_weight=0.0),
-        predict_on_route=False,
-        spill_tokens=0,
-        newcomers=False,
-    )
-)
+_DYNAMO = _foreign("dynamo", lambda _: {"dynamo": Mode(fewest_blocks, reads_overlap=True, reads_load=True)})
 
 PLACEMENTS: dict[str, Placement] = {
     "kv": _KV,
     "kv-fcfs": _KV._replace(queue=VirtualQueue(1.0, "fcfs")),
     "kv-wspt": _KV._replace(queue=VirtualQueue(1.0, "wspt")),
-    "kv-blocks": Placement(Policy(mode="kv-blocks")),
     **{
         mode: Placement(Policy(mode=mode)) for mode in ("predicted-ttft", "least-loaded", "power-of-two", "round-robin")
     },

@@ -28,6 +28,11 @@ routing (`precise-prefix-cache-scorer` 3.0, `kv-cache-utilization-scorer` 2.0, `
 formulas of the scorers: Gateway API Inference Extension, plugin documentation. The interval of 50 ms: its
 `--refresh-metrics-interval`.
 
+`fewest_blocks`: NVIDIA Dynamo's (its documentation of 1.6), with our tie-breaks.
+
+    cost      (queued tokens + ISL) / B - blocks held, or 0, and the worker's active blocks with those of the request
+    choice    the lowest cost; of equal ones the seed draws one
+
 `SessionHash`: vllm-router's policy `consistent_hash`.
 
     ring      160 points for each worker; a key belongs to the worker of the first point at or after its hash, the first
@@ -42,6 +47,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
+
+import numpy as np
 
 from bench.prefix_tree import PrefixTree
 from kv_protocol.codec import unpack_u64
@@ -115,6 +122,15 @@ class EngineMetrics(NamedTuple):
 
     waiting: int
     kv_usage: float
+
+
+def fewest_blocks(candidates: Candidates, request: RouteRequest, _policy: Policy, seed: int) -> Choice:
+    """Return the worker with the fewest blocks to compute and in use."""
+    ranks, own_blocks = candidates.columns, -(-request.isl_tokens // request.block_size)
+    missing = (ranks.queued_tokens + request.isl_tokens) / request.block_size - ranks.overlap[0]
+    costs = (np.maximum(missing, 0.0) + ranks.active_blocks - ranks.shared_blocks + own_blocks).tolist()
+    best = [place for place, cost in enumerate(costs) if cost == min(costs)]
+    return Choice(best[choice_index(seed, len(best))], "load", costs=costs)
 
 
 _PREFIX, _QUEUE, _CACHE = 3.0, 2.0, 2.0

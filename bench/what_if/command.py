@@ -29,7 +29,7 @@ from router.journal.log import read_journal
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
 REQUESTS = 2000
-_MODES = ("kv", "kv-blocks", "least-loaded", "round-robin")
+_MODES = ("kv", "predicted-ttft", "least-loaded", "round-robin")
 """The modes that are played if no policy is named."""
 
 
@@ -106,7 +106,7 @@ def what_if(
     the first request in the fields that are named.
 
     \b
-    Example:  router what-if --nats-url nats://127.0.0.1:4222 --modes kv-blocks --sweep policy.ttft_weight=1,16
+    Example:  router what-if --nats-url nats://127.0.0.1:4222 --modes least-loaded --sweep policy.ttft_weight=1,16
     """  # noqa: D301
     found_loads = _loads(loads)
     others = named_policies(modes, sweep) or {mode: {"mode": mode} for mode in _MODES}

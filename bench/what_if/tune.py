@@ -35,9 +35,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     **{f"ttft_weight={weight}": {"mode": "kv", "ttft_weight": weight} for weight in (1, 2, 8, 16)},
     **{f"lateness_s={seconds:g}": {"mode": "kv", "lateness_s": seconds} for seconds in (0.5, 8.0)},
     "kv": {"mode": "kv"},
-    "kv-blocks": {"mode": "kv-blocks"},
-    "kv-blocks, history": {"mode": "kv-blocks", "history_weight": 1},
-    "kv-blocks, prefill_scale=16": {"mode": "kv-blocks", "prefill_scale": 16},
+    "predicted-ttft": {"mode": "predicted-ttft"},
     "least-loaded": {"mode": "least-loaded"},
 }
 _TIMEOUT_S = 10.0

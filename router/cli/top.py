@@ -41,7 +41,7 @@ class Decision(msgspec.Struct, frozen=True):
     isl_tokens: int
     overlap_blocks: int
     margin: float | None = None
-    cost_unit: str = "blocks"
+    cost_unit: str = "ms"
     outcome: Outcome | None = None
 
     def reused_tokens(self, block_size: int) -> int:
@@ -182,7 +182,7 @@ def _worker_text(snapshot: Snapshot, worker: WorkerRow) -> str:
 
 def _decision_text(decision: Decision) -> str:
     outcome = decision.outcome
-    margin = "-" if decision.margin is None else f"{decision.margin:.1f}{'ms' if decision.cost_unit == 'ms' else 'b'}"
+    margin = "-" if decision.margin is None else f"{decision.margin:.1f}{'ms' if decision.cost_unit == 'ms' else ''}"
     return (
         f"{decision.age_s:5.0f}s {_tail(decision.decision_id, 12):12}"
         f" {_tail(f'{decision.worker_id}/{decision.dp_rank}', 14):14} {decision.isl_tokens:8}"

@@ -2,9 +2,8 @@
 
     mode             chooses                                                             reads
     kv               the lowest cost in ms, or by temperature a draw                       overlap, load, rates
-    kv-blocks        the same, in blocks                                                   overlap, load
-    predicted-ttft   the smallest predicted time to the first token among those whose      overlap, load, forecast
-                     predicted time between tokens meets the target
+    predicted-ttft   the smallest predicted time to the first token among those that       overlap, load, rates
+                     meet the targets; of decode workers the smallest between tokens
     round-robin      the candidates in turn                                                nothing
     random           any, by the seed                                                      nothing
     power-of-two     of two that the seed draws, the one with fewer active requests        load
@@ -70,13 +69,12 @@ class Mode(NamedTuple):
     """None: the core chooses."""
     reads_overlap: bool = False
     reads_load: bool = False
-    reads_forecast: bool = False
+    reads_rates: bool = False
 
 
 MODES: dict[str, Mode] = {
-    "kv": Mode(reads_overlap=True, reads_load=True),
-    "kv-blocks": Mode(reads_overlap=True, reads_load=True),
-    "predicted-ttft": Mode(reads_overlap=True, reads_load=True, reads_forecast=True),
+    "kv": Mode(reads_overlap=True, reads_load=True, reads_rates=True),
+    "predicted-ttft": Mode(reads_overlap=True, reads_load=True, reads_rates=True),
     "round-robin": Mode(),
     "random": Mode(),
     "power-of-two": Mode(reads_load=True),
@@ -113,7 +111,7 @@ class Rules:
                 policy = replace(policy, mode="least-loaded")
             mode = self.modes[policy.mode]
             name = policy.mode if mode.choose is None else "user"
-            native = built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_forecast)
+            native = built.policy(policy, name, mode.reads_overlap, mode.reads_load, mode.reads_rates)
             if len(self._rules) >= _RULES_MAX:
                 self._rules.clear()
             rule = self._rules[key] = Rule(policy, mode, native)

@@ -1,6 +1,6 @@
 """A routing policy as data: the mode, and its parameters. The journal records it as a whole.
 
-Formulas: `time_cost.py`, `cost.py`; modes: `policies.py`.
+Formulas: `tests/reference/time_cost.py`; modes: `policies.py`.
 """
 
 from functools import lru_cache
@@ -18,20 +18,15 @@ Unmet = Literal["admit", "queue", "reject"]
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Weights of the terms. What the defaults gain and cost: `docs/BENCHMARKS.md`, "The weights of mode kv-blocks"."""
+    """Weights of the terms."""
 
     overlap_credit: float = 1.0
-    overlap_credit_decay: float = 0.0
     host_weight: float = 0.75
     disk_weight: float = 0.25
-    prefill_scale: float = 4.0
-    request_weight: float = 0.0
-    history_weight: float = 0.0
-    decode_scale: float = 1.0
     ttft_weight: float = 4.0
-    """kv: of the time to a request's own first token, against time that any request loses otherwise."""
+    """Of the time to a request's own first token, against time that any request loses otherwise."""
     lateness_s: float = 2.0
-    """kv: a first token as late as this counts twice."""
+    """A first token as late as this counts twice."""
 
 
 class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -40,21 +35,14 @@ class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True)
     mode: str | None = None
     temperature: float | None = None
     overlap_credit: float | None = None
-    overlap_credit_decay: float | None = None
     host_weight: float | None = None
     disk_weight: float | None = None
-    prefill_scale: float | None = None
-    request_weight: float | None = None
-    history_weight: float | None = None
-    decode_scale: float | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the fields that differ from the policy's."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-PREFILL_OVERRIDES = PhaseOverrides(decode_scale=0.0)
-"""No tokens are decoded there."""
 DECODE_OVERRIDES = PhaseOverrides(overlap_credit=0.0)
 """The prompt's KV is transferred from another worker, whatever this one holds."""
 
@@ -71,8 +59,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
     predict_on_route: bool = True
     """Whether blocks expected at a rank count as held by it."""
-    spill_tokens: int = 16384
-    """A rank with more queued uncached tokens than this and than 4 x ISL may lose its credit; 0: no rank ever does."""
     newcomers: bool = True
     """Whether the share of full misses of a joining rank is bounded."""
     affinity: Affinity = "off"
@@ -83,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     ttft_target_s: float | None = None
     """predicted-ttft: largest acceptable predicted time to the first token, if the request states none."""
     unmet: Unmet = "admit"
-    prefill: PhaseOverrides = PREFILL_OVERRIDES
+    prefill: PhaseOverrides = PhaseOverrides()
     """For workers of the role prefill."""
     decode: PhaseOverrides = DECODE_OVERRIDES
     """For workers of the role decode."""

@@ -14,7 +14,6 @@ from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
     DECODE_OVERRIDES,
-    PREFILL_OVERRIDES,
     Affinity,
     CostParameters,
     PhaseOverrides,
@@ -37,50 +36,29 @@ def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Li
 
 
 class PolicySection(Section):
-    """How a worker rank is chosen; formulas in `tests/reference/time_cost.py` and `cost.py`."""
+    """How a worker rank is chosen; formulas in `tests/reference/time_cost.py`."""
 
     user_modes: tuple[str, ...] = Field(
         (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"
     )
     mode: str = Field(
         _POLICY.mode,
-        description="kv, kv-blocks, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of "
-        "user_modes",
+        description="kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of user_modes",
     )
     ttft_weight: float = Field(
         _COST.ttft_weight,
         gt=0,
         le=1000,
-        description="kv: of the time to a request's own first token, against time that any request loses otherwise",
+        description="of the time to a request's own first token, against time that any request loses otherwise",
     )
-    lateness_s: float = Field(
-        _COST.lateness_s, gt=0, le=3600, description="kv: a first token as late as this counts twice"
-    )
+    lateness_s: float = Field(_COST.lateness_s, gt=0, le=3600, description="a first token as late as this counts twice")
     overlap_credit: float = Field(
         _COST.overlap_credit, ge=0, le=1, description="what a block on the GPU saves, in blocks"
     )
-    overlap_credit_decay: float = Field(
-        _COST.overlap_credit_decay, ge=0, le=1000, description="how fast queued prefill devalues overlap"
-    )
     host_weight: float = Field(_COST.host_weight, ge=0, le=1, description="what a block in host memory saves")
     disk_weight: float = Field(_COST.disk_weight, ge=0, le=1, description="what a block on disk saves")
-    prefill_scale: float = Field(
-        _COST.prefill_scale,
-        ge=0,
-        le=1000,
-        description="kv-blocks: weight of prefill against decode; more favours overlap",
-    )
-    request_weight: float = Field(
-        _COST.request_weight, ge=0, le=1000, description="kv-blocks: that every active request costs"
-    )
-    history_weight: float = Field(
-        _COST.history_weight, ge=0, le=1000, description="kv-blocks: weight of recent prefill; more spreads the load"
-    )
-    decode_scale: float = Field(
-        _COST.decode_scale, ge=0, le=1000, description="kv-blocks: weight of decode, of the blocks a rank works on"
-    )
     prefill: dict[str, Any] = Field(
-        PREFILL_OVERRIDES.given(),
+        {},
         description=f"{_OF_A_PHASE} prompts that another worker decodes; {_PHASE_FIELDS}",
     )
     decode: dict[str, Any] = Field(
@@ -90,12 +68,6 @@ class PolicySection(Section):
         _POLICY.temperature, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)"
     )
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of every draw and tie-break")
-    spill_tokens: int = Field(
-        _POLICY.spill_tokens,
-        ge=0,
-        le=1 << 40,
-        description="kv-blocks: queued tokens beyond which a rank may lose its credit; 0: none ever does",
-    )
     newcomers: bool = Field(
         default=_POLICY.newcomers,
         description="a joining rank gets a bounded share of the requests of which no rank holds a block",
@@ -166,7 +138,7 @@ class PolicySection(Section):
             self,
             Policy,
             parameters=picked(self, CostParameters),
-            prefill=PhaseOverrides(**PREFILL_OVERRIDES.given() | self.prefill),
+            prefill=PhaseOverrides(**self.prefill),
             decode=PhaseOverrides(**DECODE_OVERRIDES.given() | self.decode),
         )
 

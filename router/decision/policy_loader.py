@@ -3,7 +3,7 @@
 a user's mode     `package.module:function`, in `policy.user_modes`; nothing else is ever imported
 the function      pure, `(candidates, request, policy, seed)` by position (`router/decision/policies.py`)
 it returns        a `Choice`, or the index of a candidate
-what it reads     its attributes reads_overlap, reads_load (by default True), reads_forecast (False), if it has them
+what it reads     its attributes reads_overlap, reads_load (by default True), reads_rates (False), if it has them
 """
 
 import inspect
@@ -51,7 +51,7 @@ def _mode(name: str) -> Mode:
         _chooser(function),
         reads_overlap=bool(getattr(function, "reads_overlap", True)),
         reads_load=bool(getattr(function, "reads_load", True)),
-        reads_forecast=bool(getattr(function, "reads_forecast", False)),
+        reads_rates=bool(getattr(function, "reads_rates", False)),
     )
 
 

@@ -9,7 +9,6 @@ import msgspec
 
 from kv_protocol.decision import Decision
 from kv_protocol.journal import OutcomeKnown
-from router.native import built
 
 MissKind = Literal["cached", "ttft"]
 
@@ -57,20 +56,6 @@ def predicted_cached_tokens(decision: Decision) -> int:
     return decision.chosen.overlap_blocks[0] * decision.block_size
 
 
-def predicted_ttft_s(decision: Decision) -> float | None:
-    """Return the seconds to the first token that were predicted for the winner: by its forecast, or by its cost.
-
-    A cost in ms has wait and prefill, without what is the same for every rank (`FIRST_S`); a decode phase computes no
-    prompt.
-    """
-    chosen = decision.chosen
-    if chosen.predicted_ttft_s is not None:
-        return chosen.predicted_ttft_s
-    if decision.cost_unit != "ms" or decision.phase == "decode":
-        return None
-    return built.FIRST_S + (chosen.terms.wait_ms + chosen.terms.prefill_ms) / 1e3
-
-
 def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None, begun_s: float | None = None) -> Misses:
     """Return the decision's misses. A decode phase has no prediction of cached tokens: its KV comes from elsewhere.
 
@@ -84,6 +69,6 @@ def misses(decision: Decision, outcome: Outcome | OutcomeKnown | None, begun_s: 
     if outcome.cached_tokens is not None and decision.isl_tokens and decision.phase != "decode":
         cached = predicted_cached_tokens(decision) - outcome.cached_tokens
     if expected_s is None:
-        expected_s = predicted_ttft_s(decision)
+        expected_s = decision.chosen.predicted_ttft_s
     late_s = None if outcome.ttft_s is None or expected_s is None else outcome.ttft_s - expected_s
     return Misses(cached, late_s)

@@ -20,7 +20,7 @@ _CAUSES = {
     "user": "a mode of the configuration chose it",
 }
 _UNTIL_FIRST = ("wait", "prefill", "lateness")
-_AFTER_FIRST = tuple(term for term in ADDENDS["ms"] if term not in _UNTIL_FIRST)
+_AFTER_FIRST = tuple(term for term in ADDENDS if term not in _UNTIL_FIRST)
 _BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a look at what is cached."
 _NO_RETRY = 1
 _Column = tuple[str, Callable[[Candidate], bool] | None, Callable[[Candidate], str]]
@@ -63,7 +63,7 @@ def _cause(decision: Decision) -> str:
         return "there was no other candidate"
     if decision.runner_up is None or decision.margin is None:
         return f"seed {decision.seed} drew it" if decision.reason == "draw" else "it had the fewest active requests"
-    runner_up, unit = decision.candidates[decision.runner_up], decision.cost_unit
+    runner_up = decision.candidates[decision.runner_up]
     if decision.margin == 0:
         return f"seed {decision.seed} broke the tie with {_name(runner_up)}"
     if decision.margin < 0:
@@ -71,36 +71,37 @@ def _cause(decision: Decision) -> str:
     term, more = deciding_term(decision, runner_up)
     if more <= 0:
         return f"the factor for its constraints is smaller than at {_name(runner_up)}, the next best"
-    return f"its {term} counts {more:.1f} {unit} less than at {_name(runner_up)}, the next best"
+    return f"its {term} counts {more:.1f} ms less than at {_name(runner_up)}, the next best"
 
 
 def _alternative(decision: Decision) -> Iterator[str]:
     if decision.runner_up is None or not decision.margin or not decision.chosen.is_weighed:
         return
-    runner_up, unit = decision.candidates[decision.runner_up], decision.cost_unit
-    costs = f"{runner_up.terms.cost:.1f} against {decision.chosen.terms.cost:.1f} {unit}"
+    runner_up, unit = decision.candidates[decision.runner_up], _unit(decision)
+    costs = f"{runner_up.terms.cost:.1f} against {decision.chosen.terms.cost:.1f}{unit}"
     change = "more" if decision.margin > 0 else "less"
-    yield f"{_name(runner_up)} would have cost {abs(decision.margin):.1f} {unit} {change} in all, {costs}"
+    yield f"{_name(runner_up)} would have cost {abs(decision.margin):.1f}{unit} {change} in all, {costs}"
 
 
 def deciding_term(decision: Decision, runner_up: Candidate) -> tuple[str, float]:
     """Return the term that makes most of the difference to the runner-up, without its unit, and the difference.
 
-    The difference is in `cost_unit`, as it counts, before the multiplier of constraints.
+    The difference is in ms, as it counts, before the multiplier of constraints.
     """
     chosen, other = decision.chosen.terms, runner_up.terms
     weights = _term_weights(decision)
-    fields = {name: f"{name}_{decision.cost_unit}" for name in weights}
-    more = {name: weights[name] * (getattr(other, field) - getattr(chosen, field)) for name, field in fields.items()}
+    more = {
+        name: weight * (getattr(other, f"{name}_ms") - getattr(chosen, f"{name}_ms"))
+        for name, weight in weights.items()
+    }
     term = max(more, key=lambda name: more[name])
     return term, more[term]
 
 
 def _term_weights(decision: Decision) -> dict[str, float]:
     """Return the weight of each addend: the cost is their weighted sum, times the multiplier."""
-    unit = decision.cost_unit
-    weight = max(_ttft_weight(each.terms) for each in decision.candidates) if unit == "ms" else 1.0
-    return {name: weight if unit == "ms" and name in _UNTIL_FIRST else 1.0 for name in ADDENDS[unit]}
+    weight = max(_ttft_weight(each.terms) for each in decision.candidates)
+    return {name: weight if name in _UNTIL_FIRST else 1.0 for name in ADDENDS}
 
 
 def _ttft_weight(terms: CostTerms) -> float:
@@ -151,22 +152,19 @@ def table(decision: Decision) -> list[str]:
 def _notes(candidate: Candidate) -> Iterator[str]:
     if lost := candidate.terms.overlap_lost_blocks:
         yield f"lacks room, and will evict {lost:.0f} blocks before it computes the prompt"
-    if candidate.is_spilled:
-        yield "has no credit, since too much is queued there"
     if candidate.trust_reason:
         yield f"{candidate.trust}: {candidate.trust_reason}"
 
 
 def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column]:
     """Yield the table's columns."""
-    unit = decision.cost_unit
     yield "", None, lambda each: "*" if each is decision.chosen else ""
     yield "rank", None, _name
     if decision.chosen.is_weighed:
-        yield f"cost {unit}", None, lambda each: f"{each.terms.cost:.1f}"
+        yield f"cost{_unit(decision)}", None, lambda each: f"{each.terms.cost:.1f}"
         for term, weight in terms.items():
-            yield f"{term} {unit}", None, partial(_counted, f"{term}_{unit}", weight)
-        yield "credit blocks", None, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
+            yield f"{term} ms", None, partial(_counted, f"{term}_ms", weight)
+        yield "credit blocks", _is_credited, lambda each: f"{each.terms.overlap_credit_blocks:.1f}"
         yield "multiplier", _is_multiplied, lambda each: f"{each.terms.constraint_multiplier:.2f}"
     yield "gpu blocks", None, lambda each: str(each.overlap_blocks[0])
     yield "expected blocks", None, lambda each: str(each.expected_blocks)
@@ -177,14 +175,22 @@ def _columns(decision: Decision, terms: Mapping[str, float]) -> Iterator[_Column
 
 def _shown_terms(decision: Decision) -> dict[str, float]:
     """Return the weights of the terms that are not zero for all candidates."""
-    unit = decision.cost_unit
     terms = [each.terms for each in decision.candidates if decision.chosen.is_weighed]
     weights = _term_weights(decision).items()
-    return {name: weight for name, weight in weights if any(getattr(each, f"{name}_{unit}") for each in terms)}
+    return {name: weight for name, weight in weights if any(getattr(each, f"{name}_ms") for each in terms)}
 
 
 def _counted(field: str, weight: float, candidate: Candidate) -> str:
     return f"{weight * getattr(candidate.terms, field):.1f}"
+
+
+def _unit(decision: Decision) -> str:
+    """Return the unit of costs, behind a space; a user's mode names none."""
+    return " ms" if decision.cost_unit == "ms" else ""
+
+
+def _is_credited(candidate: Candidate) -> bool:
+    return candidate.terms.overlap_credit_blocks != 0
 
 
 def _is_multiplied(candidate: Candidate) -> bool:

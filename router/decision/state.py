@@ -234,7 +234,7 @@ class RouterState:
         Columns that the policy of `live` did not need are read now; the index's answer is that of `live`.
 
         Raises:
-            ValueError: the index was not asked, and the other mode's costs or forecasts need its answer.
+            ValueError: the index was not asked, and the other mode's costs need its answer.
         """
         return self.core.decide_instead(live, self.rules.of(policy, live.request))
 

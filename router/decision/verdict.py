@@ -18,13 +18,13 @@ from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
 from router.decision.eligibility import RankColumns, constraints, exclusions_of
 from router.decision.policies import Candidates, Rule
-from router.decision.view import Depths, Floats, Forecast, Ints, RateColumns, View
+from router.decision.view import Depths, Floats, Ints, RateColumns, View
 from router.fleet.trust import Trust
 from router.native import built
 
 Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newcomer", "only", "predicted_ttft", "user"]
 """Why the winner won: its overlap, its low load, its turn, a draw or a tie decided by the seed, a pin of the client,
-its session, newcomers with a spent share, no other candidate, its forecast, a user's mode."""
+its session, newcomers with a spent share, no other candidate, its predicted time, a user's mode."""
 SHARE_IS_SPENT = "newcomer: it had its share of requests of which no rank has a block"
 _NOT_WEIGHED = CostTerms()
 _TERMS = CostTerms.__struct_fields__
@@ -39,7 +39,7 @@ class Verdict(built.Verdict):
     regret_blocks     the longest overlap of a candidate minus the winner's
     uncached_tokens   of the prompt, that the winner is promised to compute
     epoch             of the winner's stream; 0: nothing was received
-    ttft_s, itl_s     predicted latency at the winner; None: not predicted
+    ttft_s            until the winner's first token, as predicted; None: its costs are not in ms, or it decodes only
     action            what happens to the request; other than admit if no rank is predicted to meet its targets
     """
 
@@ -109,7 +109,7 @@ class Verdict(built.Verdict):
     @property
     def cost_unit(self) -> CostUnit:
         """What costs are in."""
-        return "ms" if self.is_timed else "blocks"
+        return "ms" if self.is_timed else "own"
 
     def terms(self, at: int) -> CostTerms:
         """Return the cost terms of one candidate."""
@@ -144,7 +144,6 @@ class Verdict(built.Verdict):
     def _made_view(self) -> View:
         model_view, zeros = self.model_view, (0,) * len(self.ranks)
         prefill, decode = self._floats("prefill"), self._floats("decode")
-        ttft_s, itl_s = self._floats("ttft_s"), self._floats("itl_s")
         bound = self.bound
         return View(
             now_s=self.now_s,
@@ -161,11 +160,9 @@ class Verdict(built.Verdict):
             active_requests=self.ints("active_requests"),
             active_blocks=self.ints("active_blocks"),
             shared_blocks=self.ints("shared_blocks"),
-            history_blocks=np.frombuffer(self.column("history_blocks")),
             newcomer=tuple(map(bool, self.column("newcomer") or zeros)),
             bound=None if bound is None else WorkerRank(*bound),
             trust_factor=self._floats("trust_factor"),
-            forecast=None if ttft_s is None or itl_s is None else Forecast(ttft_s, itl_s),
             rates=None
             if prefill is None or decode is None
             else RateColumns(prefill, decode, self.output_tokens, self.is_learnt),
@@ -220,6 +217,7 @@ class Verdict(built.Verdict):
     def _candidate(self, at: int, place: int) -> Candidate:
         view = self.view
         gpu, host, disk, external = view.overlap[:, place].tolist()
+        ttft_s, itl_s = self.predicted_s(at)
         return Candidate(
             worker_id=view.ranks[place].worker_id,
             dp_rank=view.ranks[place].dp_rank,
@@ -232,9 +230,8 @@ class Verdict(built.Verdict):
             seq=view.seqs[place],
             terms=self.terms(at) if self.has_costs else _NOT_WEIGHED,
             is_weighed=self.has_costs,
-            is_spilled=self.is_spilled(at),
-            predicted_ttft_s=None if view.forecast is None else float(view.forecast.ttft_s[place]),
-            predicted_itl_s=None if view.forecast is None else float(view.forecast.itl_s[place]),
+            predicted_ttft_s=ttft_s,
+            predicted_itl_s=itl_s,
         )
 
 

@@ -30,13 +30,6 @@ OverlapAnswer = tuple[Depths | bytes, tuple[int, ...], tuple[int, ...], tuple[st
 """What the index answers (`OverlapColumns`). Depths: an array, or packed as in a journal's record."""
 
 
-class Forecast(NamedTuple):
-    """Predicted latency of a request at each rank: seconds to its first token, and between tokens."""
-
-    ttft_s: Floats
-    itl_s: Floats
-
-
 class RateColumns(NamedTuple):
     """The factors of some ranks, in their order, and the expected tokens of an answer."""
 
@@ -70,15 +63,12 @@ class View(NamedTuple):
     active_blocks: Ints
     shared_blocks: Ints
     """How many of the request's full blocks active requests of the rank already use."""
-    history_blocks: Floats
     newcomer: tuple[bool, ...]
     """Whether the rank joined lately, and its share of full misses is spent."""
     bound: WorkerRank | None = None
     """The rank that the request's session is bound to; None: no rank."""
     trust_factor: Floats | None = None
     """Share of the rank's overlap that is credited; None: all of it, at every rank."""
-    forecast: Forecast | None = None
-    """None: the mode does not read it."""
     rates: RateColumns | None = None
     """None: the policy does not read them."""
     is_uniform: bool = False
@@ -99,7 +89,7 @@ class View(NamedTuple):
     def only(self, rank_indices: Sequence[int]) -> "View":
         """Return the view of these ranks only."""
         at = np.asarray(rank_indices, dtype=np.intp)
-        forecast, rates = self.forecast, self.rates
+        rates = self.rates
         return self._replace(
             ranks=tuple(self.ranks[index] for index in rank_indices),
             registrations=tuple(self.registrations[index] for index in rank_indices),
@@ -113,10 +103,8 @@ class View(NamedTuple):
             active_requests=self.active_requests[at],
             active_blocks=self.active_blocks[at],
             shared_blocks=self.shared_blocks[at],
-            history_blocks=self.history_blocks[at],
             newcomer=tuple(self.newcomer[index] for index in rank_indices),
             trust_factor=None if self.trust_factor is None else self.trust_factor[at],
-            forecast=None if forecast is None else Forecast(forecast.ttft_s[at], forecast.itl_s[at]),
             rates=None if rates is None else rates._replace(prefill=rates.prefill[at], decode=rates.decode[at]),
         )
 

@@ -56,8 +56,8 @@ from router.native import built
 
 TABLES = (
     "policy", "turns", "fleet", "workers", "ledger", "ranks", "leases", "approximate", "stretches", "affinity", "bound",
-    "idle", "session_leases", "breaker_totals", "breakers", "history_moment", "history", "epochs", "predictions",
-    "seen", "newcomers", "forecasts", "ttft", "itl", "pending", "rates", "model_rates", "rank_rates", "expected",
+    "idle", "session_leases", "breaker_totals", "breakers", "epochs", "predictions", "seen", "newcomers", "rates",
+    "model_rates", "rank_rates", "expected",
 )  # fmt: skip
 """In the order in which they are restored."""
 PART_BYTES = 32 * 1024

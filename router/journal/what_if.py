@@ -37,7 +37,6 @@ class VariantFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the hit rate against the recorded one: difference, and the ends of its interval. None: of the recorded."""
     imbalance: float | None
     cost: float | None
-    cost_unit: str
 
 
 class WhatIf:
@@ -65,7 +64,7 @@ class WhatIf:
             return
         recorded = chosen[0]
         self.without_overlap += recorded.is_blank
-        self.without_rates += _unit(recorded) != "ms" and any(_unit(each) == "ms" for each in chosen)
+        self.without_rates += not recorded.is_timed and any(each.is_timed for each in chosen)
         self._tokens.append(recorded.request.isl_tokens)
         self._ranks.update(recorded.ranks)
         for column, verdict in zip(self._columns, chosen, strict=True):
@@ -81,7 +80,7 @@ class _Choices:
     """The choices of one policy."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._units = name, set[str]()
+        self._name = name
         self._differ = 0
         self.cached: list[int] = []
         self._uncached = Counter[WorkerRank]()
@@ -93,9 +92,8 @@ class _Choices:
         self._differ += verdict.winner != recorded.winner
         self.cached.append(cached)
         self._uncached[verdict.winner] += request.isl_tokens - cached
-        if verdict.has_costs:
+        if verdict.is_timed:
             self._costs.append(verdict.cost_list()[verdict.winner_at])
-            self._units.add(verdict.cost_unit)
 
     def figures(self, tokens: Sequence[int], recorded: "_Choices", ranks: int) -> VariantFigures:
         most, total = max(self._uncached.values(), default=0), self._uncached.total()
@@ -105,13 +103,8 @@ class _Choices:
             hit_rate=sum(self.cached) / sum(tokens) if sum(tokens) else None,
             gain=None if self is recorded or not sum(tokens) else _gain(self.cached, recorded.cached, tokens),
             imbalance=most * ranks / total if total else None,
-            cost=sum(self._costs) / len(self._costs) if len(self._units) == 1 else None,
-            cost_unit=" and ".join(sorted(self._units)),
+            cost=sum(self._costs) / len(self._costs) if self._costs else None,
         )
-
-
-def _unit(verdict: Verdict) -> str:
-    return verdict.cost_unit if verdict.has_costs else ""
 
 
 def _gain(cached: Sequence[int], before: Sequence[int], tokens: Sequence[int]) -> tuple[float, float, float]:
@@ -145,7 +138,7 @@ def _row(each: VariantFigures) -> list[str]:
         "-" if each.hit_rate is None else f"{each.hit_rate:.1%}",
         gain,
         "-" if each.imbalance is None else f"{each.imbalance:.2f}",
-        "-" if each.cost is None else f"{each.cost:.1f} {each.cost_unit}",
+        "-" if each.cost is None else f"{each.cost:.1f} ms",
     ]
 
 

@@ -35,9 +35,8 @@ from router.native import built
 from router.queue.waiting import REFUSAL_REASONS
 
 SAMPLES_MAX = 256
-TERMS = ("overlap_credit", *ADDENDS["blocks"])
 NOT_COST = "not_cost"
-_CAUSES = tuple(dict.fromkeys((*ADDENDS["blocks"], *ADDENDS["ms"], NOT_COST)))
+_CAUSES = (*ADDENDS, NOT_COST)
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 """The core measures the last three, of decisions that are carried out."""
 REASONS: tuple[str, ...] = get_args(Reason)
@@ -83,40 +82,30 @@ class Weighing:
 
     def __init__(self, decisions: DecisionLog) -> None:
         self._decisions, self._read_upto = decisions, decisions.added_total
-        self._terms = {term: Mean() for term in TERMS}
-        self._terms_in_ms = {term: Mean() for term in ADDENDS["ms"]}
+        self._terms = {term: Mean() for term in ADDENDS}
         self._given_up_for = dict.fromkeys(_CAUSES, 0)
 
     def families(self) -> Iterator[Family]:
         """Yield the sums, including the decisions since the last call."""
         added_total = self._decisions.added_total
         for record in self._decisions.newest(min(SAMPLES_MAX, added_total - self._read_upto)):
-            if record.verdict.has_costs:
+            if record.verdict.is_timed:
                 self._read(record.verdict)
         self._read_upto = added_total
         terms = [((term,), seen) for term, seen in self._terms.items()]
-        meaning = "Terms of the winner's cost, of sampled decisions with costs in blocks"
-        yield summary("cost_term_blocks", meaning, ("term",), terms)
-        terms = [((term,), seen) for term, seen in self._terms_in_ms.items()]
         meaning = "Terms of the winner's cost, of sampled decisions with costs in ms"
         yield summary("cost_term_seconds", meaning, ("term",), terms)
         meaning = "Regret by the term that it was for, of sampled decisions"
         yield counter("regret_term_blocks", meaning, ("term",), by_name((), self._given_up_for))
 
     def _read(self, verdict: Verdict) -> None:
-        unit = verdict.cost_unit
         won = verdict.terms(verdict.winner_at)
-        if unit == "ms":
-            for term, seen in self._terms_in_ms.items():
-                seen.observe(getattr(won, f"{term}_ms") * 1e-3)
-        else:
-            for term, seen in self._terms.items():
-                seen.observe(getattr(won, f"{term}_blocks"))
+        for term, seen in self._terms.items():
+            seen.observe(getattr(won, f"{term}_ms") * 1e-3)
         if verdict.regret_blocks > 0:
             depths = verdict.overlap[0][verdict.rank_indices]
             longest = verdict.terms(int(np.argmax(depths)))
-            names = {term: f"{term}_{unit}" for term in ADDENDS[unit]}
-            excess = {term: getattr(longest, name) - getattr(won, name) for term, name in names.items()}
+            excess = {term: getattr(longest, f"{term}_ms") - getattr(won, f"{term}_ms") for term in ADDENDS}
             most = max(excess, key=lambda term: excess[term])
             self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks
 
@@ -221,13 +210,12 @@ class RequestMetrics(built.RequestSums):
         every = (*self._stages.values(), *self._core.stages())
         stages = [((stage,), seen) for stage, seen in zip(STAGES, every, strict=True)]
         yield histogram("decision_duration_seconds", "Duration of a stage of decisions", ("stage",), stages)
-        found, regret, margin, margin_s, predicted_blocks, approximate = self._core.decided()
+        found, regret, margin_s, predicted_blocks, approximate = self._core.decided()
         self._counts["fallback"][APPROXIMATE] = approximate
         counted = dict.fromkeys(product(self._modes, REASONS), 0) | dict(found)
         meaning = "Decisions, by mode of the policy and by what decided"
         yield counter("decisions", meaning, ("policy", "reason"), counted.items())
         for name, meaning, seen in (
-            ("decision_margin_blocks", "Runner-up's cost minus the winner's, of costs in blocks", margin),
             ("decision_margin_seconds", "Runner-up's cost minus the winner's, of costs in ms", margin_s),
             ("regret_blocks", "Longest overlap of a candidate minus the winner's", regret),
         ):

@@ -80,7 +80,7 @@ std::size_t choice_index(u64 seed, std::size_t count, u64 draw) {
 
 void Verdict::decide(const std::vector<char>& excluded, std::vector<double> multiplier) {
     const std::size_t n = view->numbers.count;
-    if ((policy->is_timed && view->numbers.prefill.empty()) || (policy->mode == Mode::kForecast && view->numbers.ttft_s.empty())) {
+    if (policy->reads_rates && policy->mode != Mode::kUser && view->numbers.prefill.empty()) {
         throw std::invalid_argument("the view was made for another mode: the index was not asked");
     }
     candidates.reserve(n);
@@ -134,22 +134,14 @@ void Verdict::settle() {
 
 void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multiplier) {
     const std::size_t count = candidates.size();
-    double output_tokens = request->expected_osl != 0 ? static_cast<double>(request->expected_osl) : view->output_tokens;
-    if (request->max_tokens != 0) {
-        output_tokens = std::min(output_tokens, static_cast<double>(request->max_tokens));
-    }
-    const Question question{request->isl_tokens,   request->block_size,   request->own_blocks(), output_tokens,
-                            policy->spill_tokens, request->is_prefilled, request->is_decoded};
     switch (policy->mode) {
         case Mode::kCost:
+        case Mode::kSoonest: {
+            const Question question{request->isl_tokens, request->block_size,   request->own_blocks(),
+                                    output_tokens(),     request->is_prefilled, request->is_decoded};
             costs = Costs::in_ms(ranks, question, policy->weights, multiplier);
-            return cheapest(ranks);
-        case Mode::kBlocks:
-            costs = Costs::in_blocks(ranks, question, policy->weights, multiplier);
-            return cheapest(ranks);
-        case Mode::kForecast:
-            costs = Costs::in_blocks(ranks, question, policy->weights, multiplier);
-            return by_forecast(ranks);
+            return policy->mode == Mode::kCost ? cheapest() : soonest();
+        }
         case Mode::kTurn:
         case Mode::kNamed:
             winner_at = static_cast<std::size_t>(view->turn % count);
@@ -184,7 +176,7 @@ void Verdict::choose(const RankNumbers& ranks, const std::vector<double>& multip
     }
 }
 
-void Verdict::cheapest(const RankNumbers&) {
+void Verdict::cheapest() {
     const CostChoice choice = chosen(costs.cost(), costs.count, policy->temperature, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
@@ -201,26 +193,28 @@ void Verdict::cheapest(const RankNumbers&) {
     }
 }
 
-void Verdict::by_forecast(const RankNumbers& ranks) {
+// The first to answer among those that meet the targets, or among all; of decode workers the fastest.
+void Verdict::soonest() {
     const auto itl_max = request->itl_target_s.has_value() ? request->itl_target_s : policy->itl_target_s;
     const auto ttft_max = request->ttft_target_s.has_value() ? request->ttft_target_s : policy->ttft_target_s;
+    const auto meets = [](std::optional<double> seconds, std::optional<double> most) { return !seconds || !most || *seconds <= *most; };
     std::vector<char> allowed;
     std::vector<double> every;
-    for (std::size_t at = 0; at < ranks.count; ++at) {
-        const double ttft_s = ranks.ttft_s[at];
-        allowed.push_back((!itl_max.has_value() || ranks.itl_s[at] <= *itl_max) && (!ttft_max.has_value() || ttft_s <= *ttft_max));
-        every.push_back(costs.has(Costs::kMultiplier) ? ttft_s * costs.column(Costs::kMultiplier)[at] : ttft_s);
+    for (std::size_t at = 0; at < costs.count; ++at) {
+        const auto first_s = ttft_s(at), between_s = itl_s(at);
+        allowed.push_back(meets(between_s, itl_max) && meets(first_s, ttft_max));
+        every.push_back((first_s.has_value() ? *first_s : *between_s) * costs.column(Costs::kMultiplier)[at]);
     }
     std::vector<double> seconds = every;
     const bool is_any = std::any_of(allowed.begin(), allowed.end(), [](char each) { return each; });
-    for (std::size_t at = 0; at < ranks.count && is_any; ++at) {
+    for (std::size_t at = 0; at < costs.count && is_any; ++at) {
         seconds[at] = allowed[at] ? every[at] : kInf;
     }
-    const CostChoice choice = chosen(seconds.data(), ranks.count, 0.0, seed);
+    const CostChoice choice = chosen(seconds.data(), costs.count, 0.0, seed);
     winner_at = choice.winner;
     runner_up = choice.runner_up;
     if (runner_up.has_value() && std::isinf(seconds[*runner_up])) {  // no other candidate meets the targets
-        runner_up = beside(every.data(), ranks.count, winner_at).runner_up;
+        runner_up = beside(every.data(), costs.count, winner_at).runner_up;
     }
     if (runner_up.has_value()) {
         margin = costs.cost()[*runner_up] - costs.cost()[winner_at];
@@ -246,7 +240,7 @@ void Verdict::bind() {
     if (of_session.has_value()) {
         reason = "affinity";
         if (*of_session != winner_at && runner_up.has_value()) {
-            if (costs.empty() || policy->reads_forecast) {
+            if (costs.empty() || policy->mode == Mode::kSoonest) {
                 runner_up = winner_at;
             } else {
                 runner_up = beside(costs.cost(), costs.count, *of_session).runner_up;
@@ -266,7 +260,7 @@ void Verdict::bind() {
         const RankNumbers& ranks = view->numbers;
         overlap_blocks = ranks.tiers[place()];
         expected_blocks = ranks.expected(place());
-        lost_blocks = policy->is_timed ? ranks.lost(place(), request->own_blocks()) : 0;
+        lost_blocks = policy->reads_rates ? ranks.lost(place(), request->own_blocks()) : 0;
         i64 best = 0;
         for (const u32 each : candidates) {
             best = std::max<i64>(best, ranks.tiers[each]);
@@ -291,6 +285,26 @@ std::optional<std::size_t> Verdict::bound() const {
         }
     }
     return std::nullopt;
+}
+
+double Verdict::output_tokens() const {
+    const double tokens = request->expected_osl != 0 ? static_cast<double>(request->expected_osl) : view->output_tokens;
+    return request->max_tokens != 0 ? std::min(tokens, static_cast<double>(request->max_tokens)) : tokens;
+}
+
+std::optional<double> Verdict::ttft_s(std::size_t at) const {
+    if (!costs.is_timed || !request->is_prefilled) {
+        return std::nullopt;
+    }
+    const double until_first_ms = costs.column(Costs::kWaitMs)[at] + costs.column(Costs::kPrefillMs)[at];
+    return kFirstS * view->numbers.prefill[candidates[at]] + until_first_ms * 1e-3;
+}
+
+std::optional<double> Verdict::itl_s(std::size_t at) const {
+    if (!costs.is_timed || !request->is_decoded) {
+        return std::nullopt;
+    }
+    return costs.column(Costs::kDecodeMs)[at] / output_tokens() * 1e-3;
 }
 
 i64 Verdict::uncached_tokens() const {

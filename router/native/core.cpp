@@ -12,8 +12,8 @@ constexpr i64 kCountMax = (i64{1} << 40) - 1;  // tokens or blocks of one reques
 
 Core::Core(const Settings& settings)
     : ledger(ranks, settings.lease_s), predictions(ranks), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
-      sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), history(ranks), rates(ranks),
-      forecasts(ranks), attempts(ranks) {}
+      sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), rates(ranks),
+      attempts(ranks) {}
 
 // ---------------------------------------------------------------------------------------------------------------- what is read
 
@@ -47,7 +47,6 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
                 }
             }
         }
-        history.column(rows.data(), numbers.count, now_s, numbers.history.data());
         view->spent = newcomers.spent(rows);
         numbers.trust.assign(trusts.factors.begin(), trusts.factors.end());
         view->is_blank = false;
@@ -83,17 +82,12 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     if (policy.predicts != view.predicts) {
         view.predicts = policy.predicts;
         numbers.predicted.assign(n, 0);
-        numbers.ttft_s.clear();
-        numbers.itl_s.clear();
         if (policy.predicts) {
             predictions.column(rows, n, request.blocks->data(), request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
         }
     }
-    if (policy.is_timed && numbers.prefill.empty()) {
+    if (policy.reads_rates && numbers.prefill.empty()) {
         read_rates(view, request);
-    }
-    if (policy.reads_forecast && numbers.ttft_s.empty()) {
-        read_forecast(view, request);
     }
 }
 
@@ -107,21 +101,11 @@ void Core::read_rates(View& view, const Request& request) {
     view.is_learnt = columns.is_learnt;
 }
 
-void Core::read_forecast(View& view, const Request& request) {
-    RankNumbers& numbers = view.numbers;
-    for (std::size_t at = 0; at < numbers.count; ++at) {
-        const u32 row = view.standing->rows[at];
-        const i64 uncached = request.isl_tokens - numbers.expected(at) * request.block_size;
-        numbers.ttft_s.push_back(forecasts.ttft_s(row, uncached, numbers.queued[at], numbers.requests[at]));
-        numbers.itl_s.push_back(forecasts.itl_s(row, numbers.requests[at], numbers.blocks[at]));
-    }
-}
-
 std::pair<double, double> Core::expected_s(const Verdict& verdict, std::size_t place) const {
     const RankNumbers& numbers = verdict.view->numbers;
     const Request& request = *verdict.request;
     const i64 tokens = request.isl_tokens, own_blocks = request.own_blocks();
-    const i64 lost = verdict.policy->is_timed ? numbers.lost(place, own_blocks) : 0;
+    const i64 lost = verdict.policy->reads_rates ? numbers.lost(place, own_blocks) : 0;
     const double uncached = static_cast<double>(std::max<i64>(0, tokens - (numbers.expected(place) - lost) * request.block_size));
     const double pairs = uncached * (static_cast<double>(tokens) - uncached * 0.5);
     const double queued = static_cast<double>(numbers.queued[place]);
@@ -158,15 +142,7 @@ void Core::take(const Verdict& verdict) {
             newcomers.missed(winner, view.standing->rows);
         }
     }
-    const std::size_t place = verdict.place();
-    const RankNumbers& numbers = view.numbers;
-    if (verdict.policy->reads_forecast) {
-        forecasts.decided(request.decision_id,
-                          {Held(ranks, winner), static_cast<double>(request.isl_tokens - verdict.expected_blocks * request.block_size),
-                           static_cast<double>(numbers.queued[place]), static_cast<double>(numbers.requests[place]),
-                           static_cast<double>(numbers.blocks[place])});
-    }
-    if (!numbers.prefill.empty()) {
+    if (!view.numbers.prefill.empty()) {
         expect(verdict);
     }
     promise(std::move(promised), view.now_s, "");
@@ -187,8 +163,8 @@ void DecisionSums::add(const Verdict& verdict) {
     regret_blocks.add(static_cast<double>(verdict.regret_blocks));
     predicted_blocks += verdict.expected_blocks - verdict.overlap_blocks;
     approximate += std::find(without_events.begin(), without_events.end(), verdict.place()) != without_events.end();
-    if (verdict.margin.has_value()) {
-        verdict.costs.is_timed ? margin_s.add(*verdict.margin * 1e-3) : margin_blocks.add(*verdict.margin);
+    if (verdict.margin.has_value() && verdict.costs.is_timed) {
+        margin_s.add(*verdict.margin * 1e-3);
     }
 }
 
@@ -221,7 +197,6 @@ void Core::promise(Promise promise, double now_s, std::string_view origin) {
     if (!promise.blocks->empty() || promise.uncached_tokens != 0) {
         if (worker != nullptr) {
             const double uncached_blocks = static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size);
-            history.add(promise.row, uncached_blocks, now_s);
             newcomers.promised(promise.row, uncached_blocks);
             approximate.routed(promise.row, *promise.blocks, now_s, worker->total_blocks);
         }
@@ -255,7 +230,6 @@ void Core::expired(std::string_view lease_id, bool by_engine, double now_s) {
 
 void Core::ended(std::string_view decision_id, const Outcome& outcome) {
     finished(decision_id, outcome.now_s);
-    forecasts.ended(decision_id, outcome);
     rates.ended(decision_id, outcome);
     if (attribution != nullptr) {
         attribution->ended(decision_id, outcome.is_ok, outcome.cached_tokens);
@@ -295,10 +269,8 @@ void Core::joined(const std::string& worker_id, const std::vector<i64>& dp_ranks
 void Core::forget(const std::string& worker_id, double now_s) {
     approximate.forget(worker_id, now_s);
     ledger.forget(worker_id);
-    history.forget(worker_id);
     predictions.forget(worker_id);
     newcomers.forget(worker_id);
-    forecasts.forget(worker_id);
     rates.forget(worker_id);
     sessions.forget(worker_id);
 }
@@ -357,16 +329,10 @@ std::shared_ptr<Checkpoint> Core::checkpoint() {
     table("bound", [this](Parts& parts) { sessions.bound_rows(parts); });
     table("idle", [this](Parts& parts) { sessions.idle_rows(parts); });
     table("session_leases", [this](Parts& parts) { sessions.lease_rows(parts); });
-    table("history_moment", [this](Parts& parts) { parts.row(history.as_of_s); });
-    table("history", [this](Parts& parts) { history.rows(parts); });
     table("epochs", [this](Parts& parts) { predictions.life_rows(parts); });
     made->add("predictions", predictions.rows());
     table("seen", [this](Parts& parts) { predictions.seen_rows(parts); });
     table("newcomers", [this](Parts& parts) { newcomers.rows(parts); });
-    table("forecasts", [this](Parts& parts) { parts.row(forecasts.ttft.refused_total, forecasts.itl.refused_total); });
-    table("ttft", [this](Parts& parts) { forecasts.ttft.rows(parts); });
-    table("itl", [this](Parts& parts) { forecasts.itl.rows(parts); });
-    table("pending", [this](Parts& parts) { forecasts.rows(parts); });
     table("rates", [this](Parts& parts) { parts.row(rates.refused_total); });
     table("model_rates", [this](Parts& parts) { rates.model_rows(parts); });
     table("rank_rates", [this](Parts& parts) { rates.rank_rows(parts); });
@@ -396,16 +362,10 @@ bool Core::restore(const std::string& name, std::string_view rows) {
         {"bound", [this](Unpack& in) { sessions.restore_bound(in); }},
         {"idle", [this](Unpack& in) { sessions.restore_idle(in); }},
         {"session_leases", [this](Unpack& in) { sessions.restore_lease(in); }},
-        {"history_moment", [this](Unpack& in) { in.row(history.as_of_s); }},
-        {"history", [this](Unpack& in) { history.restore(in); }},
         {"epochs", [this](Unpack& in) { predictions.restore_life(in); }},
         {"predictions", [this](Unpack& in) { predictions.restore(in); }},
         {"seen", [this](Unpack& in) { predictions.restore_seen(in); }},
         {"newcomers", [this](Unpack& in) { newcomers.restore(in); }},
-        {"forecasts", [this](Unpack& in) { in.row(forecasts.ttft.refused_total, forecasts.itl.refused_total); }},
-        {"ttft", [this](Unpack& in) { forecasts.ttft.restore(in); }},
-        {"itl", [this](Unpack& in) { forecasts.itl.restore(in); }},
-        {"pending", [this](Unpack& in) { forecasts.restore(in); }},
         {"rates", [this](Unpack& in) { in.row(rates.refused_total); }},
         {"model_rates", [this](Unpack& in) { rates.restore_model(in); }},
         {"rank_rates", [this](Unpack& in) { rates.restore_rank(in); }},

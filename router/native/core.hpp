@@ -8,8 +8,6 @@
 #include "approximate.hpp"
 #include "costs.hpp"
 #include "decision_sums.hpp"
-#include "forecasts.hpp"
-#include "history.hpp"
 #include "ledger.hpp"
 #include "newcomers.hpp"
 #include "offered.hpp"
@@ -26,18 +24,17 @@ struct Settings {
     u64 affinity_sessions_max;
 };
 
-enum class Mode { kCost, kBlocks, kForecast, kTurn, kDraw, kOfTwo, kLeastLoaded, kNamed, kUser };
+enum class Mode { kCost, kSoonest, kTurn, kDraw, kOfTwo, kLeastLoaded, kNamed, kUser };
 enum class Affinity { kOff, kSoft, kHard };
 
 // `router.decision.policy.Policy` of one phase.
 struct Policy {
     std::string name;
     Mode mode;
-    bool reads_overlap, reads_load, reads_forecast, is_timed;
+    bool reads_overlap, reads_load, reads_rates;
     Weights weights;
     double temperature;
     bool predicts;
-    i64 spill_tokens;
     bool bounds_newcomers;
     Affinity affinity;
     double affinity_discount;
@@ -125,6 +122,10 @@ public:
     u64 epoch() const { return view->epochs == nullptr ? 0 : (*view->epochs)[place()]; }
     // Of the prompt, that the winner is to compute.
     i64 uncached_tokens() const;
+    // The predicted seconds until a candidate's first token, and between tokens; none if the policy has no costs in ms, or the
+    // request's phase has no such tokens.
+    std::optional<double> ttft_s(std::size_t at) const;
+    std::optional<double> itl_s(std::size_t at) const;
     Promise promise() const;
     // Adds the journal's record: `kv_protocol.decided.Decided`. `packed_request`: the request as msgpack.
     void record(Pack& to, std::string_view packed_request, u64 kv_seq) const;
@@ -132,8 +133,9 @@ public:
 private:
     RankNumbers some() const { return RankNumbers(view->numbers, candidates); }
     void choose(const RankNumbers& ranks, const std::vector<double>& multiplier);
-    void cheapest(const RankNumbers& ranks);
-    void by_forecast(const RankNumbers& ranks);
+    void cheapest();
+    void soonest();
+    double output_tokens() const;
     void settle();
     void bind();
     bool is_by_affinity() const;
@@ -208,9 +210,7 @@ public:
     Approximate approximate;
     Sessions sessions;
     Newcomers newcomers;
-    History history;
     Rates rates;
-    Forecasts forecasts;
     OrderedMap<u64> turns;  // decisions, by model
 
     // ------------------------------------------------------------------------------------------------ for people, and in no checkpoint
@@ -231,7 +231,6 @@ private:
     void promise(Promise promise, double now_s, std::string_view origin);
     void read(View& view, const Policy& policy, const Request& request);
     void read_rates(View& view, const Request& request);
-    void read_forecast(View& view, const Request& request);
 
     OrderedMap<Worker> workers_;
 };

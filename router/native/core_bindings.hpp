@@ -50,12 +50,9 @@ constexpr std::pair<const char*, RankNumbers::Counts RankNumbers::*> kCounts[] =
                                                                                   {"active_requests", &RankNumbers::requests},
                                                                                   {"active_blocks", &RankNumbers::blocks},
                                                                                   {"shared_blocks", &RankNumbers::shared}};
-constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] = {{"history_blocks", &RankNumbers::history},
-                                                                                  {"trust_factor", &RankNumbers::trust},
+constexpr std::pair<const char*, RankNumbers::Floats RankNumbers::*> kFloats[] = {{"trust_factor", &RankNumbers::trust},
                                                                                   {"prefill", &RankNumbers::prefill},
-                                                                                  {"decode", &RankNumbers::decode},
-                                                                                  {"ttft_s", &RankNumbers::ttft_s},
-                                                                                  {"itl_s", &RankNumbers::itl_s}};
+                                                                                  {"decode", &RankNumbers::decode}};
 
 template <typename Numbers>
 nanobind::bytes packed(const Numbers& numbers) {

@@ -136,7 +136,7 @@ void bind_core_sums(nb::class_<PyCore>& of) {
              [](const PyCore& core) {
                  const DecisionSums& sums = core.decided;
                  const std::vector<std::pair<std::pair<std::string, std::string>, u64>> decisions(sums.decisions.begin(), sums.decisions.end());
-                 return std::make_tuple(decisions, sums.regret_blocks, sums.margin_blocks, sums.margin_s, sums.predicted_blocks,
+                 return std::make_tuple(decisions, sums.regret_blocks, sums.margin_s, sums.predicted_blocks,
                                         sums.approximate);
              })
         .def("stages",

@@ -1,5 +1,4 @@
-// What candidates cost, in blocks or in milliseconds: tests/reference/cost.py and time_cost.py have the formulas. Knows nothing of
-// Python.
+// What candidates cost, in milliseconds: tests/reference/time_cost.py has the formulas. Knows nothing of Python.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +39,7 @@ struct RankNumbers {
 
     RankNumbers(std::size_t ranks, std::pmr::memory_resource* memory)
         : count(ranks), tiers(kTiers * ranks), predicted(ranks, memory), queued(ranks, memory), requests(ranks, memory), blocks(ranks, memory),
-          shared(ranks, memory), capacity(memory), history(ranks, memory), trust(memory), prefill(memory), decode(memory), ttft_s(memory),
-          itl_s(memory) {}
+          shared(ranks, memory), capacity(memory), trust(memory), prefill(memory), decode(memory) {}
     // Those of some ranks.
     RankNumbers(const RankNumbers& all, const std::vector<u32>& places);
 
@@ -59,23 +57,19 @@ struct RankNumbers {
     std::vector<std::int32_t> tiers;  // leading blocks held on tiers 0..t, tier by tier
     Counts predicted, queued, requests, blocks, shared;
     Counts capacity;         // blocks of KV, 0: not known; empty: not read
-    Floats history;
     Floats trust;            // empty: 1 at every rank
     Floats prefill, decode;  // learnt factors; empty: not read
-    Floats ttft_s, itl_s;    // forecasts; empty: not read
 };
 
 // The fields of `router.decision.policy.CostParameters`, in their order.
 struct Weights {
-    double overlap_credit, overlap_credit_decay, host_weight, disk_weight;
-    double prefill_scale, request_weight, history_weight, decode_scale, ttft_weight, lateness_s;
+    double overlap_credit, host_weight, disk_weight, ttft_weight, lateness_s;
 };
 
 // What costs are computed of, beside the ranks.
 struct Question {
     i64 tokens, block_size, own_blocks;
     double output_tokens;
-    i64 spill_tokens;
     bool is_prefilled, is_decoded;
 };
 
@@ -83,48 +77,30 @@ struct Question {
 class Costs {
 public:
     enum Field {
-        kCredit, kPrefill, kDecode, kRequest, kHistory, kMultiplier, kCost,
-        kWaitMs, kPrefillMs, kLatenessMs, kStallMs, kDecodeMs, kSlowdownMs, kLost, kFields
+        kCredit, kMultiplier, kCost, kWaitMs, kPrefillMs, kLatenessMs, kStallMs, kDecodeMs, kSlowdownMs, kLost, kFields
     };
 
-    Costs() { places_.fill(-1); }
+    Costs() = default;
 
-    bool is_timed = false;
+    bool is_timed = false;  // computed, not given by a user's mode
     std::size_t count = 0;
-    std::vector<char> spilled;  // candidates that the spill gate took the credit of; empty: none
 
     bool empty() const { return count == 0; }
-    bool has(std::size_t field) const { return places_[field] >= 0; }
-    // A term; no candidate has one that `has` denies: it is its default everywhere.
-    const double* column(std::size_t field) const { return numbers_.data() + static_cast<std::size_t>(places_[field]) * count; }
+    const double* column(std::size_t field) const { return numbers_.data() + field * count; }
     const double* cost() const { return column(kCost); }
-    double term(std::size_t field, std::size_t at) const { return has(field) ? column(field)[at] : otherwise(field); }
     // The default of a term.
     static double otherwise(std::size_t field) { return field == kMultiplier ? 1.0 : 0.0; }
 
     // `multiplier`: of each candidate; empty: none.
-    static Costs in_blocks(const RankNumbers& ranks, const Question& question, const Weights& weights,
-                           const std::vector<double>& multiplier);
     static Costs in_ms(const RankNumbers& ranks, const Question& question, const Weights& weights,
                        const std::vector<double>& multiplier);
     // Costs of another's making, without terms.
     static Costs given(const std::vector<double>& costs);
 
 private:
-    // `columns`: how many may be added.
-    Costs(std::size_t candidates, bool timed, std::size_t columns) : is_timed(timed), count(candidates), numbers_(columns * candidates) {
-        places_.fill(-1);
-    }
-    // Adds the column of a term: zeroes.
-    double* add(std::size_t field) {
-        places_[field] = columns_++;
-        return numbers_.data() + static_cast<std::size_t>(places_[field]) * count;
-    }
-    void multiply(const std::vector<double>& multiplier);
+    Costs(std::size_t candidates, bool timed) : is_timed(timed), count(candidates), numbers_(kFields * candidates) {}
 
-    std::array<int, kFields> places_{};
-    std::vector<double> numbers_;
-    int columns_ = 0;  // that were added
+    std::vector<double> numbers_;  // term by term
 };
 
 }  // namespace kv

@@ -45,7 +45,7 @@ void pack_terms(Pack& to, const Costs& costs, const Best& best) {
         const auto differs = [&](std::size_t at) {  // bits: -0.0 is not 0.0
             return std::memcmp(costs.column(field) + at, &otherwise, sizeof(double)) != 0;
         };
-        if (costs.has(field) && std::any_of(best.begin(), best.end(), differs)) {
+        if (std::any_of(best.begin(), best.end(), differs)) {
             mask |= 1U << field;
             ++fields;
         }
@@ -187,8 +187,8 @@ void Verdict::record(Pack& record, std::string_view packed_request, u64 kv_seq) 
     record.put(uncached_tokens());
     record.put(epoch());
     record.put(meets_targets ? "admit" : std::string_view(policy->unmet));
-    record.put(ranks.ttft_s.empty() ? std::nullopt : std::optional<double>(ranks.ttft_s[place()]));
-    record.put(ranks.itl_s.empty() ? std::nullopt : std::optional<double>(ranks.itl_s[place()]));
+    record.put(ttft_s(winner_at));
+    record.put(itl_s(winner_at));
     if (costs.empty()) {
         for (int none = 0; none < 3; ++none) {
             record.bytes(std::string_view{});

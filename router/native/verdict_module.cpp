@@ -28,14 +28,12 @@ Choice one_of(const std::string& found, std::initializer_list<std::pair<const ch
 }
 
 // Of a `router.decision.policy.Policy` whose mode is one of `Mode`, or a user's that reads so.
-std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mode, bool reads_overlap, bool reads_load,
-                                  bool reads_forecast) {
+std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mode, bool reads_overlap, bool reads_load, bool reads_rates) {
     const nb::object parameters = attribute(given, "parameters");
     auto made = std::make_shared<Policy>();
     made->name = read<std::string>(given, "mode");
     made->mode = one_of<Mode>(mode, {{"kv", Mode::kCost},
-                                     {"kv-blocks", Mode::kBlocks},
-                                     {"predicted-ttft", Mode::kForecast},
+                                     {"predicted-ttft", Mode::kSoonest},
                                      {"round-robin", Mode::kTurn},
                                      {"random", Mode::kDraw},
                                      {"power-of-two", Mode::kOfTwo},
@@ -44,8 +42,7 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
                                      {"user", Mode::kUser}});
     made->reads_overlap = reads_overlap;
     made->reads_load = reads_load;
-    made->reads_forecast = reads_forecast;
-    made->is_timed = made->mode == Mode::kCost;
+    made->reads_rates = reads_rates;
     std::array<double, sizeof(Weights) / sizeof(double)> weights{};
     std::size_t at = 0;
     for (const nb::handle name : parameters.attr("__struct_fields__")) {
@@ -54,7 +51,6 @@ std::shared_ptr<Policy> policy_of(const nb::handle& given, const std::string& mo
     std::memcpy(&made->weights, weights.data(), sizeof(Weights));
     made->temperature = read<double>(given, "temperature");
     made->predicts = read<bool>(given, "predict_on_route");
-    made->spill_tokens = read<i64>(given, "spill_tokens");
     made->bounds_newcomers = read<bool>(given, "newcomers");
     made->affinity = one_of<Affinity>(read<std::string>(given, "affinity"),
                                       {{"off", Affinity::kOff}, {"soft", Affinity::kSoft}, {"hard", Affinity::kHard}});
@@ -81,15 +77,11 @@ nb::bytes column(const Verdict& verdict, std::string_view name) {
     return name == "overlap" ? packed(ranks.tiers) : name == "newcomer" ? packed(verdict.view->spent) : throw nb::key_error(std::string(name).c_str());
 }
 
-Seconds seconds_at(const RankNumbers::Floats& column, std::size_t place) {
-    return column.empty() ? Seconds{} : Seconds(column[place]);
-}
-
 }  // namespace
 
 void bind_verdict(nb::module_& module) {
     nb::class_<Policy>(module, "Policy");
-    module.def("policy", &policy_of, "policy"_a, "mode"_a, "reads_overlap"_a, "reads_load"_a, "reads_forecast"_a);
+    module.def("policy", &policy_of, "policy"_a, "mode"_a, "reads_overlap"_a, "reads_load"_a, "reads_rates"_a);
     nb::class_<Standing>(module, "Standing");
     nb::class_<Trusts>(module, "Trusts").def("__init__", [](Trusts* made, std::vector<double> factors, std::vector<u32> without_events) {
         new (made) Trusts{std::move(factors), std::move(without_events)};
@@ -138,8 +130,9 @@ void bind_verdict(nb::module_& module) {
         .def_prop_ro("place", &Verdict::place)
         .def_prop_ro("epoch", &Verdict::epoch)
         .def_prop_ro("uncached_tokens", &Verdict::uncached_tokens)
-        .def_prop_ro("ttft_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.ttft_s, verdict.place()); })
-        .def_prop_ro("itl_s", [](const Verdict& verdict) { return seconds_at(verdict.view->numbers.itl_s, verdict.place()); })
+        .def_prop_ro("ttft_s", [](const Verdict& verdict) { return verdict.ttft_s(verdict.winner_at); })
+        .def("predicted_s",
+             [](const Verdict& verdict, std::size_t at) { return std::make_pair(verdict.ttft_s(at), verdict.itl_s(at)); }, "at"_a)
         .def("column", &column, "name"_a)
         .def_prop_ro("has_costs", [](const Verdict& verdict) { return !verdict.costs.empty(); })
         .def_prop_ro("is_timed", [](const Verdict& verdict) { return verdict.costs.is_timed; })
@@ -155,12 +148,10 @@ void bind_verdict(nb::module_& module) {
                      refuse("candidate", static_cast<i64>(at), "one of " + std::to_string(verdict.costs.count) + " with costs");
                  }
                  for (std::size_t field = 0; field < Costs::kFields; ++field) {
-                     terms.push_back(verdict.costs.term(field, at));
+                     terms.push_back(verdict.costs.column(field)[at]);
                  }
                  return terms;
              },
-             "at"_a)
-        .def("is_spilled", [](const Verdict& verdict, std::size_t at) { return at < verdict.costs.spilled.size() && verdict.costs.spilled[at]; },
              "at"_a)
         .def("record",
              [](const Verdict& verdict, const nb::bytes& request, u64 kv_seq) {

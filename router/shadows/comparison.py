@@ -116,7 +116,6 @@ def _lacking(state: RouterState, verdict: Verdict, live: Policy, shadow: Policy)
         for name, is_lacking in (
             ("overlap", mode.reads_overlap and verdict.is_blank),
             ("load", mode.reads_load and not (live_mode.reads_load or live_mode.reads_overlap)),
-            ("forecast", mode.reads_forecast and not live_mode.reads_forecast),
             ("session", policy.affinity != "off" and live.affinity == "off" and bool(verdict.request.session_id)),
             ("predictions", mode.reads_overlap and shadow.predict_on_route and not live.predict_on_route),
         )

@@ -11,7 +11,7 @@ from kv_protocol.journal import encode_record, pack_journal
 from tests.support.paths import RECORDINGS
 from tests.unit.properties.router_life import POLICIES, journal
 
-JOURNALS = {"journal_kv.msgpack.gz": "kv", "journal_kv_blocks.msgpack.gz": "kv-blocks"}
+JOURNALS = {"journal_kv.msgpack.gz": "kv", "journal_predicted_ttft.msgpack.gz": "predicted-ttft"}
 SEED = 1
 
 

@@ -2,9 +2,8 @@
 
     mode             chooses                                                             reads
     kv               the lowest cost in ms (`time_cost.py`), or by temperature a draw    overlap, load, rates
-    kv-blocks        the same, in blocks (`cost.py`)                                       overlap, load
-    predicted-ttft   the smallest predicted time to the first token among those whose      overlap, load, forecast
-                     predicted time between tokens meets the target
+    predicted-ttft   the smallest predicted time to the first token among those that     overlap, load, rates
+                     meet the targets; of decode workers the smallest between tokens
     round-robin      the candidates in turn                                                nothing
     random           any, by the seed                                                      nothing
     power-of-two     of two that the seed draws, the one with fewer active requests        load
@@ -25,7 +24,7 @@ targets are met is then still said of the rank that the mode chose.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -35,8 +34,7 @@ from kv_protocol.openai.endpoints import PROMPT_ENDPOINTS
 from kv_protocol.splitmix import choice_index, unit_interval
 from router.decision.eligibility import WorkerNotNamed
 from router.decision.policy import Policy
-from tests.reference.cost import terms_in_blocks
-from tests.reference.time_cost import terms_in_ms
+from tests.reference.time_cost import predicted_s, terms_in_ms
 from tests.reference.view import View
 
 
@@ -62,7 +60,6 @@ class Mode(NamedTuple):
     choose: Callable[[View, RouteRequest, Policy, int], Choice]
     reads_overlap: bool = False
     reads_load: bool = False
-    reads_forecast: bool = False
     reads_rates: bool = False
 
 
@@ -109,12 +106,11 @@ def _preference(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 
 
 def _terms(view: View, request: RouteRequest, policy: Policy) -> list[CostTerms]:
-    """Return the cost terms: in ms if the mode reads learnt rates, else in blocks."""
+    """Return the cost terms."""
     factors = [_preference(each.taints, request.preferred_taints) for each in view.registrations]
     if policy.affinity == "soft" and view.bound in view.ranks:
         factors[view.ranks.index(view.bound)] *= 1.0 - policy.affinity_discount
-    if view.output_tokens is None:
-        return terms_in_blocks(view.rows, request, policy, factors)
+    assert view.output_tokens is not None
     return terms_in_ms(view.rows, request, policy, factors, view.output_tokens)
 
 
@@ -142,16 +138,19 @@ def _is_by_affinity(view: View, winner: int, cost: float, margin: float, policy:
     return is_bound and cost > (cost + margin) * (1.0 - policy.affinity_discount)
 
 
-def _by_forecast(view: View, request: RouteRequest, policy: Policy, seed: int) -> Choice:
+def _soonest(view: View, request: RouteRequest, policy: Policy, seed: int) -> Choice:
     terms, every = _terms(view, request, policy), range(len(view.rows))
-    forecasts = [row.forecast for row in view.rows if row.forecast is not None]
-    seconds = [ttft_s * each.constraint_multiplier for (ttft_s, _), each in zip(forecasts, terms, strict=True)]
+    assert view.output_tokens is not None
+    predicted = [
+        predicted_s(row, each, request, view.output_tokens) for row, each in zip(view.rows, terms, strict=True)
+    ]
+    seconds = [
+        (ttft_s if ttft_s is not None else cast("float", itl_s)) * each.constraint_multiplier
+        for (ttft_s, itl_s), each in zip(predicted, terms, strict=True)
+    ]
     itl_target_s = policy.itl_target_s if request.itl_target_s is None else request.itl_target_s
     ttft_target_s = policy.ttft_target_s if request.ttft_target_s is None else request.ttft_target_s
-    meets = [
-        (itl_target_s is None or itl_s <= itl_target_s) and (ttft_target_s is None or ttft_s <= ttft_target_s)
-        for ttft_s, itl_s in forecasts
-    ]
+    meets = [_meets(itl_s, itl_target_s) and _meets(ttft_s, ttft_target_s) for ttft_s, itl_s in predicted]
     allowed = [at for at in every if meets[at]] or list(every)
     winner = allowed[lowest([seconds[at] for at in allowed], seed)]
     others = [at for at in allowed if at != winner] or [at for at in every if at != winner]
@@ -160,6 +159,10 @@ def _by_forecast(view: View, request: RouteRequest, policy: Policy, seed: int) -
     runner_up = min(others, key=seconds.__getitem__)
     margin = terms[runner_up].cost - terms[winner].cost
     return Choice(winner, "predicted_ttft", runner_up, margin, terms, meets[winner])
+
+
+def _meets(seconds: float | None, target_s: float | None) -> bool:
+    return seconds is None or target_s is None or seconds <= target_s
 
 
 def _in_turn(view: View, _request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
@@ -196,8 +199,7 @@ def _as_pinned(view: View, request: RouteRequest, _policy: Policy, _seed: int) -
 
 MODES: dict[str, Mode] = {
     "kv": Mode(_by_cost, reads_overlap=True, reads_load=True, reads_rates=True),
-    "kv-blocks": Mode(_by_cost, reads_overlap=True, reads_load=True),
-    "predicted-ttft": Mode(_by_forecast, reads_overlap=True, reads_load=True, reads_forecast=True),
+    "predicted-ttft": Mode(_soonest, reads_overlap=True, reads_load=True, reads_rates=True),
     "round-robin": Mode(_in_turn),
     "random": Mode(_drawn),
     "power-of-two": Mode(_of_two, reads_load=True),
@@ -226,6 +228,6 @@ def choose(view: View, request: RouteRequest, policy: Policy, seed: int) -> Choi
     if choice.terms is None:
         return choice._replace(winner=winner, reason="affinity", runner_up=choice.winner)
     costs = [each.cost for each in choice.terms]
-    runner_up = choice.winner if mode.reads_forecast else beside(costs, winner)[0]
+    runner_up = choice.winner if mode.choose is _soonest else beside(costs, winner)[0]
     margin = None if runner_up is None else costs[runner_up] - costs[winner]
     return choice._replace(winner=winner, reason="affinity", runner_up=runner_up, margin=margin)

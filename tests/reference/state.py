@@ -41,15 +41,12 @@ from router.fleet.registry import Fleet, Worker
 from router.fleet.trust import trust_of
 from tests.reference.affinity import Affinity
 from tests.reference.approximate import ApproximateIndex
-from tests.reference.cost import TRUST_FACTOR
-from tests.reference.forecasts import Features, Forecasts
-from tests.reference.history import History
 from tests.reference.ledger import Ledger
 from tests.reference.newcomers import Newcomers
 from tests.reference.policies import MODES, choose, policy_for
 from tests.reference.predictions import Predictions
 from tests.reference.rates import Rates
-from tests.reference.time_cost import expected_latency
+from tests.reference.time_cost import TRUST_FACTOR, expected_latency
 from tests.reference.verdict import Verdict
 from tests.reference.view import AskIndex, Row, View
 
@@ -105,10 +102,8 @@ class ReferenceState:
         self.affinity = Affinity(settings.affinity.idle_s, settings.affinity.sessions_max)
         self.policy = Policy()
         """The policy in force: the one applied last."""
-        self.history = History()
         self.predictions = Predictions()
         self.newcomers = Newcomers()
-        self.forecasts = Forecasts()
         self.rates = Rates()
         self.turns: Counter[str] = Counter()
         """Number of decisions for a model."""
@@ -167,7 +162,7 @@ class ReferenceState:
         if known is not None:
             self.approximate.forget(event.worker_id, now_s)
             for fold in (
-                self.ledger, self.history, self.predictions, self.newcomers, self.forecasts, self.rates, self.affinity,
+                self.ledger, self.predictions, self.newcomers, self.rates, self.affinity,
                 self.breakers,
             ):  # fmt: skip
                 fold.forget(event.worker_id)
@@ -190,7 +185,6 @@ class ReferenceState:
         if routed.blocks or routed.uncached_tokens:
             if worker is not None:
                 uncached_blocks = routed.uncached_tokens / worker.registration.block_size
-                self.history.add(rank, uncached_blocks, now_s)
                 self.newcomers.promised(rank, uncached_blocks)
                 self.approximate.routed(rank, routed.blocks, now_s, worker.registration.total_kv_blocks)
             self.predictions.apply(routed, now_s)
@@ -217,7 +211,6 @@ class ReferenceState:
         self.predictions.end(known.decision_id)
         self.affinity.end(known.decision_id, known.now_s)
         self.ledger.end(known.decision_id)
-        self.forecasts.ended(known)
         self.rates.ended(known)
 
     # ------------------------------------------------------------------------------------------------- decisions
@@ -244,8 +237,6 @@ class ReferenceState:
         is_miss = request.reusable_blocks and not any(row.expected for row in verdict.view.rows)
         if mode.reads_overlap and is_miss:
             self.newcomers.missed(winner.rank, verdict.view.ranks)
-        if mode.reads_forecast:
-            self.forecasts.decided(request.decision_id, _features(winner, request))
         if verdict.view.output_tokens is not None:
             self.rates.decided(expected_latency(winner, request))
         self._promise(verdict.promise, verdict.view.now_s)
@@ -277,8 +268,6 @@ class ReferenceState:
         rows = self._with_overlap(rows, [worker for _, worker in placed], request, ask, now_s)
         if not policy.predict_on_route:
             rows = [row._replace(predicted=0) for row in rows]
-        if mode.reads_forecast:
-            rows = [row._replace(forecast=self.forecasts.forecast(_features(row, request))) for row in rows]
         output_tokens = None
         if mode.reads_rates:
             output_tokens = self.rates.output_tokens(request.model)
@@ -304,7 +293,6 @@ class ReferenceState:
                     epoch=answer.epochs[at],
                     trust_factor=TRUST_FACTOR[trust.state],
                     shared_blocks=self.ledger.load(row.rank, request.sequence_hashes).shared_blocks,
-                    history_blocks=self.history.blocks(row.rank, now_s),
                     is_newcomer=spent[at],
                 )
             )
@@ -316,18 +304,10 @@ class ReferenceState:
         """Return the parts of a checkpoint's tables, but for those of the policy, the fleet and the breakers."""
         rows: dict[str, list[Any]] = {"turns": list(self.turns.items())}
         for fold in (
-            self.ledger, self.approximate, self.affinity, self.history, self.predictions, self.newcomers,
-            self.forecasts, self.rates,
+            self.ledger, self.approximate, self.affinity, self.predictions, self.newcomers, self.rates,
         ):  # fmt: skip
             rows |= fold.tables()
         return {name: _parts(each) for name, each in rows.items()}
-
-
-def _features(row: Row, request: RouteRequest) -> Features:
-    """Return what latencies of the request at the rank are predicted from, and learnt with."""
-    uncached_tokens = request.isl_tokens - row.expected * request.block_size
-    numbers = uncached_tokens, row.queued_tokens, row.active_requests, row.active_blocks
-    return Features(row.rank, *map(float, numbers))
 
 
 def _parts(rows: list[Any]) -> list[bytes]:

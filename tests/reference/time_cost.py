@@ -1,6 +1,7 @@
 """The cost of a candidate in milliseconds: what all requests together wait longer if the request goes there.
 
-    uncached = max(0, ISL - credited blocks * B)                    credited blocks: as in `cost.py`, but what is lost
+    uncached = max(0, ISL - credit * B)
+    credit   = trust * max(0, overlap_credit * device + host_weight * host + disk_weight * disk - what is lost)
     lost     = min(over, max(0, expected blocks - those in use)),   over = max(0, blocks in use with it - C)
     wait     = p * queued tokens * PREFILL_TOKEN                    for the prompts queued before
     prefill  = p * (uncached * PREFILL_TOKEN + pairs * PREFILL_PAIR),   pairs = uncached * (ISL - uncached / 2)
@@ -13,7 +14,12 @@
 B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and capitals the reference engine's constants
 (`rates.py`). O: expected tokens of the answer, as learnt for the model, at most the request's limit; the client's own
 estimate is preferred. A prefill worker decodes nothing: it has neither stall, decode nor slowdown. A decode worker gets
-the prompt's KV: it has decode and slowdown alone. There is no spill gate: a queue has its price.
+the prompt's KV: it has decode and slowdown alone.
+
+`device`, `host`, `disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: 1 for
+an EXACT rank; 0.5 for a DEGRADED one, of its last known blocks; 1 for a FALLBACK one, of the blocks of requests that
+were routed to it. What is lost falls to the host where the rank has more of the prefix there. With overlap_credit 0 no
+tier is credited: the policy then uses load only.
 
 Lost: a rank whose C KV blocks do not suffice for its promised requests and this one admits those before first. They
 take what nothing uses, so by the time that the request is computed, as many of its blocks are gone as were missing.
@@ -25,9 +31,8 @@ Every number results from the same steps in the same order as in C++, so that al
 from collections.abc import Sequence
 
 from kv_protocol.decided import RouteRequest
-from kv_protocol.decision import CostTerms
+from kv_protocol.decision import CostTerms, TrustState
 from router.decision.policy import CostParameters, Policy
-from tests.reference.cost import credited_blocks
 from tests.reference.rates import (
     FIRST_S,
     PREFILL_PAIR_S,
@@ -41,6 +46,8 @@ from tests.reference.view import Row
 
 TOKEN_MS, PAIR_MS = 1e3 * PREFILL_TOKEN_S, 1e3 * PREFILL_PAIR_S
 STEP_MS, SEQUENCE_MS, KV_TOKEN_MS = 1e3 * STEP_S, 1e3 * STEP_SEQUENCE_S, 1e3 * STEP_KV_TOKEN_S
+TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
+"""Share of a rank's overlap that is credited; a FALLBACK rank's overlap comes from the approximate index."""
 
 
 def terms_in_ms(
@@ -51,16 +58,37 @@ def terms_in_ms(
     output_tokens: float,
 ) -> list[CostTerms]:
     """Return the terms of every candidate; `output_tokens` of an answer are expected of the model."""
-    if request.expected_osl:
-        output_tokens = float(request.expected_osl)
-    if request.max_tokens:
-        output_tokens = min(output_tokens, float(request.max_tokens))
-    lost = [lost_blocks(row, request) for row in rows]
-    credits_ = credited_blocks(rows, request, policy.parameters, lost)
+    tokens, parameters = answer_tokens(request, output_tokens), policy.parameters
     return [
-        _terms(row, credit, each, request, policy.parameters, multiplier, output_tokens)
-        for row, credit, each, multiplier in zip(rows, credits_, lost, multipliers, strict=True)
+        _terms(row, request, parameters, multiplier, tokens) for row, multiplier in zip(rows, multipliers, strict=True)
     ]
+
+
+def answer_tokens(request: RouteRequest, output_tokens: float) -> float:
+    """Return how many tokens the answer is expected to have; `output_tokens` are usual for the model."""
+    tokens = float(request.expected_osl) if request.expected_osl else output_tokens
+    return min(tokens, float(request.max_tokens)) if request.max_tokens else tokens
+
+
+def predicted_s(
+    row: Row, terms: CostTerms, request: RouteRequest, output_tokens: float
+) -> tuple[float | None, float | None]:
+    """Return the predicted seconds to the first token and between tokens; None where the phase has no such tokens."""
+    ttft_s = FIRST_S * row.factors[0] + (terms.wait_ms + terms.prefill_ms) * 1e-3
+    itl_s = terms.decode_ms / answer_tokens(request, output_tokens) * 1e-3
+    return None if request.phase == "decode" else ttft_s, None if request.phase == "prefill" else itl_s
+
+
+def credited_blocks(row: Row, parameters: CostParameters, lost: int) -> float:
+    """Return the blocks credited to a candidate for what it holds; `lost` of them are evicted before."""
+    if not parameters.overlap_credit:
+        return 0.0
+    device, host, disk = (max(held, row.predicted) for held in row.depths[:3])
+    credit = float(device) * parameters.overlap_credit
+    credit += float(host - device) * parameters.host_weight
+    credit += float(disk - host) * parameters.disk_weight
+    worth = parameters.overlap_credit - (parameters.host_weight if row.depths[1] > row.depths[0] else 0.0)
+    return max(0.0, credit - float(lost) * worth) * row.trust_factor
 
 
 def lost_blocks(row: Row, request: RouteRequest) -> int:
@@ -73,14 +101,10 @@ def lost_blocks(row: Row, request: RouteRequest) -> int:
 
 
 def _terms(
-    row: Row,
-    credit: float,
-    lost: int,
-    request: RouteRequest,
-    parameters: CostParameters,
-    multiplier: float,
-    output_tokens: float,
+    row: Row, request: RouteRequest, parameters: CostParameters, multiplier: float, output_tokens: float
 ) -> CostTerms:
+    lost = lost_blocks(row, request)
+    credit = credited_blocks(row, parameters, lost)
     (p, d), tokens, block_size = row.factors, float(request.isl_tokens), float(request.block_size)
     own_blocks, active = float(-(-request.isl_tokens // request.block_size)), float(row.active_requests)
     wait = prefill = lateness = stall = decode = slowdown = 0.0

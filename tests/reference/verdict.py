@@ -23,6 +23,7 @@ from kv_protocol.journal import encode_record
 from kv_protocol.ledger import Routed
 from router.decision.policy import Policy
 from tests.reference.policies import Choice
+from tests.reference.time_cost import predicted_s
 from tests.reference.view import Row, View
 
 U16_MAX = 0xFFFF
@@ -56,7 +57,9 @@ class Verdict(NamedTuple):
     def record(self, kv_seq: int) -> bytes:
         """Return the journal's record; `kv_seq` is how far the index had read its events."""
         choice, winner, terms = self.choice, self.winner, self.choice.terms
-        ttft_s, itl_s = winner.forecast or (None, None)
+        ttft_s = itl_s = None
+        if terms is not None and self.view.output_tokens is not None:
+            ttft_s, itl_s = predicted_s(winner, terms[choice.winner], self.request, self.view.output_tokens)
         best = [] if terms is None else _best(terms, choice.winner)
         others = [at for at in range(len(self.places)) if at not in best]
         record = Decided(

@@ -34,13 +34,10 @@ class Row(NamedTuple):
     active_blocks: int = 0
     shared_blocks: int = 0
     """How many of the request's full blocks active requests of the rank already use."""
-    history_blocks: float = 0.0
     is_newcomer: bool = False
     """Whether the rank joined lately, and its share of full misses is spent."""
     factors: tuple[float, float] = (1.0, 1.0)
     """Of prefill and decode, as learnt."""
-    forecast: tuple[float, float] | None = None
-    """Predicted latency of the request at the rank: seconds to its first token, and between tokens."""
 
     @property
     def expected(self) -> int:

@@ -30,6 +30,5 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
     standing = core.standing(view.ranks, [each.total_kv_blocks for each in view.registrations])
     rates, columns = view.rates, view._asdict()
     learnt = {"output_tokens": 0.0, "is_learnt": False} if rates is None else rates._asdict()
-    forecast = {} if view.forecast is None else view.forecast._asdict()
-    columns = {name: found for name, found in (columns | learnt | forecast).items() if found is not None}
+    columns = {name: found for name, found in (columns | learnt).items() if found is not None}
     return core.decide_by(view, columns, standing, Rules(modes).of(policy, request), request, seed)

@@ -49,7 +49,7 @@ export function decisionColumns(at) {
     { name: "Phase", width: "72px", cell: (each) => each.phase, sort: (each) => each.phase },
     { name: "Tokens", width: "76px", phone: "52px", align: "end", cell: (each) => count(each.isl_tokens), sort: (each) => each.isl_tokens, hint: "Length of the prompt" },
     { name: "Cached", width: "128px", align: "end", cell: (each) => pair(each.outcome?.cached_tokens, predictedCached(each), count), sort: (each) => each.outcome?.cached_tokens, hint: "Cached tokens: reported by the worker / predicted" },
-    { name: "Margin", width: "84px", align: "end", cell: (each) => (each.margin === null ? UNKNOWN : `${each.margin.toFixed(1)} ${each.cost_unit === "ms" ? "ms" : "bl"}`), sort: (each) => each.margin, hint: "By how much the next best rank cost more" },
+    { name: "Margin", width: "84px", align: "end", cell: (each) => (each.margin === null ? UNKNOWN : `${each.margin.toFixed(1)} ${each.cost_unit === "ms" ? "ms" : ""}`), sort: (each) => each.margin, hint: "By how much the next best rank cost more" },
     { name: "TTFT", width: "minmax(72px, 148px)", phone: "60px", align: "end", cell: (each) => pair(each.outcome?.ttft_s, predictedTtft(each), seconds), sort: (each) => each.outcome?.ttft_s, hint: "Time to the first token: measured / predicted" },
     { name: "Outcome", width: "88px", phone: "66px", cell: outcomeOf, sort: (each) => each.outcome?.outcome ?? "running" },
   ];
@@ -136,22 +136,23 @@ export class DecisionView extends Poll {
 
 /** The addends of the cost: name, field, and class of its colour, as `ADDENDS` of kv_protocol/decision.py has them. */
 function termsOf(decision) {
-  const unit = `_${decision.cost_unit}`, fields = Object.keys(decision.candidates[decision.winner].terms);
-  const rest = fields.filter((field) => field.endsWith(unit) && !field.startsWith("overlap_") && !UNTIL_FIRST.includes(field));
-  const coloured = (chosen, colours) => chosen.map((field, at) => [field.slice(0, -unit.length), field, colours[at % colours.length]]);
-  return unit === "_ms" ? [...coloured(UNTIL_FIRST, FIRST), ...coloured(rest, REST)] : coloured(rest, [...REST, ...FIRST]);
+  if (decision.cost_unit !== "ms") return [];
+  const fields = Object.keys(decision.candidates[decision.winner].terms);
+  const rest = fields.filter((field) => field.endsWith("_ms") && !UNTIL_FIRST.includes(field));
+  const coloured = (chosen, colours) => chosen.map((field, at) => [field.slice(0, -3), field, colours[at % colours.length]]);
+  return [...coloured(UNTIL_FIRST, FIRST), ...coloured(rest, REST)];
 }
 
 function unitText(decision) {
-  return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: blocks; the lowest wins.";
+  return decision.cost_unit === "ms" ? "Cost: milliseconds that the choice takes, of this request and of those already there; the lowest wins." : "Cost: as the mode computes it; the lowest wins.";
 }
 
 function columnsOf(decision, terms, largest) {
-  const isWeighed = decision.candidates[decision.winner].is_weighed, unit = decision.cost_unit;
+  const isWeighed = decision.candidates[decision.winner].is_weighed;
   const weighed = [
-    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: `Sum of the terms, times its constraints' factor, ${unit}` },
+    { name: "Cost", width: "84px", align: "end", cell: (row) => h("strong", null, ms(row.terms.cost)), sort: (row) => row.terms.cost, hint: "Sum of the terms, times its constraints' factor" },
     { name: "Share of terms", width: "minmax(110px, 1.4fr)", cell: (row) => bar(terms.map(([, field, kind]) => [row.terms[field] * weightOf(row.terms, terms, field), kind]), largest, shares(row, terms)) },
-    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, field)), sort: (row) => row.terms[field], hint: unit === "ms" && text in HINTS ? `Milliseconds ${HINTS[text]}${UNTIL_FIRST.includes(field) ? ", times policy.ttft_weight" : ""}` : unit })),
+    ...terms.map(([text, field]) => ({ name: text, width: "76px", align: "end", cell: (row) => ms(row.terms[field] * weightOf(row.terms, terms, field)), sort: (row) => row.terms[field], hint: text in HINTS ? `Milliseconds ${HINTS[text]}${UNTIL_FIRST.includes(field) ? ", times policy.ttft_weight" : ""}` : "ms" })),
     ...(decision.candidates.some((row) => row.terms.constraint_multiplier !== 1) ? [{ name: "Factor", width: "64px", align: "end", cell: (row) => row.terms.constraint_multiplier.toFixed(2), hint: "For its constraints; the sum of the terms is multiplied by it" }] : []),
   ];
   return [
@@ -159,7 +160,7 @@ function columnsOf(decision, terms, largest) {
     ...(isWeighed ? weighed : []),
     { name: "Blocks held", width: "90px", align: "end", cell: (row) => count(row.overlap_blocks[0]), sort: (row) => row.overlap_blocks[0], hint: "Leading blocks of the prompt on its GPU" },
     { name: "Blocks expected", width: "120px", align: "end", cell: (row) => count(Math.max(row.overlap_blocks[0], row.predicted_blocks)), sort: (row) => Math.max(row.overlap_blocks[0], row.predicted_blocks), hint: "With those that requests before it bring there" },
-    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.is_spilled && badge("spilled", "warn", "No credit: too many tokens are queued there"), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
+    { name: "Trust", width: "minmax(96px, 160px)", cell: (row) => [trust(row), row.terms.overlap_lost_blocks > 0 && badge("evicts", "warn", `It lacks room, and will evict ${count(row.terms.overlap_lost_blocks)} blocks before it computes the prompt`)], sort: (row) => row.trust },
   ];
 }
 

@@ -62,7 +62,7 @@ PHASES_MODEL = "sim-phases"
 PHASES = {"p0": "prefill", "d0": "decode"}
 OFFSET_S = 90.0
 """Annotations look a minute back; asked about the future, Prometheus answers from what it scraped last."""
-SHADOWS = "[{name: blocks, policy: {mode: kv-blocks}}, {name: patient, policy: {ttft_weight: 1}}]"
+SHADOWS = "[{name: soonest, policy: {mode: predicted-ttft}}, {name: patient, policy: {ttft_weight: 1}}]"
 _STREAMED, _ANSWERS = 12, 25
 _LOOK_S = 0.02
 
@@ -262,7 +262,7 @@ async def test_every_annotation_found_what_happened(lived: Lived, shown: Shown) 
         'kvrouter_savings_prefill_seconds_total{by="model",rate="learnt"}',
         'kvrouter_worker_failures_total{worker="w1"}',
         "kvrouter_retries_total",
-        'kvrouter_shadow_decisions_total{shadow="blocks"}',
+        'kvrouter_shadow_decisions_total{shadow="soonest"}',
         'kvrouter_rank_fit{worker="w1"} == 0',
         "kvrouter_stream_resyncs_total",
         "kvrouter_stream_gaps_total",

@@ -114,7 +114,7 @@ async def attached(cleanup: AsyncExitStack, cluster: Cluster, worker: str, ranks
 async def running_cluster(*more_settings: str, **workers: int) -> AsyncIterator[Cluster]:
     """A router with these settings, and these workers with so many ranks each."""
     command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
-    settings = ("nats.port=0", "telemetry.log_level=warning", "policy.request_weight=1.0", *more_settings)
+    settings = ("nats.port=0", "telemetry.log_level=warning", *more_settings)
     process = ChildProcess("router", command + [part for each in settings for part in ("--set", each)])
     async with running(process) as router, aiohttp.ClientSession() as session, AsyncExitStack() as cleanup:
         data_url = (await router.line_with("router on")).split()[2]

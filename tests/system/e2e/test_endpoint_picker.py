@@ -161,7 +161,7 @@ REQUESTS = 1000
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def fleet() -> AsyncIterator[FleetProcesses]:
-    shape = FleetShape(workers=2, worker_settings=FAST_WORKER, router_settings=(*PICKER, "policy.history_weight=0"))
+    shape = FleetShape(workers=2, worker_settings=FAST_WORKER, router_settings=(*PICKER, "policy.temperature=0"))
     async with FleetProcesses(shape) as started:
         yield started
 

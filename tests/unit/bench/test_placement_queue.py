@@ -31,8 +31,10 @@ def played(
     """Return what was placed, and how the requests fared in the order of their arrival."""
     placed = Placed()
     shape = VirtualFleetShape(workers, kv_tokens=200 * 512, restart_s=restart_s)
-    policy = PLACEMENTS["dynamo"].policy
-    fleet = VirtualFleet(shape, policy, trace, seed=1, recorder_of=lambda *_: placed, queue=queue)
+    dynamo = PLACEMENTS["dynamo"]
+    fleet = VirtualFleet(
+        shape, dynamo.policy, trace, seed=1, modes_of=dynamo.modes_of, recorder_of=lambda *_: placed, queue=queue
+    )
     return placed.verdicts, sorted(fleet.run(), key=lambda each: each.number)
 
 

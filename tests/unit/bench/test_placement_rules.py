@@ -142,6 +142,9 @@ def test_dynamo_leaves_a_prefix_of_20_blocks_when_more_than_10_blocks_wait_there
         ),
         row("w2/0"),
     )
-    policy = PLACEMENTS["dynamo"].policy
-    found = {decide(view(*rows), route(32 * BLOCK_SIZE), policy, seed).winner.worker_id for seed in range(20)}
+    dynamo = PLACEMENTS["dynamo"]
+    found = {
+        decide(view(*rows), route(32 * BLOCK_SIZE), dynamo.policy, seed, dynamo.modes_of(())).winner.worker_id
+        for seed in range(20)
+    }
     assert found == winners

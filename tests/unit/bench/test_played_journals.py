@@ -92,7 +92,7 @@ def played(of: JournalOfOne, jobs: int = 1) -> Result:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "kv-blocks": {"mode": "kv-blocks"},
+    "predicted-ttft": {"mode": "predicted-ttft"},
     "least-loaded": {"mode": "least-loaded"},
     "round-robin": {"mode": "round-robin"},
     "random": {"mode": "random"},
@@ -132,7 +132,7 @@ def test_policies_are_ranked_and_that_which_ignores_caches_is_surely_worse() -> 
     _, result = lived()
     gains = {each.cell.name: each.gains.ttft_mean_s for each in result.played if each.gains is not None}
     assert {"least-loaded", "round-robin", "random"} <= {name for name, each in gains.items() if each.is_above_zero}
-    assert set(names(result.played)[:2]) == {IN_FORCE, "kv-blocks"}
+    assert set(names(result.played)[:2]) == {IN_FORCE, "predicted-ttft"}
 
 
 # ------------------------------------------------------------------------------------------------- the journal

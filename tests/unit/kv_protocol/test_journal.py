@@ -91,7 +91,7 @@ LEAST: dict[str, Any] = {
 }
 WEIGHED: dict[str, Any] = LEAST | {
     "best": struct.pack("<3H", 10, 0, 4),
-    "terms": b"\x42" + struct.pack("<6d", 1.5, -0.0, 1e-300, 3.0, 4.0, 5.0),
+    "terms": b"\x0c" + struct.pack("<6d", 3.0, 4.0, 5.0, 1.5, -0.0, 1e-300),
     "costs": struct.pack("<2f", 7.5, 8.5),
     "overlap": b"\x09" + b"\x01\x04" + struct.pack("<2H", 5, 65535) + b"\x02\x00" + struct.pack("<H", 9),
 }
@@ -224,9 +224,9 @@ def test_the_columns_of_a_decision_are_read_as_they_were_packed() -> None:
     decided = Decided(**WEIGHED)
     assert best_columns(decided.best) == (10, 0, 4)
     assert best_terms(decided) == [
-        CostTerms(prefill_blocks=1.5, cost=3.0),
-        CostTerms(prefill_blocks=-0.0, cost=4.0),
-        CostTerms(prefill_blocks=1e-300, cost=5.0),
+        CostTerms(wait_ms=1.5, cost=3.0),
+        CostTerms(wait_ms=-0.0, cost=4.0),
+        CostTerms(wait_ms=1e-300, cost=5.0),
     ]
     assert other_costs(decided) == (7.5, 8.5)
     depths = overlap_depths(decided)

@@ -57,23 +57,21 @@ SETTINGS = StateSettings(
     affinity=AffinityLimits(idle_s=4.0, sessions_max=5),
     breakers=BreakerLimits(failures=2, open_s=2.0),
 )
-BY_HISTORY = CostParameters(prefill_scale=1.0, history_weight=0.5)
-WEIGHED = CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)
+WEIGHED = CostParameters(overlap_credit=0.7, host_weight=0.5, disk_weight=0.1, ttft_weight=1.7, lateness_s=0.3)
 POLICIES = {
     "kv": Policy(),
-    "kv-blocks": Policy(mode="kv-blocks"),
-    "unpredicting": Policy(mode="kv-blocks", parameters=BY_HISTORY, predict_on_route=False),
-    "weighed": Policy(mode="kv-blocks", parameters=WEIGHED),
-    "hot": Policy(mode="kv-blocks", temperature=0.4),
-    "soft": Policy(mode="kv-blocks", parameters=BY_HISTORY, affinity="soft", spill_tokens=64),
-    "hard": Policy(mode="kv-blocks", affinity="hard", newcomers=False),
-    "predicted-ttft": Policy(mode="predicted-ttft", itl_target_s=0.05, unmet="queue"),
+    "unpredicting": Policy(predict_on_route=False),
+    "weighed": Policy(parameters=WEIGHED),
+    "hot": Policy(temperature=0.4),
+    "soft": Policy(parameters=WEIGHED, affinity="soft"),
+    "hard": Policy(affinity="hard", newcomers=False),
+    "predicted-ttft": Policy(mode="predicted-ttft", itl_target_s=0.006, ttft_target_s=0.05, unmet="queue"),
     "round-robin": Policy(mode="round-robin"),
     "random": Policy(mode="random"),
     "power-of-two": Policy(mode="power-of-two"),
     "least-loaded": Policy(mode="least-loaded", affinity="soft"),
     "phased": Policy(
-        mode="kv-blocks", prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)
+        prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(mode="predicted-ttft", host_weight=0.5)
     ),
 }
 LIFE = 77

@@ -34,9 +34,8 @@ from tests.unit.properties.router_life import MODELS, POLICIES, SETTINGS, STEPS,
 from tests.unit.router.samples import registered, route
 
 MORE = {
-    "soft in ms": Policy(affinity="soft", newcomers=False),
-    "hot in ms": Policy(temperature=0.4, parameters=CostParameters(overlap_credit_decay=0.7)),
-    "light in ms": Policy(affinity="hard", parameters=CostParameters(overlap_credit=0.0)),
+    "open to newcomers": Policy(affinity="soft", newcomers=False),
+    "without credit": Policy(affinity="hard", parameters=CostParameters(overlap_credit=0.0)),
     "late": Policy(mode="predicted-ttft", ttft_target_s=0.02, affinity="hard", unmet="reject"),
 }
 """Policies that `POLICIES` lacks."""

@@ -54,7 +54,7 @@ SETTINGS = StateSettings(
     approximate=ApproximateLimits(ttl_s=10.0, blocks_max=BLOCKS_MAX),
     affinity=AffinityLimits(idle_s=3.0, sessions_max=SESSIONS_MAX),
 )
-POLICY = Policy(affinity="soft", parameters=CostParameters(history_weight=0.5))
+POLICY = Policy(affinity="soft", parameters=CostParameters(host_weight=0.5))
 RANKS = (rank("a/0"), rank("a/1"), rank("b/0"))
 LEASES = [f"l{number}" for number in range(6)]
 EPOCHS = (0, 7)

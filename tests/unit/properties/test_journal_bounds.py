@@ -87,7 +87,7 @@ def test_a_decision_fits_whatever_its_ranks_and_its_prompt(ranks: int, blocks: i
     """From one block and one rank to 4096 ranks that hold different parts of a prompt of 64 MiB, by a hash a block."""
     held = [(max(0, blocks - at % 7),) * 4 for at in range(ranks)]
     rows = [row(f"{'w' * 60}{at:04}/0", overlap_blocks=depths) for at, depths in enumerate(held)]
-    told = decide(view(*rows), request(blocks), Policy(mode="kv-blocks"), 1)
+    told = decide(view(*rows), request(blocks), Policy(), 1)
     *standings, decided = read_back([told])
     assert len(standings) == sum(epoch > 0 for epoch in told.epochs or ())
     assert encode_record(decided) == told.journal_record(2**64 - 1)

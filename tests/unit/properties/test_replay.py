@@ -129,13 +129,14 @@ def shown(state: RouterState, model: str, now_s: float, doubt: str) -> Any:
         sequence_hashes=chain(*(2**63 + at for at in range(12))),
         session_id="s1",
     )
-    policy = Policy(mode="kv-blocks", affinity="soft")
+    policy = Policy(affinity="soft")
     state.apply(PolicyChanged(now_s=now_s, policy=msgspec.to_builtins(policy)))
     try:
         verdict = state.decide(request, lambda _, ranks: answer([((1, 1, 1, 1), 1, 1, doubt)] * len(ranks)), now_s, 1)
     except NoEligibleWorker as error:
         return str(error)
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in verdict.view]
+    columns = (*verdict.view._replace(rates=None), *(verdict.view.rates or ()))
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
 
 
 def folded(records: Sequence[JournalRecord]) -> RouterState:
@@ -245,7 +246,7 @@ def test_a_decision_that_says_something_else_is_found_and_said_in_words() -> Non
         ({"margin": 0.125}, "margin: now "),
         ({"reason": "said so"}, "recorded 'said so'"),
         ({"seed": told.seed ^ 1, "turn": told.turn + 1}, f"recorded {told.turn + 1}"),
-        ({"terms": told.terms[:-1] + bytes((told.terms[-1] ^ 1,))}, "cost now "),
+        ({"terms": told.terms[:-1] + bytes((told.terms[-1] ^ 1,))}, "overlap_lost_blocks now "),
         ({"costs": told.costs[:-4] + b"\x00\x00\x00\x01"}, "cost of another"),
         ({"overlap": b""}, "overlap"),
     ):
@@ -258,10 +259,10 @@ def test_a_decision_that_says_something_else_is_found_and_said_in_words() -> Non
 def test_another_weight_is_found() -> None:
     _, records = lived(1, "weighed")
     at, told = next((at, each) for at, each in enumerate(records) if isinstance(each, PolicyChanged))
-    parameters = told.policy["parameters"] | {"prefill_scale": 1.7000001}
+    parameters = told.policy["parameters"] | {"ttft_weight": 1.7000001}
     planted = [*records]
     planted[at] = msgspec.structs.replace(told, policy=told.policy | {"parameters": parameters})
-    assert any("prefill_blocks now" in each.difference for each in differences(planted))
+    assert any("cost now" in each.difference for each in differences(planted))
 
 
 # ------------------------------------------------------------------------------------------- what is not there
@@ -330,7 +331,7 @@ def test_the_policy_that_was_in_force_would_have_chosen_the_same() -> None:
 
 def test_another_policy_would_have_chosen_others_and_the_fold_stays_as_it_was() -> None:
     _, records = lived(3)
-    other = Policy(parameters=CostParameters(prefill_scale=0.0, overlap_credit=0.0))
+    other = Policy(parameters=CostParameters(ttft_weight=100.0, overlap_credit=0.0))
     again = list(replay(records, policies=[other]))
     assert [each for each in again if not each.equal] == []
     chosen = [(each.recorded, each.otherwise[0].rank) for each in again if each.recorded is not None]

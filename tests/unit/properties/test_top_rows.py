@@ -15,8 +15,7 @@ from tests.unit.router.samples import route, row, view
 
 NAMES = st.lists(st.sampled_from("abcdefghijkl"), max_size=200)
 OF_TENANTS = {
-    name: decide(view(row()), route(100, decision_id="d", tenant=name), Policy(mode="kv-blocks"), 1)
-    for name in "abcdefghijkl"
+    name: decide(view(row()), route(100, decision_id="d", tenant=name), Policy(), 1) for name in "abcdefghijkl"
 }
 
 

@@ -16,7 +16,7 @@ from kv_protocol.journal import FleetApplied, LedgerApplied, WorkerHeard
 from kv_protocol.ledger import LedgerEvent
 from router.decision.state import RouterState
 from router.decision.state_settings import ApproximateLimits, StateSettings
-from router.decision.view import TRUST_FACTOR, Floats, Forecast, Ints, View
+from router.decision.view import TRUST_FACTOR, Floats, Ints, RateColumns, View
 from router.fleet.registry import TextDigests
 from router.fleet.trust import Trust
 
@@ -116,10 +116,9 @@ class Row(NamedTuple):
     active_requests: int = 0
     active_blocks: int = 0
     shared_blocks: int = 0
-    history_blocks: float = 0.0
     newcomer: bool = False
-    ttft_s: float = 0.0
-    itl_s: float = 0.0
+    factors: tuple[float, float] = (1.0, 1.0)
+    """Of prefill and decode, as learnt."""
 
     @property
     def registrations(self) -> WorkerRegistered:
@@ -150,11 +149,10 @@ def ask(_: object, ranks: Sequence[WorkerRank]) -> OverlapColumns:
 
 
 def view(
-    *rows: Row, turn: int = 0, now_s: float = 5.0, bound: WorkerRank | None = None, is_forecast: bool = False
+    *rows: Row, turn: int = 0, now_s: float = 5.0, bound: WorkerRank | None = None, output_tokens: float = 128.0
 ) -> View:
     """Return a moment with these rows."""
-    factors = _floats(*(TRUST_FACTOR[each.trust] for each in rows))
-    forecast = Forecast(_floats(*(each.ttft_s for each in rows)), _floats(*(each.itl_s for each in rows)))
+    prefill, decode = (_floats(*(each.factors[at] for each in rows)) for at in (0, 1))
     return View(
         now_s=now_s,
         turn=turn,
@@ -170,11 +168,10 @@ def view(
         active_requests=_ints(*(each.active_requests for each in rows)),
         active_blocks=_ints(*(each.active_blocks for each in rows)),
         shared_blocks=_ints(*(each.shared_blocks for each in rows)),
-        history_blocks=_floats(*(each.history_blocks for each in rows)),
         newcomer=tuple(each.newcomer for each in rows),
         bound=bound,
-        trust_factor=factors,
-        forecast=forecast if is_forecast else None,
+        trust_factor=_floats(*(TRUST_FACTOR[each.trust] for each in rows)),
+        rates=RateColumns(prefill, decode, output_tokens),
     )
 
 

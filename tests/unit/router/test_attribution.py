@@ -131,7 +131,7 @@ def test_a_worse_choice_than_the_mean_is_a_negative_saving_and_is_foregone() -> 
     sent = Requests(w0=8, w1=2)
     assert sent.send(cached=2 * BLOCK_SIZE, pinned_worker="w1") == "w1"
     assert sent.total.routing_tokens == 0.0, "the pin leaves one candidate"
-    sent = Requests(policy=Policy(mode="kv-blocks", temperature=1e6), w0=8, w1=2)
+    sent = Requests(policy=Policy(temperature=1e6), w0=8, w1=2)
     while sent.send() != "w1":
         pass
     requests = sent.total.requests
@@ -170,7 +170,7 @@ def test_what_is_not_counted_is_counted_by_reason() -> None:
     sent.send(isl_tokens=0, sequence_hashes=b"")
     sent.routing.take(sent.routing.decide(route(decision_id="open")))
     sent.savings.attribution.decided(
-        decide(view(row(role="decode")), route(decision_id="fetches", phase="decode"), Policy(mode="kv-blocks"), 1)
+        decide(view(row(role="decode")), route(decision_id="fetches", phase="decode"), Policy(), 1)
     )
     report = sent.savings.report()
     assert report.not_counted == {"not_answered": 2, "unseen": 1, "dropped": 0, "not_repeated": 0, "pending": 1}
@@ -312,7 +312,7 @@ def answered(held_blocks: int, outcome: OutcomeKnown) -> built.Placement:
     """Return a decision for a prompt of 10 blocks, of which its rank held so many, that was answered."""
     found = built.Attribution(*AttributionLimits())
     held = view(row(overlap_blocks=(held_blocks,) * 4))
-    found.decided(decide(held, route(160, decision_id=outcome.decision_id), Policy(mode="kv-blocks"), 1))
+    found.decided(decide(held, route(160, decision_id=outcome.decision_id), Policy(), 1))
     placement = found.ended(outcome.decision_id, is_ok=True, cached_tokens=outcome.cached_tokens)
     assert placement is not None
     return placement

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.decision.policy import CostParameters, Policy
+from router.decision.policy import Policy
 from router.decision.view import View
 from tests.support.amount import examples
 from tests.support.decide import decide
 from tests.unit.router.samples import route, row, view
 
 SEEDS = examples(6000)
-BY_HISTORY = CostParameters(prefill_scale=0.0, decode_scale=0.0, history_weight=1.0)
 
 
 class Chosen(NamedTuple):
@@ -25,17 +24,17 @@ class Chosen(NamedTuple):
     winner: int
     runner_up: int | None
     margin: float | None
+    costs: list[float]
 
 
 def costing(costs: list[float]) -> View:
-    """Return ranks that cost so much each."""
-    return view(*(row(f"w{at}/0", history_blocks=cost) for at, cost in enumerate(costs)))
+    """Return decode workers of which each costs so many times as much as the reference engine."""
+    return view(*(row(f"w{at}/0", role="decode", factors=(1.0, cost)) for at, cost in enumerate(costs)))
 
 
-def choose(costs: list[float] | View, temperature: float, seed: int) -> Chosen:
-    moment = costs if isinstance(costs, View) else costing(costs)
-    verdict = decide(moment, route(), Policy(mode="kv-blocks", parameters=BY_HISTORY, temperature=temperature), seed)
-    return Chosen(verdict.winner_at, verdict.runner_up, verdict.margin)
+def choose(moment: View, temperature: float, seed: int) -> Chosen:
+    verdict = decide(moment, route(phase="decode"), Policy(temperature=temperature), seed)
+    return Chosen(verdict.winner_at, verdict.runner_up, verdict.margin, verdict.cost_list())
 
 
 def shares(costs: list[float], temperature: float, first_seed: int = 0) -> list[float]:
@@ -93,24 +92,25 @@ def test_the_scale_of_the_costs_has_no_say(factor: float, offset: float) -> None
 
 
 def test_the_margin_is_negative_where_the_draw_passed_the_cheapest_over() -> None:
-    passed_over = [
-        chosen for seed in range(200) if (chosen := choose([1.0, 4.0, 9.0], 5.0, splitmix64(seed))).winner != 0
-    ]
+    moment = costing([1.0, 4.0, 9.0])
+    passed_over = [chosen for seed in range(200) if (chosen := choose(moment, 5.0, splitmix64(seed))).winner != 0]
     assert passed_over
     assert all(chosen.runner_up == 0 for chosen in passed_over)
-    assert {chosen.margin for chosen in passed_over} == {-3.0, -8.0}
+    margins = {chosen.margin / chosen.costs[0] for chosen in passed_over if chosen.margin is not None}
+    assert sorted(margins) == pytest.approx([-8.0, -3.0])
 
 
-costs_lists = st.lists(st.floats(0, 1e12), min_size=1, max_size=8)
+factors = st.lists(st.floats(0, 1e12), min_size=1, max_size=8)
 seeds = st.integers(0, 2**64 - 1)
 
 
-@given(costs_lists, st.floats(0, 100), seeds)
+@given(factors, st.floats(0, 100), seeds)
 def test_the_same_in_is_the_same_out_and_the_choice_is_consistent(
-    costs: list[float], temperature: float, seed: int
+    factors: list[float], temperature: float, seed: int
 ) -> None:
-    chosen = choose(costs, temperature, seed)
-    assert chosen == choose(list(costs), temperature, seed)
+    chosen = choose(costing(factors), temperature, seed)
+    assert chosen == choose(costing(factors), temperature, seed)
+    costs = chosen.costs
     assert 0 <= chosen.winner < len(costs)
     if len(costs) == 1:
         assert (chosen.runner_up, chosen.margin) == (None, None)

@@ -265,16 +265,16 @@ async def test_a_patch_changes_what_it_names_and_the_next_decision_is_taken_so(c
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1")
     before = json.loads((await control.get("/v1/policy")).body)
-    answered = await control.send("PATCH", "/v1/policy", b'{"mode": "round-robin", "prefill_scale": 4}')
-    assert (answered.status, json.loads(answered.body)) == (200, before | {"mode": "round-robin", "prefill_scale": 4.0})
+    answered = await control.send("PATCH", "/v1/policy", b'{"mode": "round-robin", "ttft_weight": 4}')
+    assert (answered.status, json.loads(answered.body)) == (200, before | {"mode": "round-robin", "ttft_weight": 4.0})
     assert plane.routing.decide(route()).policy == "round-robin"
     again = await control.send("PATCH", "/v1/policy", b'{"mode": "kv"}')
-    assert json.loads(again.body)["prefill_scale"] == 4.0
+    assert json.loads(again.body)["ttft_weight"] == 4.0
 
 
 async def test_a_put_is_the_whole_policy(control: Control) -> None:
     before = json.loads((await control.get("/v1/policy")).body)
-    await control.send("PATCH", "/v1/policy", b'{"temperature": 1, "history_weight": 0}')
+    await control.send("PATCH", "/v1/policy", b'{"temperature": 1, "ttft_weight": 9}')
     answered = await control.send("PUT", "/v1/policy", b'{"mode": "least-loaded"}')
     assert json.loads(answered.body) == before | {"mode": "least-loaded"}
     assert json.loads((await control.get("/v1/policy")).body) == before | {"mode": "least-loaded"}
@@ -283,7 +283,7 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, kv-blocks, predicted-ttft'),
+        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, predicted-ttft'),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed "),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
         (b'{"temprature": 1, "luck": 1}', "policy.temprature: unknown; allowed: mode, temperature, "),
@@ -372,7 +372,7 @@ async def test_of_a_long_worker_id_the_beginning_is_shown(control: Control, meth
 async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
-    async with running_plane(policy=Policy(spill_tokens=7)) as plane:
+    async with running_plane(policy=Policy(affinity_discount=0.7)) as plane:
         policies = PolicyStore(str(tmp_path), plane.routing.policy, plane.routing.state.modes)
         control = Control(plane, policies)
         await control.server.start()
@@ -383,12 +383,12 @@ async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_
         assert (refused.status, refused.error["code"], plane.routing.policy.mode) == (503, "not_stored", "random")
         (tmp_path / "policy.new").rmdir()
         assert (await control.send("PUT", "/v1/policy", b'{"mode": "round-robin"}')).status == 200
-        restarted = PolicyStore(str(tmp_path), Policy(spill_tokens=7), plane.routing.state.modes)
+        restarted = PolicyStore(str(tmp_path), Policy(affinity_discount=0.7), plane.routing.state.modes)
         restarted.restore()
         assert restarted.initial == plane.routing.policy
-        assert plane.routing.policy.spill_tokens == Policy().spill_tokens, "a whole policy has defaults"
+        assert plane.routing.policy.affinity_discount == Policy().affinity_discount, "a whole policy has defaults"
         reset = await control.send("DELETE", "/v1/policy", b"")
-        assert (reset.status, plane.routing.policy) == (200, Policy(spill_tokens=7))
+        assert (reset.status, plane.routing.policy) == (200, Policy(affinity_discount=0.7))
         assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {}
         await control.server.run(stop)
 

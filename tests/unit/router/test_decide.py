@@ -16,7 +16,7 @@ from router.decision.view import View
 from tests.support import decide as decisions
 from tests.unit.router.samples import Row, route, row, state, view
 
-KV, ROUND_ROBIN = Policy(mode="kv-blocks"), Policy(mode="round-robin")
+KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
 
 
 def decide(moment: View, request: RouteRequest, policy: Policy, seed: int) -> Decision:
@@ -83,7 +83,7 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     )
     request = route(40, decision_id="d-7", request_id="r-7")
     decided = decide(ranks, request, KV, 99)
-    assert (decided.decision_id, decided.request_id, decided.model, decided.policy) == ("d-7", "r-7", "m", "kv-blocks")
+    assert (decided.decision_id, decided.request_id, decided.model, decided.policy) == ("d-7", "r-7", "m", "kv")
     assert (decided.seed, decided.now_s, decided.block_size) == (99, 77.5, 16)
     assert (decided.isl_tokens, decided.reusable_blocks) == (40, 2)
     assert (decided.winner, decided.runner_up) == (1, 0)
@@ -94,7 +94,7 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     assert decided.margin == decided.candidates[0].terms.cost - winner.terms.cost
     alone = decide(ranks.only([0, 2]), request, KV, 99)
     assert [each.terms for each in decided.candidates] == [each.terms for each in alone.candidates]
-    assert [each.terms.cost for each in decided.candidates] == [4 * 2.5 + 12, 4 * (2.5 - 1) + 3]
+    assert [each.terms.overlap_credit_blocks for each in decided.candidates] == [0.0, 1.0]
     assert (decided.reason, decided.regret_blocks, decided.action) == ("overlap", 0, "admit")
 
 
@@ -119,7 +119,6 @@ def test_the_last_token_is_always_computed(isl_tokens: int, reusable: int) -> No
             prefill_tokens_queued=st.integers(0, 5000),
             active_blocks=st.integers(3, 500),
             shared_blocks=st.integers(0, 2),
-            history_blocks=st.floats(0, 100),
             newcomer=st.booleans(),
         ),
         min_size=1,
@@ -128,10 +127,9 @@ def test_the_last_token_is_always_computed(isl_tokens: int, reusable: int) -> No
     st.integers(1, 200),
     st.builds(
         Policy,
-        mode=st.sampled_from([name for name in MODES if name not in ("direct", "kv", "predicted-ttft")]),
+        mode=st.sampled_from([name for name in MODES if name != "direct"]),
         affinity=st.sampled_from(["off", "soft", "hard"]),
-        spill_tokens=st.sampled_from([0, 100]),
-        parameters=st.builds(CostParameters, overlap_credit_decay=st.floats(0, 9)),
+        parameters=st.builds(CostParameters, overlap_credit=st.floats(0, 1)),
         temperature=st.sampled_from([0.0, 0.5]),
     ),
     st.integers(0, 2**64 - 1),
@@ -150,7 +148,7 @@ def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
     named = [(each.worker_id, each.dp_rank) for each in first.candidates]
     named += [(each.worker_id, each.dp_rank) for each in first.excluded]
     assert sorted(named) == sorted(tuple(each.rank) for each in rows)
-    if policy.mode == "kv-blocks" and not policy.temperature and policy.affinity != "hard":
+    if policy.mode == "kv" and not policy.temperature and policy.affinity != "hard":
         assert first.chosen.terms.cost == min(each.terms.cost for each in first.candidates)
 
 

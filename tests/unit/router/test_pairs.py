@@ -107,16 +107,16 @@ BOTH = (row("p/0", role="prefill"), row("q/0", role="prefill"), *DECODE)
 
 def test_a_decode_worker_that_cannot_take_the_blocks_is_not_paired_and_the_reason_is_told() -> None:
     moment = view(*DECODE)._replace(misfits={"p": {"d": REASON}})
-    found = decide(moment, route(phase="decode", prefill_worker="p"), Policy(mode="kv-blocks"), 1)
+    found = decide(moment, route(phase="decode", prefill_worker="p"), Policy(), 1)
     assert (found.winner, found.exclusions) == (rank("e/0"), (REASON, ""))
     for other in ("q", "", None):
-        free = decide(moment, route(phase="decode", prefill_worker=other), Policy(mode="kv-blocks"), 1)
+        free = decide(moment, route(phase="decode", prefill_worker=other), Policy(), 1)
         assert free.exclusions == ("", "")
 
 
 def test_a_prefill_worker_that_fits_no_decode_worker_computes_nothing() -> None:
     moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON}})
-    found = decide(moment, route(phase="prefill", prefill_worker=""), Policy(mode="kv-blocks"), 1)
+    found = decide(moment, route(phase="prefill", prefill_worker=""), Policy(), 1)
     assert found.winner == rank("q/0")
     assert found.exclusions[0] == "kv transfer: none of 2 decode workers can take its blocks"
     assert found.exclusions[1] == ""
@@ -130,16 +130,14 @@ def test_a_prompt_longer_than_a_buffer_is_not_transferred_through_it() -> None:
             decide(
                 small._replace(registrations=told),
                 route(40, phase=phase, prefill_worker=""),
-                Policy(mode="kv-blocks"),
+                Policy(),
                 1,
             )
         assert "kv transfer: 40 tokens, transfer_buffer_tokens 39" in {each.reason for each in error.value.exclusions}
         for fits in (route(39, phase=phase, prefill_worker=""), route(40, phase=phase)):
-            assert "kv transfer" not in str(
-                decide(small._replace(registrations=told), fits, Policy(mode="kv-blocks"), 1).exclusions
-            )
+            assert "kv transfer" not in str(decide(small._replace(registrations=told), fits, Policy(), 1).exclusions)
 
 
 def test_a_record_of_a_former_version_is_judged_as_it_was() -> None:
     moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON, "e": REASON}})
-    assert decide(moment, route(phase="prefill"), Policy(mode="kv-blocks"), 1).exclusions[:2] == ("", "")
+    assert decide(moment, route(phase="prefill"), Policy(), 1).exclusions[:2] == ("", "")

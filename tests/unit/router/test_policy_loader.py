@@ -46,7 +46,7 @@ def test_a_users_function_is_a_mode_by_its_name() -> None:
     name = f"{HERE}:last"
     modes = load_modes((name,), name)
     assert set(modes) == {*MODES, name}
-    assert (modes[name].reads_overlap, modes[name].reads_load, modes[name].reads_forecast) == (True, True, False)
+    assert (modes[name].reads_overlap, modes[name].reads_load, modes[name].reads_rates) == (True, True, False)
     found = decide(view(row("w0/0"), row("w1/0")), route(), Policy(mode=name), 1, modes)
     assert (str(found.winner), found.reason, found.policy) == ("w1/0", "user", name)
 
@@ -91,7 +91,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_mode_that_the_configuration_does_not_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, kv-blocks, "):
+    with pytest.raises(ConfigurationError, match=r"policy\.mode: found 'os:system', allowed kv, predicted-ttft, "):
         load_modes((), "os:system")
 
 
@@ -102,8 +102,8 @@ def test_the_example_of_the_documentation_is_a_mode_that_decides(
     (tmp_path / "example_mode.py").write_text(text.split("```python\n", 1)[1].split("```", 1)[0])
     monkeypatch.syspath_prepend(tmp_path)
     name = "example_mode:fewest_blocks"
-    rows = row("w0/0", overlap_blocks=(1, 1, 1, 1)), row("w1/0", overlap_blocks=(2, 2, 2, 2), active_blocks=5)
+    rows = row("w0/0", overlap_blocks=(1, 1, 1, 1)), row("w1/0", overlap_blocks=(3, 3, 3, 3), active_blocks=1)
     found = decide(view(*rows), route(64), Policy(mode=name), 1, load_modes((name,), name))
     assert (str(found.winner), found.reason) == ("w1/0", "user")
-    assert found.cost_list() == [3.0, 2.000005]
+    assert found.cost_list() == [3.0, 2.0]
     assert found.decision().candidates[0].terms.cost == 3.0

@@ -31,8 +31,8 @@ async def test_what_was_changed_is_restored_and_the_rest_is_as_configured_now(tm
     await stored(tmp_path).keep({"mode": "random"})
     await stored(tmp_path).keep({"temperature": 0.5})
     with capture_logs() as logged:
-        initial = stored(tmp_path, Policy(spill_tokens=7)).initial
-    assert (initial.mode, initial.temperature, initial.spill_tokens) == ("random", 0.5, 7)
+        initial = stored(tmp_path, Policy(affinity_discount=0.7)).initial
+    assert (initial.mode, initial.temperature, initial.affinity_discount) == ("random", 0.5, 0.7)
     (line,) = logged
     assert (line["event"], line["fields"]) == ("policy_restored", {"mode": "random", "temperature": 0.5})
 

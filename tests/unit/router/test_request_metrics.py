@@ -33,7 +33,6 @@ from router.metrics.request import (
     REJECTIONS,
     SAMPLES_MAX,
     STAGES,
-    TERMS,
     RequestMetrics,
 )
 from router.metrics.state import rank_families, state_families
@@ -67,7 +66,7 @@ class Counted:
 
 
 def counted(*workers: Any, holds: int = 0) -> Counted:
-    bench, registry = Bench(*workers, holds=holds, policy=Policy(mode="kv-blocks")), CollectorRegistry()
+    bench, registry = Bench(*workers, holds=holds, policy=Policy()), CollectorRegistry()
     return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
 
@@ -85,7 +84,7 @@ def test_every_label_set_is_there_at_0_before_anything_was_counted() -> None:
         ("retries_total", PHASES),
         ("decision_duration_seconds_count", STAGES),
         ("time_to_first_token_seconds_count", MODES),
-        ("cost_term_blocks_count", TERMS),
+        ("cost_term_seconds_count", ADDENDS),
         ("predicted_cached_tokens_total", ("w0", "w1")),
         ("worker_time_to_first_token_seconds_count", ("w0", "w1")),
         ("model_time_to_first_token_seconds_count", (MODEL, "unknown")),
@@ -166,8 +165,8 @@ async def test_of_an_answer_only_what_it_says_is_observed() -> None:
     lease.end("ok", built.Answer(None, None, 7), False, told.metrics)
     assert (told("input_tokens_count"), told("input_tokens_sum")) == (3, 157)
     assert (told("output_tokens_count"), told("output_tokens_sum")) == (1, 21)
-    assert told("inter_token_latency_seconds_count", mode="kv-blocks") == 1
-    assert told("inter_token_latency_seconds_sum", mode="kv-blocks") == pytest.approx(0.02)
+    assert told("inter_token_latency_seconds_count", mode="kv") == 1
+    assert told("inter_token_latency_seconds_sum", mode="kv") == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("outcome", ["refused", "failed", "cancelled"])
@@ -246,9 +245,10 @@ def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> 
     told = counted(registered(), registered("w1"), holds=3)
     verdict = decided(told)
     told.bench.routing.take(verdict)
-    assert told("decisions_total", policy="kv-blocks", reason=verdict.reason) == 1
-    assert told("decision_margin_blocks_count") == 1
-    assert told("decision_margin_blocks_sum") == verdict.margin
+    assert told("decisions_total", policy="kv", reason=verdict.reason) == 1
+    assert told("decision_margin_seconds_count") == 1
+    assert verdict.margin is not None
+    assert told("decision_margin_seconds_sum") == pytest.approx(verdict.margin / 1e3)
     assert (told("regret_blocks_count"), told("regret_blocks_sum")) == (1, 0)
 
 
@@ -257,17 +257,17 @@ def test_the_winners_cost_is_told_by_term() -> None:
     verdict = decided(told, 400)
     told.bench.routing.take(verdict)
     terms = verdict.decision().chosen.terms
-    expected = {(term,): getattr(terms, f"{term}_blocks") for term in TERMS}
-    assert told.series("cost_term_blocks_sum") == expected
-    assert set(told.series("cost_term_blocks_count").values()) == {1}
+    expected = {(term,): pytest.approx(getattr(terms, f"{term}_ms") / 1e3) for term in ADDENDS}
+    assert told.series("cost_term_seconds_sum") == expected
+    assert set(told.series("cost_term_seconds_count").values()) == {1}
 
 
 def test_costs_of_more_decisions_than_are_kept_are_a_sample() -> None:
     told = counted(registered(), registered("w1"))
     for number in range(SAMPLES_MAX + 10):
         told.bench.take(route(400, decision_id=f"d{number}"))
-    assert told("cost_term_blocks_count", term="prefill") == SAMPLES_MAX
-    assert told("decision_margin_blocks_count") == SAMPLES_MAX + 10
+    assert told("cost_term_seconds_count", term="prefill") == SAMPLES_MAX
+    assert told("decision_margin_seconds_count") == SAMPLES_MAX + 10
 
 
 class Uneven(FakeIndex):
@@ -280,7 +280,7 @@ class Uneven(FakeIndex):
 
 def uneven(seed: int = 1, **changed: Any) -> Counted:
     bench, registry = Bench(registered(), registered("w1")), CollectorRegistry()
-    policy = Policy(**{"mode": "kv-blocks"} | changed)
+    policy = Policy(**changed)
     bench.routing = Routing(bench.state, Uneven(0), bench.clock, policy, seed=seed, lease_s=8.0, decisions_max=100)
     return Counted(bench, registry, RequestMetrics(registry, bench.routing))
 
@@ -292,8 +292,8 @@ def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() 
     verdict = decided(told)
     assert (verdict.winner.worker_id, verdict.regret_blocks) == ("w1", 3)
     told.bench.routing.take(verdict)
-    every = {(term,): 0 for terms in ADDENDS.values() for term in terms}
-    assert told.series("regret_term_blocks_total") == every | {("prefill",): 3, ("not_cost",): 0}
+    every = {(term,): 0 for term in ADDENDS}
+    assert told.series("regret_term_blocks_total") == every | {("wait",): 3, ("not_cost",): 0}
 
 
 def test_overlap_that_no_cost_outweighed_was_not_given_up_for_cost() -> None:
@@ -317,7 +317,7 @@ def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
 def test_the_policy_and_the_fitness_of_every_rank_are_shown() -> None:
     told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
     Projection(told.registry, lambda: rank_families(told.bench.routing))
-    assert told.series("policy_info") == {("kv-blocks",): 1}
+    assert told.series("policy_info") == {("kv",): 1}
     assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
     assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1
     assert told("breaker_state", worker="w1", dp_rank="0", state="open") == 0

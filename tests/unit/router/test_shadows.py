@@ -31,7 +31,7 @@ from tests.unit.router.test_routing import Bench
 
 OTHERS: dict[str, dict[str, Any]] = {
     "same": {"mode": "kv"},
-    "blocks": {"mode": "kv-blocks"},
+    "soonest": {"mode": "predicted-ttft"},
     "loaded": {"mode": "least-loaded"},
     "turns": {"mode": "round-robin"},
     "drawn": {"mode": "kv", "temperature": 0.3},
@@ -135,7 +135,6 @@ def test_the_policy_in_force_as_a_shadow_has_no_gain_and_agrees() -> None:
 def test_each_policy_is_best_by_its_own_cost() -> None:
     seen = reports(lived().shadows)
     assert seen["patient"]["own_cost_gain"]["ms"]["mean"] > 0 > seen["patient"]["live_cost_gain"]["ms"]["mean"]
-    assert seen["blocks"]["own_cost_gain"]["blocks"]["mean"] > 0 > seen["blocks"]["live_cost_gain"]["ms"]["mean"]
     assert seen["turns"]["own_cost_gain"] == {}
 
 
@@ -156,11 +155,10 @@ def test_shadows_change_no_decision() -> None:
 @pytest.mark.parametrize(
     ("live", "shadow", "lacks"),
     [
-        (Policy(mode="round-robin"), Policy(mode="kv-blocks"), "overlap"),
+        (Policy(mode="round-robin"), Policy(), "overlap"),
         (Policy(mode="round-robin"), Policy(mode="least-loaded"), "load"),
-        (Policy(mode="kv-blocks"), Policy(mode="predicted-ttft"), "forecast"),
-        (Policy(mode="kv-blocks"), Policy(mode="kv-blocks", affinity="soft"), "session"),
-        (Policy(mode="kv-blocks", predict_on_route=False), Policy(mode="kv-blocks"), "predictions"),
+        (Policy(), Policy(affinity="soft"), "session"),
+        (Policy(predict_on_route=False), Policy(), "predictions"),
     ],
 )
 def test_what_the_live_view_lacks_is_not_guessed(live: Policy, shadow: Policy, lacks: str) -> None:
@@ -172,13 +170,13 @@ def test_what_the_live_view_lacks_is_not_guessed(live: Policy, shadow: Policy, l
 
 
 def test_what_the_shadow_chooses_is_compared_at_both_ranks() -> None:
-    live = Policy(mode="kv-blocks")
+    live = Policy()
     bench = Bench(registered("w0"), registered("w1"), policy=live)
     for number in range(5):
-        bench.take(route(32, decision_id=f"d{number}", pinned_worker="w0")).first_token()
-    verdict = bench.routing.decide(route())
+        bench.take(route(400, decision_id=f"d{number}", pinned_worker="w0")).first_token()
+    verdict = bench.routing.decide(route(400))
     found = compared(bench.state, verdict, live, Policy(mode="least-loaded"))
-    assert (str(found.rank), found.agrees, found.cached_blocks) == ("w1/0", False, (2, 0))
+    assert (str(found.rank), found.agrees, found.cached_blocks) == ("w1/0", False, (24, 0))
     assert found.own_cost is None
     assert found.live_cost is not None
     assert found.live_cost.costs[0] < found.live_cost.costs[1]
@@ -259,7 +257,7 @@ def test_a_changed_policy_begins_the_comparison_anew() -> None:
     watched = Watched()
     watched.take(5)
     assert watched.settle()["decisions"] == 5
-    state, policy = watched.bench.state, Policy(mode="kv-blocks", temperature=0.5)
+    state, policy = watched.bench.state, Policy(temperature=0.5)
     changed = PolicyChanged(now_s=101.0, policy=msgspec.to_builtins(policy))
     state.apply(changed)
     watched.shadows.record(changed)

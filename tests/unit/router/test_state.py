@@ -178,7 +178,7 @@ def under(folded: RouterState, **policy: Any) -> RouterState:
 
 
 def test_the_whole_policy_is_part_of_the_state() -> None:
-    wanted = Policy(mode="least-loaded", temperature=0.25, spill_tokens=7, affinity="soft", itl_target_s=0.5)
+    wanted = Policy(mode="least-loaded", temperature=0.25, affinity="soft", itl_target_s=0.5)
     folded = joined(registered())
     assert folded.policy == Policy()
     folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(wanted)))
@@ -186,7 +186,7 @@ def test_the_whole_policy_is_part_of_the_state() -> None:
 
 
 def test_a_journal_of_other_default_weights_is_read_with_those() -> None:
-    former = CostParameters(prefill_scale=1.0, history_weight=0.5)  # of version 0.1
+    former = CostParameters(ttft_weight=1.0, host_weight=0.5)
     recorded = msgspec.to_builtins(Policy(parameters=former))
     assert set(recorded["parameters"]) == set(CostParameters.__struct_fields__)
     folded = joined(registered())

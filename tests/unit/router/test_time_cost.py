@@ -1,5 +1,6 @@
 """Every line of the formula against numbers worked out by hand: B = 16, ISL = 1600, so N = 100."""
 
+import math
 import sys
 from typing import Any
 
@@ -48,9 +49,45 @@ def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_steps() -> No
     assert found.cost == pytest.approx(4 * (found.prefill_ms + found.lateness_ms) + found.decode_ms)
 
 
-def test_half_is_credited_of_what_a_rank_in_doubt_holds() -> None:
-    found = terms(row(overlap_blocks=(60, 60, 60, 60), trust="DEGRADED"))
-    assert found.prefill_ms == pytest.approx(prefill_ms(70 * 16))
+HELD = (3, 5, 6, 9)
+"""On the GPU 3 blocks, on the host 2 more, on disk 1 more, elsewhere 3 more."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changed", "credit"),
+    [
+        ({}, {}, 3 + 0.75 * 2 + 0.25),
+        ({"overlap_credit": 0.5}, {}, 0.5 * 3 + 0.75 * 2 + 0.25),
+        ({"host_weight": 0.0}, {}, 3 + 0.25),
+        ({"disk_weight": 1.0}, {}, 3 + 1.5 + 1.0),
+        ({"overlap_credit": 0.0}, {}, 0.0),
+        ({}, {"trust": "DEGRADED"}, 0.5 * 4.75),
+        ({}, {"trust": "FALLBACK"}, 4.75),
+        ({}, {"predicted_blocks": 2}, 4.75),  # it has more already
+        ({}, {"predicted_blocks": 4}, 4 + 0.75 + 0.25),  # one that lay on the host is on its way to the GPU
+        ({}, {"predicted_blocks": 8}, 8.0),
+    ],
+)
+def test_every_tier_is_credited_with_what_it_adds_to_the_prefix(
+    parameters: dict[str, float], changed: dict[str, Any], credit: float
+) -> None:
+    found = terms(row(overlap_blocks=HELD, **changed), parameters=CostParameters(**parameters))
+    assert found.overlap_credit_blocks == credit
+    assert found.prefill_ms == pytest.approx(prefill_ms(TOKENS - 16 * credit))
+
+
+def test_prefill_is_never_less_than_none() -> None:
+    assert terms(row(overlap_blocks=(0, 90, 90, 90)), parameters=CostParameters(host_weight=3.0)).prefill_ms == 0.0
+
+
+def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
+    carried = [(), ("near",), ("near", "old"), ("best",)]
+    preferred = (("near", 0.5), ("old", -0.5), ("best", 1e9))
+    moment = view(*(row(f"w{at}/0", taints=taints) for at, taints in enumerate(carried)))
+    found = [decided(moment, preferred_taints=preferred).terms(at) for at in range(4)]
+    factors = [1.0, math.exp(-math.tanh(0.5)), 1.0, math.exp(-1.0)]
+    plain = found[0].cost
+    assert [(each.constraint_multiplier, each.cost) for each in found] == [(each, plain * each) for each in factors]
 
 
 def test_the_prompt_stalls_every_active_request_and_its_answer_slows_each_of_their_steps() -> None:
@@ -77,6 +114,15 @@ def test_a_first_token_as_late_as_lateness_s_counts_twice() -> None:
 )
 def test_the_answer_is_as_long_as_learnt_or_as_the_client_says(changed: dict[str, Any], tokens: float) -> None:
     assert terms(**changed).decode_ms == pytest.approx(tokens * (STEP_MS + SEQUENCE_MS + TOKENS * KV_TOKEN_MS))
+
+
+def test_latencies_are_predicted_by_the_wait_the_prefill_and_the_step_at_the_speed_of_the_rank() -> None:
+    slow = row(prefill_tokens_queued=1000, factors=(2.0, 3.0))
+    ttft_s = 2 * (17e-3 + (1000 * TOKEN_MS + prefill_ms(TOKENS)) / 1e3)
+    itl_s = 3 * (STEP_MS + SEQUENCE_MS + TOKENS * KV_TOKEN_MS) / 1e3
+    assert decided(view(slow)).predicted_s(0) == pytest.approx((ttft_s, itl_s))
+    assert decided(view(row(role="decode")), phase="decode").predicted_s(0) == pytest.approx((None, itl_s / 3))
+    assert decided(view(row(role="prefill")), phase="prefill").predicted_s(0)[1] is None
 
 
 def test_a_prefill_worker_decodes_nothing() -> None:

@@ -89,7 +89,7 @@ async def test_a_request_is_a_server_span_with_its_decision_and_its_upstream_req
     }
     assert decided.items() <= decision.attributes.items()
     cost = traced.plane.routing.decisions.newest(1)[0].decision.chosen.terms
-    assert decision.attributes["kvrouter.cost.prefill_blocks"] == cost.prefill_blocks
+    assert decision.attributes["kvrouter.cost.prefill_ms"] == cost.prefill_ms
     assert decision.attributes["kvrouter.cost.cost"] == cost.cost
     sent = {
         "gen_ai.provider.name": "vllm",

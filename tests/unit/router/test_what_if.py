@@ -36,13 +36,12 @@ def figures(**changed: object) -> VariantFigures:
         "gain": None,
         "imbalance": 1.2,
         "cost": 9.0,
-        "cost_unit": "ms",
     }
     return VariantFigures(**fields | changed)
 
 
 def test_a_policy_that_ignores_overlap_hits_less_with_an_interval_around_the_difference() -> None:
-    what_if = found(asyncio.run(journal(2, POLICIES["kv-blocks"]))[1], blind=BLIND)
+    what_if = found(asyncio.run(journal(5, POLICIES["kv"]))[1], blind=BLIND)
     recorded, blind = what_if.figures()
     assert (recorded.differ, recorded.gain) == (0.0, None)
     assert blind.differ > 0
@@ -63,14 +62,9 @@ def test_where_a_policy_has_no_choice_none_is_compared() -> None:
     )
 
 
-def test_costs_have_the_unit_of_their_policy_and_journals_without_rates_are_named() -> None:
-    what_if = found(lived("kv-blocks"), ms=Policy())
-    assert [each.cost_unit for each in what_if.figures()] == ["blocks", "ms"]
-    assert what_if.without_rates > 0
-    assert any(
-        "costs in ms have factors of 1 for speed there" in line for line in what_if_lines(what_if.figures(), what_if)
-    )
-    assert found(lived("kv"), ms=Policy()).without_rates == 0
+def test_costs_are_those_of_policies_that_weigh_them() -> None:
+    what_if = found(lived("kv"), turns=Policy(mode="round-robin"))
+    assert [each.cost is None for each in what_if.figures()] == [False, True]
 
 
 def test_the_same_journal_has_the_same_figures() -> None:
