@@ -102,14 +102,17 @@ class SpeedLearner:
 
     def __init__(self) -> None:
         self._state = RouterState(StateSettings(text=TextDigests("", "")))
+        self._decided = dict[str, Verdict]()
 
     def decided(self, verdict: Verdict) -> None:
         """A decision was carried out."""
-        self._state.core.expect(verdict)
+        self._decided[verdict.decision_id] = verdict
 
     def ended(self, known: OutcomeKnown) -> None:
         """The outcome of a decision is known."""
-        self._state.apply(known)
+        verdict = self._decided.pop(known.decision_id, None)
+        if verdict is not None and known.outcome == "ok":
+            self._state.core.learn(verdict, known.now_s, known.ttft_s, known.itl_s, known.output_tokens or 0)
 
     def speed_of(self, rank: WorkerRank) -> RankSpeed:
         """Return a rank's speed; without measurements that of its model, or 1."""

@@ -15,7 +15,7 @@ A checkpoint of a router's state is taken at one moment, written in parts, and r
 The tables of the core are its own (`router/native/core.cpp`), those of the fleet, the breakers and the policy are here.
 All are as they are at one moment, whatever changes later: what is small is copied then, blocks that were routed become
 rows before they change, or when they are read. `restore` puts one part into an empty state, tables in their order: a
-lease is restored behind its rank.
+lease is restored behind its rank and its session.
 
 No table has what follows from the others: views and what they are made of, columns, trees of chains.
 """
@@ -55,9 +55,8 @@ from router.fleet.trust import Trust
 from router.native import built
 
 TABLES = (
-    "policy", "turns", "fleet", "workers", "ledger", "ranks", "leases", "approximate", "stretches", "affinity", "bound",
-    "idle", "session_leases", "breaker_totals", "breakers", "epochs", "predictions", "seen", "newcomers", "rates",
-    "model_rates", "rank_rates", "expected",
+    "policy", "turns", "fleet", "workers", "affinity", "bound", "idle", "ledger", "ranks", "leases", "approximate",
+    "stretches", "breaker_totals", "breakers", "newcomers", "rates", "model_rates", "rank_rates",
 )  # fmt: skip
 """In the order in which they are restored."""
 PART_BYTES = 32 * 1024

@@ -81,7 +81,7 @@ void Edges::grow() {
 
 ChainTree::ChainTree() : nodes_(1) {}
 
-u32 ChainTree::add(u32 key, const u64* chain, std::size_t count) {
+u32 ChainTree::add(u32 key, const u64* chain, std::size_t count, bool is_marked) {
     u32 at = kRoot;
     std::size_t done = 0, added = 0;
     while (done < count) {
@@ -97,33 +97,25 @@ u32 ChainTree::add(u32 key, const u64* chain, std::size_t count) {
         at = child;
         const std::size_t length = nodes_[at].blocks.size();
         done += length;
-        added += count_in(nodes_[at].counts, key) ? length : 0;
+        added += count_in(nodes_[at], key, is_marked) ? length : 0;
     }
     ++nodes_[at].ends;
     if (key >= blocks_.size()) {
         blocks_.resize(key + 1);
         depths_.resize(key + 1);
+        marked_depths_.resize(key + 1);
     }
     blocks_[key] += static_cast<i64>(added);
     return at;
 }
 
-bool ChainTree::remove(u32 key, u32 end) {
-    if (end >= nodes_.size() || nodes_[end].ends == 0) {
-        return false;
-    }
-    for (u32 at = end; at != kRoot; at = nodes_[at].parent) {
-        const auto found = place_of(nodes_[at].counts, key);
-        if (found == nodes_[at].counts.end() || found->key != key) {
-            return false;
-        }
-    }
+void ChainTree::remove(u32 key, u32 end, bool is_marked) {
     --nodes_[end].ends;
     std::size_t freed = 0;
     for (u32 at = end; at != kRoot;) {
         Node& node = nodes_[at];
         const u32 parent = node.parent;
-        freed += count_out(node.counts, key) ? node.blocks.size() : 0;
+        freed += count_out(node, key, is_marked) ? node.blocks.size() : 0;
         if (node.counts.empty()) {
             edges_.erase(Edge{parent, node.blocks[0]});
             --nodes_[parent].children;
@@ -137,10 +129,15 @@ bool ChainTree::remove(u32 key, u32 end) {
     if (freed != 0) {
         blocks_[key] -= static_cast<i64>(freed);
     }
-    return true;
 }
 
-void ChainTree::depths(const u64* chain, std::size_t count, const i64* keys, std::size_t keys_count, i64* out) {
+void ChainTree::unmark(u32 key, u32 end) {
+    for (u32 at = end; at != kRoot; at = nodes_[at].parent) {
+        nodes_[at].marked_keys -= --place_of(nodes_[at].counts, key)->marked == 0;
+    }
+}
+
+void ChainTree::depths(const u64* chain, std::size_t count, const u32* keys, std::size_t keys_count, i64* out, i64* marked) {
     u32 at = kRoot, top = kRoot;
     std::size_t depth = 0;
     while (depth < count) {
@@ -150,7 +147,10 @@ void ChainTree::depths(const u64* chain, std::size_t count, const i64* keys, std
         }
         const Node& node = nodes_[child];
         if (node.counts.size() < nodes_[at].counts.size()) {  // no key is below that is not above: as many are the same
-            spread(nodes_[at].counts, static_cast<i64>(depth));
+            spread(nodes_[at], static_cast<i64>(depth));
+        }
+        if (node.marked_keys < nodes_[at].marked_keys) {
+            spread_marked(nodes_[at], static_cast<i64>(depth));
         }
         top = top == kRoot ? child : top;
         at = child;
@@ -160,17 +160,28 @@ void ChainTree::depths(const u64* chain, std::size_t count, const i64* keys, std
             break;
         }
     }
-    spread(nodes_[at].counts, static_cast<i64>(depth));
+    spread(nodes_[at], static_cast<i64>(depth));
+    spread_marked(nodes_[at], static_cast<i64>(depth));
     for (std::size_t place = 0; place < keys_count; ++place) {
-        const u64 key = static_cast<u64>(keys[place]);
-        out[place] = key < depths_.size() ? depths_[key] : 0;
+        const bool is_known = keys[place] < depths_.size();
+        out[place] = is_known ? depths_[keys[place]] : 0;
+        marked[place] = is_known ? marked_depths_[keys[place]] : 0;
     }
-    spread(nodes_[top].counts, 0);
+    spread(nodes_[top], 0);
+    spread_marked(nodes_[top], 0);
 }
 
-void ChainTree::spread(const std::vector<Count>& counts, i64 depth) {
-    for (const Count& each : counts) {
+void ChainTree::spread(const Node& node, i64 depth) {
+    for (const Count& each : node.counts) {
         depths_[each.key] = depth;
+    }
+}
+
+void ChainTree::spread_marked(const Node& node, i64 depth) {
+    for (const Count& each : node.counts) {
+        if (each.marked != 0) {
+            marked_depths_[each.key] = depth;
+        }
     }
 }
 
@@ -201,7 +212,7 @@ void ChainTree::free_node(u32 number) {
     if (free_.size() < kSpareNodes) {  // the next chain has its memory
         node.blocks.clear();
         node.counts.clear();
-        node.ends = node.children = node.children_xor = 0;
+        node.marked_keys = node.ends = node.children = node.children_xor = 0;
     } else {
         node = Node{};
     }
@@ -214,6 +225,7 @@ u32 ChainTree::split(u32 number, std::size_t length) {
     const u32 front = new_node(nodes_[number].parent, blocks.data(), length);
     Node& back = nodes_[number];
     nodes_[front].counts = back.counts;
+    nodes_[front].marked_keys = back.marked_keys;
     back.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(length), blocks.end());
     back.parent = front;
     edges_.put(Edge{front, back.blocks[0]}, number);
@@ -237,23 +249,25 @@ void ChainTree::join(u32 number) {
 }
 
 // Counts a chain of the key; returns whether it is the first.
-bool ChainTree::count_in(std::vector<Count>& counts, u32 key) {
-    const auto found = place_of(counts, key);
-    if (found != counts.end() && found->key == key) {
-        ++found->chains;
-        return false;
+bool ChainTree::count_in(Node& node, u32 key, bool is_marked) {
+    auto found = place_of(node.counts, key);
+    const bool is_first = found == node.counts.end() || found->key != key;
+    if (is_first) {
+        found = node.counts.insert(found, Count{key, 0, 0});
     }
-    counts.insert(found, Count{key, 1});
-    return true;
+    ++found->chains;
+    node.marked_keys += is_marked && found->marked++ == 0;
+    return is_first;
 }
 
 // Takes back one chain of the key, which has one; returns whether it was the last.
-bool ChainTree::count_out(std::vector<Count>& counts, u32 key) {
-    const auto found = place_of(counts, key);
+bool ChainTree::count_out(Node& node, u32 key, bool is_marked) {
+    const auto found = place_of(node.counts, key);
+    node.marked_keys -= is_marked && --found->marked == 0;
     if (--found->chains != 0) {
         return false;
     }
-    counts.erase(found);
+    node.counts.erase(found);
     return true;
 }
 

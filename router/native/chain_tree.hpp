@@ -1,5 +1,5 @@
-// The chains of many keys, each block counted once per key, however many of its chains have it. Knows nothing of Python. Not
-// thread-safe.
+// The chains of many keys, each block counted once per key, however many of its chains have it. Some of the chains are marked. Knows
+// nothing of Python. Not thread-safe.
 //
 // A node is a stretch: consecutive blocks, without a fork, where chains end only at its end. It counts, per key, the chains that go
 // through it; it exists while there is one, and is joined with its only child once no chain ends at it. Adding and removing cost one
@@ -65,13 +65,16 @@ public:
     ChainTree();
 
     // Adds a chain to the key; returns its end, which stays valid until `remove`.
-    u32 add(u32 key, const u64* chain, std::size_t count);
-    // Removes a chain that was added to the key. False: no chain of the key ends there; nothing was changed.
-    bool remove(u32 key, u32 end);
+    u32 add(u32 key, const u64* chain, std::size_t count, bool is_marked);
+    // Removes a chain that was added to the key, and ends there.
+    void remove(u32 key, u32 end, bool is_marked);
+    // Takes its mark from such a chain.
+    void unmark(u32 key, u32 end);
     // How many distinct blocks the key's chains have.
     i64 blocks(u64 key) const { return key < blocks_.size() ? blocks_[key] : 0; }
-    // Sets out[i] to how many leading blocks of the chain those of keys[i] have; 0 for keys without chains.
-    void depths(const u64* chain, std::size_t count, const i64* keys, std::size_t keys_count, i64* out);
+    // Sets out[i] to how many leading blocks of the chain those of keys[i] have, and marked[i] to how many its marked ones have; 0 for
+    // keys without chains.
+    void depths(const u64* chain, std::size_t count, const u32* keys, std::size_t keys_count, i64* out, i64* marked);
     bool is_empty() const { return edges_.empty() && nodes_[kRoot].ends == 0; }
 
 private:
@@ -81,12 +84,13 @@ private:
 
     struct Count {
         u32 key;
-        u32 chains;
+        u32 chains, marked;
     };
     // A stretch. `children_xor`: of one child, its number.
     struct Node {
         std::vector<u64> blocks;
         std::vector<Count> counts;  // by key
+        u32 marked_keys = 0;        // that have a marked chain
         u32 parent = kNone;
         u32 ends = 0;
         u32 children = 0;
@@ -97,15 +101,16 @@ private:
     void free_node(u32 number);
     u32 split(u32 number, std::size_t length);
     void join(u32 number);
-    static bool count_in(std::vector<Count>& counts, u32 key);
-    static bool count_out(std::vector<Count>& counts, u32 key);
-    void spread(const std::vector<Count>& counts, i64 depth);
+    static bool count_in(Node& node, u32 key, bool is_marked);
+    static bool count_out(Node& node, u32 key, bool is_marked);
+    void spread(const Node& node, i64 depth);
+    void spread_marked(const Node& node, i64 depth);
 
     std::vector<Node> nodes_;
     std::vector<u32> free_;
     Edges edges_;
     std::vector<i64> blocks_;  // by key
-    std::vector<i64> depths_;  // by key; zeroes between calls
+    std::vector<i64> depths_, marked_depths_;  // by key; zeroes between calls
 };
 
 }  // namespace kv

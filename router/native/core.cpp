@@ -11,7 +11,7 @@ constexpr i64 kCountMax = (i64{1} << 40) - 1;  // tokens or blocks of one reques
 }  // namespace
 
 Core::Core(const Settings& settings)
-    : ledger(ranks, settings.lease_s), predictions(ranks), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
+    : ledger(ranks, settings.lease_s), approximate(ranks, settings.approximate_ttl_s, settings.approximate_blocks_max),
       sessions(ranks, settings.affinity_idle_s, settings.affinity_sessions_max), newcomers(ranks), rates(ranks),
       attempts(ranks) {}
 
@@ -66,11 +66,20 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     RankNumbers& numbers = view.numbers;
     const u32* const rows = view.standing->rows.data();
     const std::size_t n = numbers.count;
-    if (!view.has_load && (policy.reads_load || !view.is_blank)) {
-        ledger.columns(rows, n, request.blocks->data(), view.is_blank ? 0 : request.blocks->size(), numbers.queued.data(),
-                       numbers.requests.data(), numbers.blocks.data(), numbers.shared.data());
+    const bool reads_load = !view.has_load && (policy.reads_load || !view.is_blank);
+    if (reads_load) {
+        ledger.columns(rows, n, numbers.queued.data(), numbers.requests.data(), numbers.blocks.data());
         numbers.capacity.assign(view.standing->capacity.begin(), view.standing->capacity.end());
         view.has_load = true;
+    }
+    if (!view.is_blank && (reads_load || policy.predicts != view.predicts)) {
+        RankNumbers::Counts known(reads_load ? 0 : n);
+        i64* const shared = reads_load ? numbers.shared.data() : known.data();
+        ledger.depths(rows, n, *request.blocks, view.epochs->data(), view.now_s, shared, numbers.predicted.data());
+        for (i64& each : numbers.predicted) {
+            each = policy.predicts ? std::min(each, static_cast<i64>(request.reusable())) : 0;
+        }
+        view.predicts = policy.predicts;
     }
     if (policy.affinity != Affinity::kOff && !view.bound.has_value()) {
         const u32 bound = sessions.bound(request.session_id, view.now_s);
@@ -78,13 +87,6 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     }
     if (view.is_blank) {
         return;
-    }
-    if (policy.predicts != view.predicts) {
-        view.predicts = policy.predicts;
-        numbers.predicted.assign(n, 0);
-        if (policy.predicts) {
-            predictions.column(rows, n, request.blocks->data(), request.reusable(), view.epochs->data(), view.now_s, numbers.predicted.data());
-        }
     }
     if (policy.reads_rates && numbers.prefill.empty()) {
         read_rates(view, request);
@@ -128,7 +130,7 @@ void Core::take(const Verdict& verdict) {
     const View& view = *verdict.view;
     const Request& request = *verdict.request;
     const u32 winner = verdict.winner();
-    Promise promised = verdict.promise();
+    const Promise promised = verdict.promise();
     if (promised.uncached_tokens > kCountMax || promised.extra_blocks > kCountMax) {
         throw std::invalid_argument("uncached_tokens and extra_blocks: found more, allowed 0..2^40-1");
     }
@@ -142,10 +144,10 @@ void Core::take(const Verdict& verdict) {
             newcomers.missed(winner, view.standing->rows);
         }
     }
-    if (!view.numbers.prefill.empty()) {
-        expect(verdict);
+    Ledger::Lease* const lease = promise(promised, view.now_s, "");
+    if (lease != nullptr && !view.numbers.prefill.empty()) {
+        lease->expected = expected(verdict);
     }
-    promise(std::move(promised), view.now_s, "");
     decided.add(verdict);
     if (attribution != nullptr) {
         attribution->decided(verdict);
@@ -168,19 +170,23 @@ void DecisionSums::add(const Verdict& verdict) {
     }
 }
 
-void Core::expect(const Verdict& verdict) {
+Expected Core::expected(const Verdict& verdict) const {
     const auto [ttft_s, itl_s] = expected_s(verdict, verdict.place());
-    const RankKey& winner = verdict.view->standing->held[verdict.place()].key();
-    rates.decided(verdict.request->decision_id, {std::string(verdict.request->model), Held(ranks, winner), ttft_s, itl_s});
+    return {std::string(verdict.request->model), ttft_s, itl_s};
+}
+
+void Core::learn(const Verdict& verdict, const Outcome& outcome) {
+    const Held winner(ranks, verdict.view->standing->held[verdict.place()].key());
+    rates.learn(winner.row(), expected(verdict), outcome);
 }
 
 void Core::promised(const RankKey& rank, Promise routed, double now_s, std::string_view origin) {
     const Held held(ranks, rank);
     routed.row = held.row();
-    promise(std::move(routed), now_s, origin);
+    promise(routed, now_s, origin);
 }
 
-void Core::promise(Promise promise, double now_s, std::string_view origin) {
+Ledger::Lease* Core::promise(const Promise& promise, double now_s, std::string_view origin) {
     const Worker* const worker = workers_.find(ranks.key(promise.row).worker_id);
     ++attempts_total;
     if (!promise.blocks->empty()) {
@@ -193,44 +199,39 @@ void Core::promise(Promise promise, double now_s, std::string_view origin) {
         ++attempts.add(promise.row);
         const i64 blocks = static_cast<i64>(promise.blocks->size()) + promise.extra_blocks;
         offered.routed(worker->group, promise.uncached_tokens, blocks * worker->block_size, now_s);
+        newcomers.promised(promise.row, static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size));
+        approximate.routed(promise.row, *promise.blocks, now_s, worker->total_blocks);
     }
-    if (!promise.blocks->empty() || promise.uncached_tokens != 0) {
-        if (worker != nullptr) {
-            const double uncached_blocks = static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size);
-            newcomers.promised(promise.row, uncached_blocks);
-            approximate.routed(promise.row, *promise.blocks, now_s, worker->total_blocks);
-        }
-        predictions.add(promise, now_s);
+    Ledger::Lease* const lease = ledger.book(promise, now_s, origin);
+    if (lease != nullptr && !promise.session_id.empty()) {
+        lease->session = sessions.bind(promise.session_id, promise.row, now_s);
     }
-    if (!promise.session_id.empty()) {
-        sessions.bind(promise.lease_id, promise.session_id, promise.row, now_s);
-    }
-    ledger.book(promise, now_s, origin);
     if (!origin.empty() && worker == nullptr) {
         ledger.mark_gone(promise.row);
     }
-}
-
-void Core::first_token(std::string_view lease_id, double now_s) {
-    predictions.see(lease_id, now_s);
-    ledger.renew(lease_id, now_s, true);
+    return lease;
 }
 
 void Core::finished(std::string_view lease_id, double now_s) {
-    predictions.end(lease_id);
-    sessions.end(lease_id, now_s);
-    ledger.end(lease_id);
+    if (const std::optional<Ledger::Lease> lease = ledger.end(lease_id)) {
+        sessions.end(lease->session, now_s);
+    }
 }
 
 void Core::expired(std::string_view lease_id, bool by_engine, double now_s) {
-    predictions.end(lease_id);
-    sessions.end(lease_id, now_s);
-    ledger.expire(lease_id, by_engine);
+    if (const std::optional<Ledger::Lease> lease = ledger.end(lease_id)) {
+        sessions.end(lease->session, now_s);
+        ++(by_engine ? ledger.corrected_total : ledger.expired_total);
+    }
 }
 
 void Core::ended(std::string_view decision_id, const Outcome& outcome) {
-    finished(decision_id, outcome.now_s);
-    rates.ended(decision_id, outcome);
+    if (const std::optional<Ledger::Lease> lease = ledger.end(decision_id)) {
+        sessions.end(lease->session, outcome.now_s);
+        if (lease->expected.has_value()) {
+            rates.learn(lease->rank.row(), *lease->expected, outcome);
+        }
+    }
     if (attribution != nullptr) {
         attribution->ended(decision_id, outcome.is_ok, outcome.cached_tokens);
     }
@@ -269,7 +270,6 @@ void Core::joined(const std::string& worker_id, const std::vector<i64>& dp_ranks
 void Core::forget(const std::string& worker_id, double now_s) {
     approximate.forget(worker_id, now_s);
     ledger.forget(worker_id);
-    predictions.forget(worker_id);
     newcomers.forget(worker_id);
     rates.forget(worker_id);
     sessions.forget(worker_id);
@@ -277,7 +277,7 @@ void Core::forget(const std::string& worker_id, double now_s) {
 
 void Core::let_go(double now_s) {
     approximate.tick(now_s);
-    predictions.tick(now_s);
+    ledger.let_go(now_s);
     sessions.tick(now_s);
 }
 
@@ -321,22 +321,17 @@ std::shared_ptr<Checkpoint> Core::checkpoint() {
     });
     table("ledger", [this](Parts& parts) { parts.row(ledger.expired_total, ledger.corrected_total); });
     table("ranks", [this](Parts& parts) { ledger.rank_rows(parts); });
-    made->add("leases", ledger.lease_rows());
+    made->add("leases", ledger.lease_rows(sessions));
     table("approximate", [this](Parts& parts) {
         parts.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
     });
     table("affinity", [this](Parts& parts) { parts.row(sessions.evicted_total, sessions.moved_total); });
     table("bound", [this](Parts& parts) { sessions.bound_rows(parts); });
     table("idle", [this](Parts& parts) { sessions.idle_rows(parts); });
-    table("session_leases", [this](Parts& parts) { sessions.lease_rows(parts); });
-    table("epochs", [this](Parts& parts) { predictions.life_rows(parts); });
-    made->add("predictions", predictions.rows());
-    table("seen", [this](Parts& parts) { predictions.seen_rows(parts); });
     table("newcomers", [this](Parts& parts) { newcomers.rows(parts); });
     table("rates", [this](Parts& parts) { parts.row(rates.refused_total); });
     table("model_rates", [this](Parts& parts) { rates.model_rows(parts); });
     table("rank_rates", [this](Parts& parts) { rates.rank_rows(parts); });
-    table("expected", [this](Parts& parts) { rates.expected_rows(parts); });
     made->add("stretches", approximate.freeze());
     return made;
 }
@@ -352,7 +347,7 @@ bool Core::restore(const std::string& name, std::string_view rows) {
         {"turns", restore_turns},
         {"ledger", [this](Unpack& in) { in.row(ledger.expired_total, ledger.corrected_total); }},
         {"ranks", [this](Unpack& in) { ledger.restore_rank(in); }},
-        {"leases", [this](Unpack& in) { ledger.restore_lease(in); }},
+        {"leases", [this](Unpack& in) { ledger.restore_lease(in, sessions); }},
         {"approximate",
          [this](Unpack& in) {
              in.row(approximate.requests, approximate.expired_blocks, approximate.evicted_blocks, approximate.left_blocks);
@@ -361,15 +356,10 @@ bool Core::restore(const std::string& name, std::string_view rows) {
         {"affinity", [this](Unpack& in) { in.row(sessions.evicted_total, sessions.moved_total); }},
         {"bound", [this](Unpack& in) { sessions.restore_bound(in); }},
         {"idle", [this](Unpack& in) { sessions.restore_idle(in); }},
-        {"session_leases", [this](Unpack& in) { sessions.restore_lease(in); }},
-        {"epochs", [this](Unpack& in) { predictions.restore_life(in); }},
-        {"predictions", [this](Unpack& in) { predictions.restore(in); }},
-        {"seen", [this](Unpack& in) { predictions.restore_seen(in); }},
         {"newcomers", [this](Unpack& in) { newcomers.restore(in); }},
         {"rates", [this](Unpack& in) { in.row(rates.refused_total); }},
         {"model_rates", [this](Unpack& in) { rates.restore_model(in); }},
         {"rank_rates", [this](Unpack& in) { rates.restore_rank(in); }},
-        {"expected", [this](Unpack& in) { rates.restore_expected(in); }},
     };
     const auto found = tables.find(name);
     if (found == tables.end()) {

@@ -11,9 +11,6 @@
 #include "ledger.hpp"
 #include "newcomers.hpp"
 #include "offered.hpp"
-#include "predictions.hpp"
-#include "rates.hpp"
-#include "sessions.hpp"
 
 namespace kv {
 
@@ -180,10 +177,10 @@ public:
     void turned(std::string_view model);
     // Throws `std::invalid_argument` for what was decided by another core: rows are of one core.
     void check(const View& view) const;
-    // Learns from a decision's outcome, of whichever core the decision is; nothing is promised.
-    void expect(const Verdict& verdict);
+    // Learns how fast the winner is, of whichever core the decision is.
+    void learn(const Verdict& verdict, const Outcome& outcome);
     void promised(const RankKey& rank, Promise promise, double now_s, std::string_view origin);
-    void first_token(std::string_view lease_id, double now_s);
+    void first_token(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, true); }
     void renewed(std::string_view lease_id, double now_s) { ledger.renew(lease_id, now_s, false); }
     void finished(std::string_view lease_id, double now_s);
     void expired(std::string_view lease_id, bool by_engine, double now_s);
@@ -206,7 +203,6 @@ private:
 public:
     Ranks& ranks = *ranks_;
     Ledger ledger;
-    Predictions predictions;
     Approximate approximate;
     Sessions sessions;
     Newcomers newcomers;
@@ -228,7 +224,9 @@ private:
         i64 block_size;
         u64 total_blocks;
     };
-    void promise(Promise promise, double now_s, std::string_view origin);
+    // Returns the new lease, until the next call; nullptr: there was one of its id.
+    Ledger::Lease* promise(const Promise& promise, double now_s, std::string_view origin);
+    Expected expected(const Verdict& verdict) const;
     void read(View& view, const Policy& policy, const Request& request);
     void read_rates(View& view, const Request& request);
 

@@ -50,9 +50,8 @@ void bind_core_queries(nb::class_<PyCore>& of) {
         .def("queued_tokens",
              [](PyCore& core, const Standing& standing) {
                  const std::size_t n = standing.rows.size();
-                 std::vector<i64> columns(4 * n);
-                 core.ledger.columns(standing.rows.data(), n, nullptr, 0, columns.data(), columns.data() + n, columns.data() + 2 * n,
-                                     columns.data() + 3 * n);
+                 std::vector<i64> columns(3 * n);
+                 core.ledger.columns(standing.rows.data(), n, columns.data(), columns.data() + n, columns.data() + 2 * n);
                  columns.resize(n);
                  return columns;
              },
@@ -73,7 +72,6 @@ void bind_core_queries(nb::class_<PyCore>& of) {
         .def_prop_ro("expired_total", [](const PyCore& core) { return core.ledger.expired_total; })
         .def_prop_ro("corrected_total", [](const PyCore& core) { return core.ledger.corrected_total; })
         .def_prop_ro("is_ledger_empty", [](const PyCore& core) { return core.ledger.is_empty(); })
-        .def_prop_ro("are_predictions_empty", [](const PyCore& core) { return core.predictions.is_empty(); })
         .def_prop_ro("rank_count", [](const PyCore& core) { return core.ranks.size(); })
         .def("routed_blocks",
              [](const PyCore& core) {
@@ -203,7 +201,11 @@ void ended(PyCore& core, double now_s, const std::string& decision_id, const std
 
 void bind_core_events(nb::class_<PyCore>& of) {
     of.def("take", [](PyCore& core, const Verdict& verdict) { core.take(verdict); }, "verdict"_a)
-        .def("expect", [](PyCore& core, const Verdict& verdict) { core.expect(verdict); }, "verdict"_a)
+        .def("learn",
+             [](PyCore& core, const Verdict& verdict, double now_s, Seconds ttft_s, Seconds itl_s, i64 output_tokens) {
+                 core.learn(verdict, {now_s, true, ttft_s, itl_s, output_tokens, std::nullopt});
+             },
+             "verdict"_a, "now_s"_a, "ttft_s"_a.none(), "itl_s"_a.none(), "output_tokens"_a)
         .def("turned", &PyCore::turned, "model"_a)
         .def("follow", &follow, "event"_a, "now_s"_a, "origin"_a)
         .def("ended", &ended, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),

@@ -88,8 +88,11 @@ Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Wei
             slowdown[at] = active * own_ms * question.output_tokens * ranks.decode[at];
         }
         cost[at] = (wait[at] + prefill[at] + lateness[at]) * weights.ttft_weight + stall[at] + decode[at] + slowdown[at];
-        factor[at] = multiplier.empty() ? 1.0 : multiplier[at];
-        cost[at] *= factor[at];
+    }
+    std::fill_n(factor, ranks.count, otherwise(kMultiplier));
+    for (std::size_t at = 0; at < multiplier.size(); ++at) {
+        factor[at] = multiplier[at];
+        cost[at] *= multiplier[at];
     }
     return made;
 }

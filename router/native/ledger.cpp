@@ -53,23 +53,54 @@ RankLoad& Ledger::load(u32 row) {
     return found;
 }
 
-void Ledger::count(RankLoad& load, const Lease& lease) {
+void Ledger::count(RankLoad& load, Lease& lease) {
     ++load.requests;
     load.queued_tokens += lease.uncached_tokens;
     load.extra_blocks += lease.extra_blocks;
+    if (!lease.blocks->empty()) {
+        lease.end = tree_.add(lease.rank.row(), lease.blocks->data(), lease.blocks->size(), lease.is_bringing());
+    }
+    if (lease.is_bringing()) {
+        ++load.bringing;
+        load.epoch = lease.epoch;
+    }
 }
 
-void Ledger::book(const Promise& promise, double now_s, std::string_view origin) {
-    leases_.add(promise.lease_id, [&] {
+Ledger::Lease* Ledger::book(const Promise& promise, double now_s, std::string_view origin) {
+    let_go(now_s);
+    return leases_.add(promise.lease_id, [&] {
         RankLoad& at = load(promise.row);
-        const std::vector<u64>& blocks = *promise.blocks;
-        const u32 end = blocks.empty() ? 0 : tree_.add(promise.row, blocks.data(), blocks.size());
-        Lease made{Held(ranks_, promise.row), promise.blocks, end, std::string(origin), promise.uncached_tokens, promise.extra_blocks,
-                   at.reported.generation, now_s + lease_s_};
+        if (!promise.blocks->empty() && at.bringing != 0 && at.epoch != promise.epoch) {
+            for (const auto& [_, lease] : leases_) {
+                if (lease.rank.row() == promise.row) {
+                    stop_bringing(lease);
+                }
+            }
+        }
+        Lease made{Held(ranks_, promise.row), promise.blocks, 0, std::string(origin), promise.uncached_tokens, promise.extra_blocks,
+                   at.reported.generation, now_s + lease_s_, promise.epoch, promise.blocks->empty() ? Lease::kNever : Lease::kOpen};
         count(at, made);
         at.reported.booked();
         return made;
     });
+}
+
+void Ledger::stop_bringing(Lease& lease) {
+    if (lease.is_bringing()) {
+        tree_.unmark(lease.rank.row(), lease.end);
+        --loads_[lease.rank.row()].bringing;
+        lease.bringing_until_s = Lease::kNever;
+    }
+}
+
+void Ledger::let_go(double now_s) {
+    while (!seen_.empty() && seen_.front().until_s <= now_s) {
+        Lease* const lease = leases_.find(seen_.front().lease_id);
+        if (lease != nullptr && lease->bringing_until_s == seen_.front().until_s) {
+            stop_bringing(*lease);
+        }
+        seen_.pop_front();
+    }
 }
 
 void Ledger::renew(std::string_view lease_id, double now_s, bool is_prefilled) {
@@ -80,37 +111,36 @@ void Ledger::renew(std::string_view lease_id, double now_s, bool is_prefilled) {
     if (is_prefilled) {
         loads_[lease->rank.row()].queued_tokens -= lease->uncached_tokens;
         lease->uncached_tokens = 0;
+        if (lease->bringing_until_s == Lease::kOpen) {
+            lease->bringing_until_s = now_s + kSeenS;
+            seen_.push_back(Seen{lease->bringing_until_s, std::string(lease_id)});
+        }
     }
     lease->expires_at_s = now_s + lease_s_;
 }
 
-bool Ledger::end(std::string_view lease_id) {
-    const std::optional<Lease> lease = leases_.pop(lease_id);
-    if (!lease.has_value()) {
-        return false;
+std::optional<Ledger::Lease> Ledger::end(std::string_view lease_id) {
+    std::optional<Lease> lease = leases_.pop(lease_id);
+    if (lease.has_value()) {
+        const u32 row = lease->rank.row();
+        RankLoad& at = loads_[row];
+        if (lease->end != 0) {
+            tree_.remove(row, lease->end, lease->is_bringing());
+        }
+        at.bringing -= lease->is_bringing();
+        --at.requests;
+        at.queued_tokens -= lease->uncached_tokens;
+        at.extra_blocks -= lease->extra_blocks;
+        at.reported.ended(lease->generation);
+        drop_if_over(row);
     }
-    const u32 row = lease->rank.row();
-    RankLoad& at = loads_[row];
-    if (lease->end != 0) {
-        tree_.remove(row, lease->end);
-    }
-    --at.requests;
-    at.queued_tokens -= lease->uncached_tokens;
-    at.extra_blocks -= lease->extra_blocks;
-    at.reported.ended(lease->generation);
-    drop_if_over(row);
-    return true;
+    return lease;
 }
 
 void Ledger::drop_if_over(u32 row) {
     if (loads_[row].is_gone && loads_[row].requests == 0) {
         loads_.erase(row);
     }
-}
-
-void Ledger::expire(std::string_view lease_id, bool by_engine) {
-    const bool is_ended = end(lease_id);
-    (by_engine ? corrected_total : expired_total) += is_ended;
 }
 
 void Ledger::reconcile(u32 row, i64 running, i64 waiting, i64 used_blocks, double now_s) {
@@ -163,6 +193,12 @@ void Ledger::unknown_to(u32 row, double now_s, std::vector<Event>& events) const
 }
 
 void Ledger::forget(std::string_view worker_id) {
+    for (const auto& [_, lease] : leases_) {
+        if (lease.rank.key().worker_id == worker_id) {
+            stop_bringing(lease);
+            lease.expected.reset();
+        }
+    }
     for (const u32 row : loads_.of(worker_id)) {
         loads_[row].reported.withdraw();
         loads_[row].is_gone = true;
@@ -176,16 +212,24 @@ void Ledger::mark_gone(u32 row) {
     }
 }
 
-void Ledger::columns(const u32* rows, std::size_t count, const u64* chain, std::size_t length, i64* queued, i64* requests, i64* blocks,
-                     i64* shared) {
-    asked_.assign(rows, rows + count);
+void Ledger::columns(const u32* rows, std::size_t count, i64* queued, i64* requests, i64* blocks) const {
     for (std::size_t at = 0; at < count; ++at) {
         const RankLoad* const load = loads_.find(rows[at]);
         queued[at] = load == nullptr ? 0 : load->queued_tokens;
         requests[at] = load == nullptr ? 0 : load->requests + load->reported.foreign;
         blocks[at] = load == nullptr ? 0 : load->extra_blocks + tree_.blocks(rows[at]);
     }
-    tree_.depths(chain, length, asked_.data(), count, shared);
+}
+
+void Ledger::depths(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s, i64* shared,
+                    i64* brought) {
+    let_go(now_s);
+    tree_.depths(chain.data(), chain.size(), rows, count, shared, brought);
+    for (std::size_t at = 0; at < count; ++at) {
+        if (brought[at] != 0 && loads_[rows[at]].epoch != epochs[at]) {
+            brought[at] = 0;
+        }
+    }
 }
 
 bool Ledger::is_empty() const {
@@ -227,29 +271,47 @@ void Ledger::restore_rank(Unpack& in) {
     at.reported = std::move(reported);
 }
 
-MoreRows Ledger::lease_rows() const {
-    return more_rows(std::vector<std::pair<std::string, Lease>>(leases_.begin(), leases_.end()), [](Parts& parts, const auto& row) {
-        const Lease& lease = row.second;
-        parts.row(row.first, lease.rank, lease.origin, lease.blocks, lease.uncached_tokens, lease.extra_blocks, lease.generation,
-                  lease.expires_at_s);
+MoreRows Ledger::lease_rows(const Sessions& sessions) const {
+    struct Row {
+        std::string lease_id;
+        Lease lease;
+        std::string session;
+    };
+    std::vector<Row> rows;
+    for (const auto& [lease_id, lease] : leases_) {
+        rows.push_back(Row{lease_id, lease, std::string(sessions.name_of(lease.session))});
+    }
+    return more_rows(std::move(rows), [](Parts& parts, const Row& row) {
+        const Lease& lease = row.lease;
+        const Expected& expected = lease.expected.has_value() ? *lease.expected : Expected{"", 0.0, 0.0};
+        parts.row(row.lease_id, lease.rank, lease.origin, lease.blocks, lease.uncached_tokens, lease.extra_blocks, lease.generation,
+                  lease.expires_at_s, lease.epoch, lease.bringing_until_s, row.session, expected.model, expected.ttft_s, expected.itl_s);
     });
 }
 
-void Ledger::restore_lease(Unpack& in) {
-    std::string lease_id, origin;
+void Ledger::restore_lease(Unpack& in, const Sessions& sessions) {
+    std::string lease_id, origin, session;
     RankKey key;
-    Chain blocks;
-    i64 uncached_tokens = 0, extra_blocks = 0, generation = 0;
-    double expires_at_s = 0;
-    in.row(lease_id, key, origin, blocks, uncached_tokens, extra_blocks, generation, expires_at_s);
+    Expected expected{"", 0.0, 0.0};
+    Lease made{Held(ranks_, kNoRow), nullptr};
+    in.row(lease_id, key, made.origin, made.blocks, made.uncached_tokens, made.extra_blocks, made.generation, made.expires_at_s, made.epoch,
+           made.bringing_until_s, session, expected.model, expected.ttft_s, expected.itl_s);
     const u32 row = ranks_.find(key);
     RankLoad* const at = loads_.find(row);
-    if (at == nullptr || leases_.find(lease_id) != nullptr || generation < 0) {
-        throw std::invalid_argument("a lease is of no rank that was restored, or there twice");
+    if (at == nullptr || leases_.find(lease_id) != nullptr || made.generation < 0 || (made.is_bringing() && made.blocks->empty())) {
+        throw std::invalid_argument("a lease is of no rank that was restored, there twice, or brings no blocks");
     }
-    const u32 end = blocks->empty() ? 0 : tree_.add(row, blocks->data(), blocks->size());
-    count(*at, leases_.put(lease_id, Lease{Held(ranks_, row), blocks, end, origin, uncached_tokens, extra_blocks, generation,
-                                           expires_at_s}));
+    made.rank = Held(ranks_, row);
+    made.session = sessions.restored(session);
+    if (!expected.model.empty()) {
+        made.expected = std::move(expected);
+    }
+    count(*at, made);
+    if (made.is_bringing() && made.bringing_until_s != Lease::kOpen) {
+        const auto later = [](double until_s, const Seen& each) { return until_s < each.until_s; };
+        seen_.insert(std::upper_bound(seen_.begin(), seen_.end(), made.bringing_until_s, later), Seen{made.bringing_until_s, lease_id});
+    }
+    leases_.put(lease_id, std::move(made));
 }
 
 }  // namespace kv

@@ -1,7 +1,12 @@
-// The promised work of every rank: tests/reference/ledger.py has its rules. Knows nothing of Python.
+// What was promised to every rank, and what its requests are about to bring there: tests/reference/ledger.py and predictions.py have the
+// rules. Knows nothing of Python.
 #pragma once
 
-#include "rows.hpp"
+#include <deque>
+#include <limits>
+
+#include "rates.hpp"
+#include "sessions.hpp"
 
 namespace kv {
 
@@ -42,6 +47,8 @@ private:
 
 struct RankLoad {
     i64 requests = 0, queued_tokens = 0, extra_blocks = 0;
+    i64 bringing = 0;  // requests whose blocks are on their way
+    u64 epoch = 0;     // of the stream in which these were routed
     Reported reported;
     bool is_gone = false;  // forgotten, but for open leases
 };
@@ -55,12 +62,32 @@ public:
         u32 row;
     };
 
+    struct Lease {
+        static constexpr double kNever = -std::numeric_limits<double>::infinity(), kOpen = std::numeric_limits<double>::infinity();
+
+        Held rank;
+        Chain blocks;
+        u32 end = 0;  // of the chain in the tree; 0: no block has a hash
+        std::string origin{};
+        i64 uncached_tokens = 0, extra_blocks = 0, generation = 0;
+        double expires_at_s = 0;
+        u64 epoch = 0;
+        double bringing_until_s = kNever;  // its blocks are on their way until then; `kOpen`: its first token has not come
+        Sessions::Ref session{};           // null: none
+        std::optional<Expected> expected{};  // of the decision, if its outcome teaches how fast the rank is
+
+        bool is_bringing() const { return bringing_until_s != kNever; }
+    };
+
     Ledger(Ranks& ranks, double lease_s) : ranks_(ranks), lease_s_(lease_s), loads_(ranks) {}
 
-    void book(const Promise& promise, double now_s, std::string_view origin);
+    // Returns the lease, until the next call; nullptr: there is one of this id.
+    Lease* book(const Promise& promise, double now_s, std::string_view origin);
     void renew(std::string_view lease_id, double now_s, bool is_prefilled);
-    bool end(std::string_view lease_id);
-    void expire(std::string_view lease_id, bool by_engine);
+    // Returns the lease that ended; none: it is unknown.
+    std::optional<Lease> end(std::string_view lease_id);
+    // Lets blocks count no more that should have come by now.
+    void let_go(double now_s);
     void reconcile(u32 row, i64 running, i64 waiting, i64 used_blocks, double now_s);
     void unreport(u32 row);
     // What the passing of time causes: the caller applies it.
@@ -69,9 +96,11 @@ public:
     // Drops the rank of an unregistered worker once its leases have ended.
     void mark_gone(u32 row);
 
-    // Of each row: queued tokens, requests with foreign ones, distinct blocks, and leading blocks of the chain in use.
-    void columns(const u32* rows, std::size_t count, const u64* chain, std::size_t length, i64* queued, i64* requests, i64* blocks,
-                 i64* shared);
+    // Of each row: queued tokens, requests with foreign ones, distinct blocks.
+    void columns(const u32* rows, std::size_t count, i64* queued, i64* requests, i64* blocks) const;
+    // Of each row: leading blocks of the chain in use, and those on their way, if its stream is in the epoch of `epochs`.
+    void depths(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s, i64* shared,
+                i64* brought);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
     const RankMap<RankLoad>& loads() const { return loads_; }
     std::size_t open_leases() const { return leases_.size(); }
@@ -81,22 +110,20 @@ public:
 
     void rank_rows(Parts& parts) const;
     void restore_rank(Unpack& in);
-    MoreRows lease_rows() const;
-    void restore_lease(Unpack& in);
+    MoreRows lease_rows(const Sessions& sessions) const;
+    void restore_lease(Unpack& in, const Sessions& sessions);
 
 private:
-    static constexpr double kSilentS = 10.0;
+    static constexpr double kSilentS = 10.0, kSeenS = 2.0;
 
-    struct Lease {
-        Held rank;
-        Chain blocks;
-        u32 end = 0;  // of the chain in the tree; 0: no block has a hash
-        std::string origin;
-        i64 uncached_tokens = 0, extra_blocks = 0, generation = 0;
-        double expires_at_s = 0;
+    // A lease after whose first token its blocks count for a while.
+    struct Seen {
+        double until_s;
+        std::string lease_id;
     };
     RankLoad& load(u32 row);
-    void count(RankLoad& load, const Lease& lease);
+    void count(RankLoad& load, Lease& lease);
+    void stop_bringing(Lease& lease);
     void unknown_to(u32 row, double now_s, std::vector<Event>& events) const;
     void drop_if_over(u32 row);
 
@@ -104,8 +131,8 @@ private:
     const double lease_s_;
     OrderedMap<Lease> leases_;  // in the order of their expiry
     RankMap<RankLoad> loads_;
-    ChainTree tree_;
-    std::vector<i64> asked_;
+    ChainTree tree_;          // of the leases; those that are bringing are marked
+    std::deque<Seen> seen_;  // in the order of their time
 };
 
 }  // namespace kv

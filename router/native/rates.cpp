@@ -79,13 +79,6 @@ void Rates::column(std::string_view name, const u32* rows, std::size_t count, do
     }
 }
 
-void Rates::decided(std::string_view decision_id, Expected expected) {
-    if (pending_.size() >= kPendingMax) {
-        pending_.erase_first();
-    }
-    pending_.put(decision_id, std::move(expected));
-}
-
 bool Rates::is_possible(double seconds) {
     const bool is_so = 0.0 < seconds && seconds <= kSecondsMax;
     refused_total += !is_so;
@@ -99,24 +92,23 @@ Rates::ModelRef Rates::model(const std::string& name) {
     return models_.put(name, std::make_shared<Model>());
 }
 
-void Rates::ended(std::string_view decision_id, const Outcome& outcome) {
-    const std::optional<Expected> expected = pending_.pop(decision_id);
-    if (!expected.has_value() || !outcome.is_ok) {
+void Rates::learn(u32 row, const Expected& expected, const Outcome& outcome) {
+    if (!outcome.is_ok) {
         return;
     }
-    const bool is_new = known_.find(expected->rank.row()) == nullptr;
-    Rank& rank = known_.add(expected->rank.row());
+    const bool is_new = known_.find(row) == nullptr;
+    Rank& rank = known_.add(row);
     if (is_new) {
-        rank.name = expected->model;
-        rank.model = model(expected->model);
+        rank.name = expected.model;
+        rank.model = model(expected.model);
     }
     Model& of = *rank.model;
-    if (outcome.ttft_s.has_value() && expected->ttft_s != 0.0 && is_possible(*outcome.ttft_s)) {
-        rank.prefill = of.prefill.learn(rank.prefill, rank.prefills, *outcome.ttft_s / expected->ttft_s);
+    if (outcome.ttft_s.has_value() && expected.ttft_s != 0.0 && is_possible(*outcome.ttft_s)) {
+        rank.prefill = of.prefill.learn(rank.prefill, rank.prefills, *outcome.ttft_s / expected.ttft_s);
         ++rank.prefills;
     }
     if (outcome.itl_s.has_value() && is_possible(*outcome.itl_s)) {
-        rank.decode = of.decode.learn(rank.decode, rank.decodes, *outcome.itl_s / expected->itl_s);
+        rank.decode = of.decode.learn(rank.decode, rank.decodes, *outcome.itl_s / expected.itl_s);
         ++rank.decodes;
     }
     rank.measured_s = outcome.now_s;
@@ -134,7 +126,6 @@ void Rates::forget(std::string_view worker_id) {
         gone.model->decode.left(gone.decode, gone.decodes);
         known_.erase(row);
     }
-    pending_.erase_if([&](const auto&, const Expected& each) { return each.rank.key().worker_id == worker_id; });
 }
 
 void Rates::restore_learnt(const std::string& name, double prefill, double decode, double output_tokens, i64 answers) {
@@ -202,20 +193,6 @@ void Rates::restore_rank(Unpack& in) {
     rank.model = *of;
     const Held held(ranks_, key);
     known_.add(held.row()) = std::move(rank);
-}
-
-void Rates::expected_rows(Parts& parts) const {
-    for (const auto& [decision_id, each] : pending_) {
-        parts.row(decision_id, each.model, each.rank, each.ttft_s, each.itl_s);
-    }
-}
-
-void Rates::restore_expected(Unpack& in) {
-    std::string decision_id, model;
-    RankKey key;
-    double ttft_s = 0, itl_s = 0;
-    in.row(decision_id, model, key, ttft_s, itl_s);
-    pending_.put(decision_id, Expected{model, Held(ranks_, key), ttft_s, itl_s});
 }
 
 }  // namespace kv

@@ -10,7 +10,6 @@ namespace kv {
 
 constexpr double kSecondsMax = 600.0;
 constexpr double kOutputTokens = 128.0;  // of an answer, before any is known
-constexpr std::size_t kPendingMax = 65'536;
 
 // What is known of an outcome: `kv_protocol.journal.OutcomeKnown`.
 struct Outcome {
@@ -36,7 +35,6 @@ struct SharedFactor {
 // What the reference engine would need in the place of a decision's winner.
 struct Expected {
     std::string model;
-    Held rank;
     double ttft_s, itl_s;
 };
 
@@ -58,8 +56,8 @@ public:
     explicit Rates(Ranks& ranks) : ranks_(ranks), known_(ranks) {}
 
     void column(std::string_view model, const u32* rows, std::size_t count, double now_s, Columns& out);
-    void decided(std::string_view decision_id, Expected expected);
-    void ended(std::string_view decision_id, const Outcome& outcome);
+    // Learns from the outcome of a decision for the rank of the row.
+    void learn(u32 row, const Expected& expected, const Outcome& outcome);
     void forget(std::string_view worker_id);
     void restore_learnt(const std::string& model, double prefill, double decode, double output_tokens, i64 answers);
 
@@ -82,8 +80,6 @@ public:
     void restore_model(Unpack& in);
     void rank_rows(Parts& parts) const;
     void restore_rank(Unpack& in);
-    void expected_rows(Parts& parts) const;
-    void restore_expected(Unpack& in);
 
 private:
     using ModelRef = std::shared_ptr<Model>;
@@ -100,7 +96,6 @@ private:
     Ranks& ranks_;
     OrderedMap<ModelRef> models_;
     RankMap<Rank> known_;
-    OrderedMap<Expected> pending_;
     std::vector<const Rank*> asked_;
 };
 

@@ -2,47 +2,55 @@
 
 namespace kv {
 
-Sessions::SessionRef Sessions::pop_idle(std::string_view name, u32 row) {
+Sessions::Ref Sessions::pop_idle(std::string_view name, u32 row) {
     const std::optional<Idle> idle = idle_.pop(name);
     return std::make_shared<Session>(Session{std::string(name), idle.has_value() ? idle->rank : Held(ranks_, row), 0});
 }
 
-void Sessions::bind(std::string_view lease_id, std::string_view name, u32 row, double now_s) {
-    if (of_lease_.find(lease_id) != nullptr) {
-        return;
-    }
+Sessions::Ref Sessions::bind(std::string_view name, u32 row, double now_s) {
     tick(now_s);
-    const SessionRef* const known = busy_.find(name);
-    const SessionRef session = known != nullptr ? *known : pop_idle(name, row);
+    const Ref* const known = busy_.find(name);
+    const Ref session = known != nullptr ? *known : pop_idle(name, row);
     moved_total += session->rank.row() != row;
     session->rank = Held(ranks_, row);
     ++session->leases;
     busy_.put(name, session);
-    of_lease_.put(lease_id, session);
     if (size() > sessions_max_) {
         idle_.empty() ? busy_.erase_first() : idle_.erase_first();
         ++evicted_total;
     }
+    return session;
 }
 
-void Sessions::end(std::string_view lease_id, double now_s) {
-    const std::optional<SessionRef> found = of_lease_.pop(lease_id);
-    if (!found.has_value()) {
-        return;
-    }
-    const SessionRef& session = *found;
-    --session->leases;
-    if (session->leases == 0 && is_busy(session)) {
+void Sessions::end(const Ref& session, double now_s) {
+    if (session != nullptr && --session->leases == 0 && !name_of(session).empty()) {
         busy_.erase(session->name);
         idle_.put(session->name, Idle{session->rank, now_s + idle_s_});
     }
+}
+
+std::string_view Sessions::name_of(const Ref& session) const {
+    const Ref* const known = session == nullptr ? nullptr : busy_.find(session->name);
+    return known != nullptr && *known == session ? session->name : std::string_view();
+}
+
+Sessions::Ref Sessions::restored(std::string_view name) const {
+    if (name.empty()) {
+        return nullptr;
+    }
+    const Ref* const known = busy_.find(name);
+    if (known == nullptr) {
+        throw std::invalid_argument("a session was not restored");
+    }
+    ++(*known)->leases;
+    return *known;
 }
 
 u32 Sessions::bound(std::string_view name, double now_s) const {
     if (name.empty()) {
         return kNoRow;
     }
-    if (const SessionRef* const session = busy_.find(name)) {
+    if (const Ref* const session = busy_.find(name)) {
         return (*session)->rank.row();
     }
     const Idle* const idle = idle_.find(name);
@@ -50,7 +58,7 @@ u32 Sessions::bound(std::string_view name, double now_s) const {
 }
 
 void Sessions::forget(std::string_view worker_id) {
-    busy_.erase_if([&](const auto&, const SessionRef& session) { return session->rank.key().worker_id == worker_id; });
+    busy_.erase_if([&](const auto&, const Ref& session) { return session->rank.key().worker_id == worker_id; });
     idle_.erase_if([&](const auto&, const Idle& idle) { return idle.rank.key().worker_id == worker_id; });
 }
 
@@ -85,28 +93,6 @@ void Sessions::restore_idle(Unpack& in) {
     double until_s = 0;
     in.row(name, key, until_s);
     idle_.put(name, Idle{Held(ranks_, key), until_s});
-}
-
-void Sessions::lease_rows(Parts& parts) const {
-    for (const auto& [lease_id, session] : of_lease_) {
-        parts.row(lease_id, is_busy(session) ? std::optional<std::string>(session->name) : std::nullopt);
-    }
-}
-
-void Sessions::restore_lease(Unpack& in) {
-    std::string lease_id;
-    std::optional<std::string> name;
-    in.row(lease_id, name);
-    SessionRef session = std::make_shared<Session>(Session{"", Held(ranks_, kNoRow), 0});
-    if (name.has_value()) {
-        const SessionRef* const known = busy_.find(*name);
-        if (known == nullptr) {
-            throw std::invalid_argument("a session was not restored");
-        }
-        session = *known;
-    }
-    ++session->leases;
-    of_lease_.put(lease_id, session);
 }
 
 }  // namespace kv

@@ -9,8 +9,21 @@ class Sessions {
 public:
     Sessions(Ranks& ranks, double idle_s, u64 sessions_max) : ranks_(ranks), idle_s_(idle_s), sessions_max_(sessions_max) {}
 
-    void bind(std::string_view lease_id, std::string_view name, u32 row, double now_s);
-    void end(std::string_view lease_id, double now_s);
+    struct Session {
+        std::string name;
+        Held rank;
+        u64 leases;
+    };
+    using Ref = std::shared_ptr<Session>;
+
+    // Binds the session to the row for a lease, which is to `end`.
+    Ref bind(std::string_view name, u32 row, double now_s);
+    // One of the session's leases ends; null: the lease has no session.
+    void end(const Ref& session, double now_s);
+    // The session's name; empty: there is none, or it is bound no more.
+    std::string_view name_of(const Ref& session) const;
+    // The session that a restored lease has: a bound one, none for an empty name.
+    Ref restored(std::string_view name) const;
     // The row of the session's rank; `kNoRow`: it is not bound.
     u32 bound(std::string_view name, double now_s) const;
     void forget(std::string_view worker_id);
@@ -25,32 +38,19 @@ public:
     void restore_bound(Unpack& in);
     void idle_rows(Parts& parts) const;
     void restore_idle(Unpack& in);
-    void lease_rows(Parts& parts) const;
-    void restore_lease(Unpack& in);
 
 private:
-    struct Session {
-        std::string name;
-        Held rank;
-        u64 leases;
-    };
-    using SessionRef = std::shared_ptr<Session>;
     struct Idle {
         Held rank;
         double until_s;
     };
-    bool is_busy(const SessionRef& session) const {
-        const SessionRef* const known = busy_.find(session->name);
-        return known != nullptr && *known == session;
-    }
-    SessionRef pop_idle(std::string_view name, u32 row);
+    Ref pop_idle(std::string_view name, u32 row);
 
     Ranks& ranks_;
     const double idle_s_;
     const u64 sessions_max_;
-    OrderedMap<SessionRef> busy_;  // in flight
-    OrderedMap<Idle> idle_;        // in the order of their expiry
-    OrderedMap<SessionRef> of_lease_;
+    OrderedMap<Ref> busy_;   // in flight
+    OrderedMap<Idle> idle_;  // in the order of their expiry
 };
 
 }  // namespace kv

@@ -74,15 +74,15 @@ class Affinity:
     def tick(self, now_s: float) -> None:
         self.idle = {name: each for name, each in self.idle.items() if now_s < each[1]}
 
+    def name_of(self, lease_id: str) -> str:
+        """Return the lease's session; empty: it has none, or one that is bound no more."""
+        session = self.of_lease.get(lease_id)
+        return session.name if session is not None and self.busy.get(session.name) is session else ""
+
     def tables(self) -> dict[str, list[Any]]:
-        """Return the rows for a checkpoint. A lease whose session is not bound any more has no name."""
-        busy = self.busy
+        """Return the rows for a checkpoint; those of leases name their sessions."""
         return {
             "affinity": [(self.evicted, self.moved)],
-            "bound": [(name, each.rank) for name, each in busy.items()],
+            "bound": [(name, each.rank) for name, each in self.busy.items()],
             "idle": [(name, *each) for name, each in self.idle.items()],
-            "session_leases": [
-                (lease_id, each.name if busy.get(each.name) is each else None)
-                for lease_id, each in self.of_lease.items()
-            ],
         }

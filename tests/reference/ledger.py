@@ -225,13 +225,14 @@ class Ledger:
         )  # fmt: skip
 
     def tables(self) -> dict[str, list[Any]]:
+        """Return the rows for a checkpoint; those of leases are only begun."""
         return {
             "ledger": [(self.expired, self.corrected)],
             "ranks": [(rank, at.is_gone, self._reports_row(rank, at)) for rank, at in self.ranks.items()],
             "leases": [
                 (
                     lease_id, lease.rank, lease.origin, lease.routed.blocks, lease.uncached_tokens,
-                    lease.routed.extra_blocks, lease.generation, lease.expires_at_s,
+                    lease.routed.extra_blocks, lease.generation, lease.expires_at_s, lease.routed.epoch,
                 )
                 for lease_id, lease in self.leases.items()
             ],

@@ -1,6 +1,6 @@
 """Blocks that ranks are about to hold, from requests in flight: siblings of a burst go to the same rank.
 
-    routed                  the request's blocks count as held by its rank
+    routed                  the blocks of a request that has some count as held by its rank
     first token             they count for `SEEN_S` more: by then the rank's events have reported them, or never will
     the lease ends          they count no more
     another epoch           of the rank's stream, in which a request was routed since: the blocks of the former epoch
@@ -11,8 +11,8 @@ No prediction outlives its request: between consecutive requests only the index 
 over, too, once it has no expected block: the next request begins it anew.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
@@ -61,7 +61,7 @@ class Predictions:
                 pass
 
     def _add(self, routed: Routed) -> None:
-        if routed.lease_id in self.predictions:
+        if routed.lease_id in self.predictions or not routed.blocks:
             return
         rank = WorkerRank(routed.worker_id, routed.dp_rank)
         life = self.current.get(rank)
@@ -97,14 +97,9 @@ class Predictions:
         life = self.current.get(rank)
         return 0 if life is None or life.epoch != epoch else depth(chain, self._blocks(life))
 
-    def tables(self) -> dict[str, list[Any]]:
-        """Return the rows for a checkpoint: epochs in use, and predictions with the places of their epochs."""
-        lives = list(dict.fromkeys([*self.current.values(), *(each.life for each in self.predictions.values())]))
-        return {
-            "epochs": [(life.rank, life.epoch, self.current.get(life.rank) is life) for life in lives],
-            "predictions": [
-                (lease_id, lives.index(each.life), each.blocks, lease_id in self.seen)
-                for lease_id, each in self.predictions.items()
-            ],
-            "seen": [(over_at_s, lease_id) for lease_id, over_at_s in self.seen.items()],
-        }
+    def until_s(self, lease_id: str) -> float:
+        """Return until when the lease's blocks are expected; inf: until its first token, or its end; -inf: never."""
+        prediction = self.predictions.get(lease_id)
+        if prediction is None or self.current.get(prediction.life.rank) is not prediction.life:
+            return -math.inf
+        return self.seen.get(lease_id, math.inf)

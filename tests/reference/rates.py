@@ -53,8 +53,6 @@ SECONDS_MAX = 600.0
 HALVINGS_MAX = 64
 OUTPUT_TOKENS = 128.0
 """Of an answer, before any is known."""
-PENDING_MAX = 65_536
-"""Largest number of decisions without an outcome; beyond it the oldest is dropped, and not learnt from."""
 
 
 class Expected(NamedTuple):
@@ -162,8 +160,6 @@ class Rates:
 
     def decided(self, expected: Expected) -> None:
         """Keep what is expected of a decision that is carried out, until its outcome."""
-        if len(self.pending) >= PENDING_MAX:
-            del self.pending[next(iter(self.pending))]
         self.pending[expected.decision_id] = expected
 
     def ended(self, outcome: OutcomeKnown) -> None:
@@ -205,6 +201,11 @@ class Rates:
             self.models[gone.model].decode.left(gone.decode)
         self.pending = {name: each for name, each in self.pending.items() if each.rank.worker_id != worker_id}
 
+    def expected_of(self, decision_id: str) -> tuple[str, float, float]:
+        """Return what is expected of a decision: its model, empty if nothing is, TTFT and ITL."""
+        pending = self.pending.get(decision_id)
+        return ("", 0.0, 0.0) if pending is None else (pending.model, pending.ttft_s, pending.itl_s)
+
     def tables(self) -> dict[str, list[Any]]:
         return {
             "rates": [(self.refused,)],
@@ -219,7 +220,6 @@ class Rates:
                 )
                 for rank, each in self.ranks.items()
             ],
-            "expected": list(self.pending.values()),
         }  # fmt: skip
 
 

@@ -182,13 +182,13 @@ class ReferenceState:
     def _promise(self, routed: Routed, now_s: float, router: str = "") -> None:
         """Promise work to a rank. `router`: the replica that did; its rank may be of a worker that is not known yet."""
         rank, worker = WorkerRank(routed.worker_id, routed.dp_rank), self.fleet.worker(routed.worker_id)
-        if routed.blocks or routed.uncached_tokens:
-            if worker is not None:
-                uncached_blocks = routed.uncached_tokens / worker.registration.block_size
-                self.newcomers.promised(rank, uncached_blocks)
-                self.approximate.routed(rank, routed.blocks, now_s, worker.registration.total_kv_blocks)
+        if worker is not None:
+            uncached_blocks = routed.uncached_tokens / worker.registration.block_size
+            self.newcomers.promised(rank, uncached_blocks)
+            self.approximate.routed(rank, routed.blocks, now_s, worker.registration.total_kv_blocks)
+        if routed.lease_id not in self.ledger.leases:
             self.predictions.apply(routed, now_s)
-        self.affinity.routed(routed, now_s)
+            self.affinity.routed(routed, now_s)
         if not router:
             self.breakers.follow(routed, now_s)
         self.ledger.apply(routed, now_s, router)
@@ -200,6 +200,7 @@ class ReferenceState:
         self.predictions.apply(event, now_s)
         if isinstance(event, ENDINGS):
             self.affinity.end(event.lease_id, now_s)
+            self.rates.pending.pop(event.lease_id, None)
         if not router:
             self.breakers.follow(event, now_s)
         self.ledger.apply(event, now_s, router)
@@ -237,7 +238,7 @@ class ReferenceState:
         is_miss = request.reusable_blocks and not any(row.expected for row in verdict.view.rows)
         if mode.reads_overlap and is_miss:
             self.newcomers.missed(winner.rank, verdict.view.ranks)
-        if verdict.view.output_tokens is not None:
+        if verdict.view.output_tokens is not None and request.decision_id not in self.ledger.leases:
             self.rates.decided(expected_latency(winner, request))
         self._promise(verdict.promise, verdict.view.now_s)
 
@@ -303,10 +304,12 @@ class ReferenceState:
     def tables(self) -> dict[str, list[bytes]]:
         """Return the parts of a checkpoint's tables, but for those of the policy, the fleet and the breakers."""
         rows: dict[str, list[Any]] = {"turns": list(self.turns.items())}
-        for fold in (
-            self.ledger, self.approximate, self.affinity, self.predictions, self.newcomers, self.rates,
-        ):  # fmt: skip
+        for fold in (self.affinity, self.ledger, self.approximate, self.newcomers, self.rates):
             rows |= fold.tables()
+        rows["leases"] = [
+            (*row, self.predictions.until_s(row[0]), self.affinity.name_of(row[0]), *self.rates.expected_of(row[0]))
+            for row in rows["leases"]
+        ]
         return {name: _parts(each) for name, each in rows.items()}
 
 

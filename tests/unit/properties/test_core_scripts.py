@@ -296,7 +296,6 @@ def test_the_core_decides_forgets_and_remembers_as_the_reference_whatever_happen
 def assert_nothing_is_promised(folded: RouterState, now_s: float) -> None:
     """Nothing is promised; what an engine may still speak of counts no more once it is silent."""
     assert folded.core.is_ledger_empty
-    assert folded.core.are_predictions_empty
     for record in folded.tick(now_s):
         assert isinstance(record, LedgerApplied)
         assert isinstance(record.event, Unreported)

@@ -13,6 +13,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown
 from router.decision.policy import Policy
 from router.decision.state import RouterState
+from router.decision.verdict import Verdict
 from router.decision.view import RateColumns
 from tests.reference.rates import FORGET_S, SECONDS_MAX
 from tests.support.decide import decide
@@ -37,20 +38,19 @@ def ended(decision_id: str, ttft_s: float, itl_s: float, output_tokens: int = 10
     return OutcomeKnown(decision_id=decision_id, ttft_s=ttft_s, output_tokens=output_tokens, itl_s=itl_s, **fields)
 
 
-def decided(folded: RouterState, at: WorkerRank, **changed: Any) -> tuple[float, float]:
-    """A request "d" goes to an idle rank; return the times that the reference engine would need."""
+def decided(at: WorkerRank, **changed: Any) -> Verdict:
+    """A request "d" goes to an idle rank."""
     request = route(decision_id="d", **changed)
     role: Any = "decode" if request.phase == "decode" else "aggregated"
-    verdict = decide(view(row(str(at), role=role)), request, Policy(), 1)
-    folded.core.expect(verdict)
-    return folded.core.expected_s(verdict, verdict.place)
+    return decide(view(row(str(at), role=role)), request, Policy(), 1)
 
 
 def learn(folded: RouterState, at: WorkerRank, *, slower: float, times: int = 1, output_tokens: int = 101) -> None:
     """The rank needs `slower` times as long as the reference engine."""
     for _ in range(times):
-        ttft_s, itl_s = decided(folded, at)
-        folded.apply(ended("d", ttft_s * slower, itl_s * slower, output_tokens))
+        verdict = decided(at)
+        ttft_s, itl_s = folded.core.expected_s(verdict, verdict.place)
+        folded.core.learn(verdict, NOW_S, ttft_s * slower, itl_s * slower, output_tokens)
 
 
 def columns(folded: RouterState, model: str = MODEL, now_s: float = NOW_S) -> RateColumns:
@@ -110,8 +110,7 @@ def test_one_stray_measurement_moves_a_factor_little() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, SECONDS_MAX * 2])
 def test_an_impossible_latency_is_counted_and_not_learnt(seconds: float) -> None:
     folded = workers()
-    _, itl_s = decided(folded, HERE)
-    folded.apply(msgspec.structs.replace(ended("d", seconds, itl_s), duration_s=None, came_whole=True))
+    folded.core.learn(decided(HERE), NOW_S, seconds, None, 101)
     assert columns(folded).prefill[0] == 1.0
     assert folded.core.rates_refused_total == 1
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from kv_protocol.journal import JournalRecord, LearntRates, OutcomeKnown, RatesRestored
+from kv_protocol.journal import JournalRecord, LearntRates, RatesRestored
 from router.decision.policy import Policy
 from router.decision.routing import Routing
 from router.feeds.feeds import MODELS_MAX, WRITE_S, RatesStore
@@ -47,12 +47,7 @@ class Life:
         for number in range(50):
             verdict = decide(view(row()), route(decision_id=f"d{number}"), Policy(mode="round-robin"), 1)
             ttft_s, itl_s = state_.core.expected_s(verdict, 0)
-            state_.core.expect(verdict)
-            known = OutcomeKnown(
-                now_s=1.0, decision_id=f"d{number}", outcome="ok", ttft_s=slower * ttft_s, itl_s=slower * itl_s,
-                output_tokens=50, came_whole=False,
-            )  # fmt: skip
-            state_.apply(known)
+            state_.core.learn(verdict, 1.0, slower * ttft_s, slower * itl_s, 50)
 
     async def end(self) -> None:
         stop = asyncio.Event()
