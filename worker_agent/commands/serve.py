@@ -162,7 +162,6 @@ async def _parts(
         watch = CanaryWatch(worker.engine, worker.clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
     api = _api(worker, watch)
     http = _http(worker, api, registry)
-    await worker.media.start()
     await http.start()
     registration = _registration(worker, api, http.port)
     membership = Membership(registration, worker.worker_id, worker.clock, found)

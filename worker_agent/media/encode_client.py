@@ -2,12 +2,12 @@
 
     answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
-    200, embeddings               media, fetched and checked like embeddings that a client brings
+    200, embeddings               media, checked like embeddings that a client brings
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
     503, none, or too late        another worker is asked; after `ATTEMPTS_MAX`, or all, `EncoderUnavailable`
     any other                     likewise: the error is not the client's
 
-The answer is bounded while it is read. What a worker offered whose answer was not used expires.
+The answer is bounded while it is read.
 
     registered with role encode                     asked
     draining                                        not asked
@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -31,33 +31,23 @@ import msgspec
 import structlog
 
 from kv_protocol import fleet, subjects
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, WorkerDraining, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
-from kv_protocol.openai.errors import RequestInvalid
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.http.answer_body import bounded_body
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
-from worker_agent.media.embedding_transfer import EmbeddingTransfer
-from worker_agent.media.encode_wire import (
-    PATH,
-    EmbeddingDescriptor,
-    EncodeAnswer,
-    EncodeMedia,
-    EncodeRequest,
-    EncodeUnreadable,
-    Form,
-    decoded,
-)
+from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeMedia, EncodeRequest, Form
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
-_ANSWER_BYTES_MAX = 8 << 20
+ANSWER_BYTES_MAX: dict[Form, int] = {"handles": 8 << 20, "embeddings": 1 << 30}
+"""A GiB has the embeddings of a hundred large images."""
 _OK, _REFUSED = 200, 400
 ANSWER_S = 30.0
 """How long an answer may take: an encode worker gives up loading its media earlier, and queues few requests."""
@@ -197,14 +187,13 @@ class EncodeClient:
     def __init__(
         self,
         workers: EncodeWorkers,
-        transfer: EmbeddingTransfer[Any, Any],
         *,
         model: str,
         form: Form,
         token: str,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self.workers, self._transfer = workers, transfer
+        self.workers = workers
         self._model, self._form, self._answer_s = model, form, answer_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
@@ -229,57 +218,53 @@ class EncodeClient:
             tried.add(worker.url)
             try:
                 with self.workers.asking(worker):
-                    return await self._encoded_at(worker.url + PATH, question, parts)
+                    data = await self._ask(worker.url + PATH, question)
+                    return await asyncio.to_thread(_read, data, self._form, parts)
             except EncoderUnavailable as error:
                 failure = error
         raise failure
-
-    async def _encoded_at(self, url: str, question: bytes, parts: Sequence[MediaPart]) -> EncodedMedia:
-        answer = await self._ask(url, question)
-        if len(answer.digests) != len(parts):
-            raise EncoderUnavailable(f"{len(answer.digests)} digests for {len(parts)} items")
-        if self._form == "handles":
-            return _handles(answer)
-        return await self._embeddings(answer, parts)
 
     def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
         media = tuple(EncodeMedia(field=part.field, url=part.full_url) for part in parts)
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
-    async def _ask(self, url: str, body: bytes) -> EncodeAnswer:
+    async def _ask(self, url: str, body: bytes) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False, auto_decompress=False)
+        bytes_max = ANSWER_BYTES_MAX[self._form]
         try:
             async with (
                 asyncio.timeout(self._answer_s),
                 self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
-                data = await bounded_body(response, _ANSWER_BYTES_MAX)
-                if data is None or response.status != _OK:
-                    raise _refusal(response, data)
-                return decoded(data, EncodeAnswer)
+                data = await bounded_body(response, bytes_max)
         except TimeoutError as error:
             raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
-        except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise EncoderUnavailable(f"{type(error).__name__}: {error}") from error
-
-    async def _embeddings(self, answer: EncodeAnswer, parts: Sequence[MediaPart]) -> EncodedMedia:
-        descriptors = answer.embeddings or ()
-        if len(descriptors) != len(parts):
-            raise EncoderUnavailable(f"{len(descriptors)} embeddings for {len(parts)} items")
-        return EncodedMedia(media=tuple([await self._fetched(*each) for each in zip(parts, descriptors, strict=True)]))
-
-    async def _fetched(self, part: MediaPart, descriptor: EmbeddingDescriptor) -> Media:
-        try:
-            data = await self._transfer.fetch(descriptor)
-            return await asyncio.to_thread(embeddings_media, part.field, data)
-        except MediaRefused as error:  # the embeddings are refused, not the client's media
-            raise EncoderUnavailable(str(error)) from error
+        if data is None:
+            raise EncoderUnavailable(f"an answer of more than {bytes_max} bytes")
+        if response.status != _OK:
+            raise _refusal(response, data)
+        return data
 
 
-def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefused | EncoderUnavailable:
-    if data is None:
-        return EncoderUnavailable(f"an answer of more than {_ANSWER_BYTES_MAX} bytes")
+def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:
+    """Return what an answer has of each of the `parts`; raise `EncoderUnavailable` if it is not of this form."""
+    try:
+        if form == "embeddings":
+            files = msgspec.msgpack.decode(data, type=EncodeAnswer).embeddings
+            pairs = zip(parts, files, strict=True)
+            return EncodedMedia(media=tuple(embeddings_media(part.field, file) for part, file in pairs))
+        handoff = read_handoff(msgspec.json.decode(data, type=EncodeAnswer).disaggregated_params)
+    except UNDECODABLE as error:  # also `MediaRefused`: the embeddings are refused, not the client's media
+        raise EncoderUnavailable(f"its answer: {error}") from error
+    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(parts):
+        raise EncoderUnavailable("its answer has not a handle for each item")
+    return EncodedMedia(handoff=handoff)
+
+
+def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
     try:
         reported = msgspec.json.decode(data, type=_ErrorBody).error
     except msgspec.DecodeError:
@@ -290,16 +275,6 @@ def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefus
         field, _, found = head.partition(": found ")
         return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
     return EncoderUnavailable(f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After")))
-
-
-def _handles(answer: EncodeAnswer) -> EncodedMedia:
-    try:
-        handoff = read_handoff(answer.disaggregated_params)
-    except RequestInvalid as error:
-        raise EncoderUnavailable(str(error)) from error
-    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
-        raise EncoderUnavailable("not a handle for each item")
-    return EncodedMedia(handoff=handoff)
 
 
 def _retry_s(header: str | None) -> float | None:

@@ -36,7 +36,6 @@ MediaReason = Literal[
     "address_metadata",
     "address_multicast",
     "address_reserved",
-    "address_network",
     "redirect_count",
     "redirect_form",
     "unreachable",
@@ -50,8 +49,6 @@ MediaReason = Literal[
     "pixels",
     "embeddings_format",
     "embeddings_header",
-    "expired",
-    "digest",
 ]
 _SHOWN_CHARACTERS_MAX = 120
 

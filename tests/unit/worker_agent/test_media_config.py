@@ -11,7 +11,7 @@ def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
     assert (section.kinds, section.schemes, section.directories) == (("image",), (), ())
 
 
-def test_by_default_embeddings_stay_on_the_machine() -> None:
+def test_by_default_nothing_is_transferred_between_machines() -> None:
     section = TransferSection()
     assert (section.host, section.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
 
