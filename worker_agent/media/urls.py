@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote, urljoin, urlsplit
 
-import msgspec
+from yarl import URL
 
 from worker_agent.media.config import MediaSection, Network
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
@@ -58,39 +58,14 @@ _DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORE
 _DATA_HEAD_CHARACTERS_MAX = 128
 
 
-class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked URL, in the parts that a connection and a request need; `host` in lower case, without brackets."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-    """With the query; begins with a slash."""
-    literal: Address | None
-    """The address, if the host is an IP address."""
-
-    @property
-    def authority(self) -> str:
-        """Host and port, as they stand in a URL."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """The complete URL; its query may have secrets, so it must not be shown."""
-        return f"{self.scheme}://{self.authority}{self.path}"
-
-    def __repr__(self) -> str:
-        return f"HttpTarget({shown_url(self.url)})"
-
-
 def scheme_of(url: str) -> str:
     """Return the scheme in lower case; empty without one."""
     scheme, separator, _ = url.partition(":")
     return scheme.lower() if separator and "/" not in scheme else ""
 
 
-def http_target(url: str, field: str, rules: MediaSection) -> HttpTarget:
-    """Return the target of `url`, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
+def http_target(url: str, field: str, rules: MediaSection) -> URL:
+    """Return `url` without its fragment, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
     if not _is_plain(url):
@@ -110,27 +85,27 @@ def http_target(url: str, field: str, rules: MediaSection) -> HttpTarget:
     port = int(authority["port"]) if authority["port"] else _DEFAULT_PORT[scheme]
     if port not in rules.ports:
         raise _refused("url_port", field, url, _one_of("the port", tuple(map(str, rules.ports))))
-    literal = _literal(authority["host"], field, url)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    host = authority["host"].strip("[]").lower()
-    return HttpTarget(scheme=scheme, host=host, port=port, path=path, literal=literal)
+    _check_host(authority["host"], field, url)
+    # Built from its parts, which no other parser reads again.
+    where = f"{authority['host'].lower()}:{port}"
+    return URL.build(scheme=scheme, authority=where, path=parts.path or "/", query_string=parts.query, encoded=True)
 
 
-def redirected(base: HttpTarget, location: str | None, field: str, rules: MediaSection) -> HttpTarget:
-    """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
+def redirected(base: URL, location: str | None, field: str, rules: MediaSection) -> URL:
+    """Return the URL that `base` redirects to, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL of printable ASCII")
     try:
-        target = http_target(urljoin(base.url, location), field, rules)
+        target = http_target(urljoin(str(base), location), field, rules)
     except ValueError as error:
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL (RFC 3986)") from error
     if base.scheme == "https" and target.scheme != "https":
-        raise _refused("redirect_form", field, target.url, "https: the URL that redirects has it")
+        raise _refused("redirect_form", field, str(target), "https: the URL that redirects has it")
     return target
 
 
 def checked_addresses(
-    addresses: Sequence[Address], target: HttpTarget, field: str, rules: MediaSection
+    addresses: Sequence[Address], target: URL, field: str, rules: MediaSection
 ) -> tuple[Address, ...]:
     """Return the addresses of the target's host if there are any and all are allowed; else raise `MediaRefused`.
 
@@ -138,10 +113,10 @@ def checked_addresses(
     """
     for address in addresses:
         if reason := address_refusal(address, rules.allowed_networks):
-            shown = f"{shown_url(target.url)} at {address}"
+            shown = f"{shown_url(str(target))} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:
-        raise _refused("address_unresolved", field, target.url, "a host that has an address")
+        raise _refused("address_unresolved", field, str(target), "a host that has an address")
     return tuple(addresses)
 
 
@@ -195,19 +170,18 @@ def _decoded(encoded: str | memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _literal(host: str, field: str, url: str) -> Address | None:
+def _check_host(host: str, field: str, url: str) -> None:
     try:
         if host.startswith("["):
             if "%" in host:
                 raise _refused("url_host", field, url, "an IPv6 address without a zone")
-            return IPv6Address(host[1:-1])
-        if not _NAME.fullmatch(host):
+            IPv6Address(host[1:-1])
+        elif not _NAME.fullmatch(host):
             raise _refused("url_host", field, url, "a host name of letters, digits, `-` and `_`, or an address")
-        if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
-            return IPv4Address(host)
+        elif _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+            IPv4Address(host)
     except AddressValueError as error:
         raise _refused("url_host", field, url, "an address as four decimal numbers, or IPv6 in brackets") from error
-    return None
 
 
 def _is_plain(url: str) -> bool:
