@@ -72,7 +72,7 @@ def agent_families(
     requests = by_name(at, api.in_flight.requests_total)
     yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
     meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
-    yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.tool_calls_total))
+    yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.completions.tool_calls_total))
     yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.in_flight.running)])
 
 

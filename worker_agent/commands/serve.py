@@ -41,6 +41,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi, streams_status
+from worker_agent.api.completions import Completions
 from worker_agent.api.in_flight import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import EngineChoice, build_engine, engine_text
 from worker_agent.commands.served_media import ServedMedia
@@ -222,22 +223,24 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
 
 def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
     settings, engine = worker.settings, worker.engine
-    return AgentApi(
+    completions = Completions(
         engine if watch is None else MonitoredEngine(engine, watch.canary, worker.clock),
         worker.text,
         worker.media.prompts,
         served_names=worker.chosen.names,
         default_max_tokens=settings.engine.default_max_tokens,
-        inflight_requests_max=settings.worker.inflight_requests_max,
         clock=worker.clock,
-        position=worker.events.position,
-        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
-        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
-        embeddings=settings.engine.embeddings,
         answer_format=settings.engine.answer_format,
+    )
+    return AgentApi(
+        completions,
+        inflight_requests_max=settings.worker.inflight_requests_max,
+        position=worker.events.position,
+        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
+        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
         tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.chosen.names[0]),
     )
 
