@@ -1,4 +1,4 @@
-"""The encode worker's one endpoint, `POST /v1/encode` (`encode_wire.py`).
+"""The encode worker's one endpoint, `POST /v1/encode` (`media/encode_client.py`).
 
     200    encoded
     400    unreadable, or refused; for media `code` is the reason, `param` the field in the client's request
@@ -20,7 +20,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response
 from worker_agent.api.bodies import engine_refusal, no_such_model
 from worker_agent.api.in_flight import HandledRequest, InFlight
-from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeRequest
+from worker_agent.media.encode_client import PATH, EncodeAnswer, EncodeRequest
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader

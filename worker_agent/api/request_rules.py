@@ -18,24 +18,51 @@
                                                          most 128. A word of several tokens is refused: its tokens may
                                                          not be banned one by one
 
+    field of the request                               field of `Sampling`
+    n                                                  choices
+    chat: logprobs true, top_logprobs k                logprobs k, without it 0
+    completion: logprobs k                             logprobs k
+    guided_json, guided_regex, guided_grammar,         guide of that kind
+    structural_tag
+    guided_choice, structured_outputs.choice           guide regex, the alternatives escaped
+    structured_outputs {json, regex, ...}              guide of the one key that it has
+    response_format json_object                        guide json_object
+    response_format json_schema, json {schema}         guide json
+    response_format regex, ebnf                        guide regex, grammar
+    response_format structural_tag                     guide structural_tag, the complete object
+    response_format text                               none
+
+Of the guides at most one may be given.
+
 Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`); the OpenAI
-interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
+interface (`logit_bias`, `response_format`); vLLM's for `bad_words`, `stop_token_ids`, `guided_*` and
+`structured_outputs`.
 """
 
 import base64
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai.errors import Verbatim
+from kv_protocol.openai.option_table import (
+    LOGPROBS_MAX,
+    AnyFormat,
+    EbnfFormat,
+    JsonFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    StructuralTagFormat,
+    plain,
+)
 from kv_protocol.openai.parts import ABSENT
 from kv_protocol.openai.requests import ChatRequest, Request, RequestInvalid
 from kv_runtime.text.model import Text
-from worker_agent.api.request_sampling import check_size, forced_sampling, guide_field, sampling_of
 from worker_agent.port.handoff import read_handoff
-from worker_agent.port.sampling import Guide, Sampling
+from worker_agent.port.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 from worker_agent.port.types import EngineDescription, EngineRequest, Skill
 
 STOP_TOKENS_MAX = 128
@@ -134,10 +161,7 @@ class RequestRules:
         """
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
-        processors = tuple(request.logits_processors or ())
-        if len(processors) > _PROCESSORS_MAX:
-            found = Verbatim(f"{len(processors)} names")
-            raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
+        processors = tuple(_bounded(request.logits_processors, "logits_processors", _PROCESSORS_MAX))
         check_supported(request, sampling, processors, self._description.skills)
         return msgspec.structs.replace(
             phase,
@@ -145,7 +169,7 @@ class RequestRules:
             cache_salt=request.salt or None,
             sampling=sampling,
             stop_token_ids=stop_token_ids_of(request, self._end_ids),
-            queue_priority=_queue_priority(request),
+            queue_priority=request.priority if 0 <= (request.priority or 0) <= 1 else None,
             logits_processors=processors,
             logit_bias=logit_bias_of(request, self._text),
             bad_token_ids=bad_token_ids_of(request, self._text),
@@ -220,8 +244,10 @@ def check_supported(
         raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
     if request.best_of not in (None, sampling.choices):
         raise RequestInvalid("best_of", request.best_of, f"n, {sampling.choices}, or none")
+    field, guide = _guide(request)
+    shown = guide and (guide.kind if guide.value is None else guide.value)
     needed: tuple[tuple[Skill, str, object, str], ...] = (
-        ("guides", guide_field(request), _guide_of(sampling), "none: this worker guides no decoding"),
+        ("guides", field, shown, "none: this worker guides no decoding"),
         ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),
         ("prompt_logprobs", "prompt_logprobs", sampling.prompt_logprobs, "none: this worker tells none of the prompt"),
     )
@@ -254,16 +280,120 @@ def prompt_ids(encoded: str) -> bytes:
     return data
 
 
-def _guide_of(sampling: Sampling) -> object:
-    """Return the guide of the answer, as in the request."""
-    guide = sampling.guide
-    return guide and (guide.kind if guide.value is None else guide.value)
+# ---------------------------------------------------------------- sampling
+_COPIED = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+_STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+"""Keys of `structured_outputs` that no engine supports."""
+_STRUCTURED: tuple[GuideKind | Literal["choice"], ...] = (
+    "json", "regex", "grammar", "structural_tag", "choice", "json_object",
+)  # fmt: skip
+"""Its others: the kinds of guides."""
+_GUIDED: tuple[tuple[str, GuideKind | Literal["choice"]], ...] = (
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_grammar", "grammar"),
+    ("structural_tag", "structural_tag"),
+    ("guided_choice", "choice"),
+)
+"""Fields of a request, and the kinds of their guides."""
 
 
-def _queue_priority(request: Request) -> float | None:
-    return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None
+def sampling_of(request: Request) -> Sampling:
+    """Return the request's sampling parameters.
+
+    Raises:
+        RequestInvalid: one of them is invalid, or there are several guides.
+    """
+    copied = {name: getattr(request, name) for name in _COPIED}
+    logprobs, of_prompt = request.logprobs, request.prompt_logprobs
+    if isinstance(request, ChatRequest):
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    if of_prompt is not None and not 0 <= of_prompt <= LOGPROBS_MAX:
+        raise RequestInvalid("prompt_logprobs", of_prompt, f"0..{LOGPROBS_MAX}")
+    return Sampling(
+        **copied,
+        ignore_eos=bool(request.ignore_eos),
+        choices=request.n or 1,
+        logprobs=logprobs,
+        prompt_logprobs=of_prompt,
+        guide=_guide(request)[1],
+    )
 
 
+def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
+    """Raise `RequestInvalid` if the answer has more than `ANSWER_LOGPROBS_MAX` log probabilities.
+
+    A stream has no such bound: its events are sent as they come.
+    """
+    if request.stream:
+        return
+    field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+    for name, length, tokens, top in (
+        (field, "max_tokens", max_tokens, sampling.logprobs),
+        ("prompt_logprobs", "prompt tokens", prompt_tokens, sampling.prompt_logprobs),
+    ):
+        count = 0 if top is None else sampling.choices * tokens * (1 + top)
+        if count > ANSWER_LOGPROBS_MAX:
+            found = Verbatim(f"n {sampling.choices} x {length} {tokens} x (1 + {name} {top}) = {count}")
+            raise RequestInvalid(
+                name, found, f"at most {ANSWER_LOGPROBS_MAX} log probabilities in an answer that is not streamed"
+            )
+
+
+def forced_sampling(request: Request, sampling: Sampling, calls: Guide) -> Sampling:
+    """Return the parameters of an answer that must be calls: a `response_format` is of content, and there is none.
+
+    Raises:
+        RequestInvalid: the request guides the whole answer otherwise.
+    """
+    if (field := _guide(request)[0]) not in ("", "response_format"):
+        raise RequestInvalid("tool_choice", Verbatim(f"it beside {field}"), "one guide a request")
+    return msgspec.structs.replace(sampling, guide=calls)
+
+
+def _guide(request: Request) -> tuple[str, Guide | None]:
+    """Return the field with the guide, and the guide; empty and None: there is none."""
+    wished = [(field, kind, getattr(request, field)) for field, kind in _GUIDED]
+    if (outputs := request.structured_outputs) is not None:
+        for option in _STRUCTURED_UNKNOWN:
+            if (value := getattr(outputs, option)) not in (None, False):
+                raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
+        wished += [(f"structured_outputs.{kind}", kind, getattr(outputs, kind)) for kind in _STRUCTURED]
+    given = [(field, _guide_of(kind, value)) for field, kind, value in wished if value not in (None, False)]
+    if (guide := _of_response_format(request.response_format)) is not None:
+        given.append(("response_format", guide))
+    if len(given) > 1:
+        raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
+    return given[0] if given else ("", None)
+
+
+def _guide_of(kind: GuideKind | Literal["choice"], value: Any) -> Guide:  # noqa: ANN401 - as the kind has it
+    if kind == "choice":
+        return Guide(kind="regex", value=choice_pattern(value))
+    return Guide(kind=kind) if kind == "json_object" else Guide(kind=kind, value=plain(value))
+
+
+def _of_response_format(response_format: AnyFormat | None) -> Guide | None:
+    match response_format:
+        case JsonObjectFormat():
+            return Guide(kind="json_object")
+        case JsonSchemaFormat():
+            return Guide(kind="json", value=plain(response_format.json_schema.schema))
+        case JsonFormat():
+            return Guide(kind="json", value=plain(response_format.schema))
+        case RegexFormat():
+            return Guide(kind="regex", value=response_format.regex)
+        case EbnfFormat():
+            return Guide(kind="grammar", value=response_format.ebnf)
+        case StructuralTagFormat():
+            return Guide(kind="structural_tag", value=plain(response_format))
+    return None
+
+
+# ---------------------------------------------------------------- phases
 NOTHING_ASKED = EngineRequest(request_id="", prompt=(), max_tokens=0)
 _FIELD = "disaggregated_params"
 _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {

@@ -1,4 +1,14 @@
-"""A client of the encode workers of one model in the fleet, and which of them is asked.
+"""What an encode worker is asked (`POST /v1/encode`) and answers, its client, and which of several is asked.
+
+The request is JSON. Media have the client's URLs: the encode worker loads them, by its own rules. `prompt` is the
+complete prompt, because some models' handles depend on it; it has one placeholder for each item.
+
+    form          the answer has                                            encoded as     usable by
+    handles       `disaggregated_params`: the engine's handles, and a       JSON           a worker of the same machine,
+                  hash of eight ints for each item, which is our digest                    or wherever the engine can
+                                                                                           open them; once
+    embeddings    `embeddings`: a `.safetensors` file of one tensor for     MessagePack    any worker
+                  each item
 
     answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
@@ -23,28 +33,33 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 import structlog
+from msgspec import Meta
 
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, WorkerDraining, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.openai.parts import ABSENT
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.http.answer_body import bounded_body
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
-from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeMedia, EncodeRequest, Form
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
+PATH = "/v1/encode"
+MEDIA_MAX = 256
+Form = Literal["handles", "embeddings"]
+_Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 ANSWER_BYTES_MAX: dict[Form, int] = {"handles": 8 << 20, "embeddings": 1 << 30}
 """A GiB has the embeddings of a hundred large images."""
@@ -56,6 +71,30 @@ ATTEMPTS_MAX = 3
 _RETRY_S_MAX = 60
 _FOLLOW_RETRY_S = 1.0
 _log = structlog.get_logger("media")
+
+
+class EncodeMedia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One item: its field in the client's request, and its URL."""
+
+    field: Annotated[str, Meta(min_length=1, max_length=256)]
+    url: Annotated[str, Meta(min_length=1)]
+
+
+class EncodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt's media."""
+
+    model: str
+    form: Form
+    prompt: Annotated[str, Meta(min_length=1)]
+    media: Annotated[tuple[EncodeMedia, ...], Meta(min_length=1, max_length=MEDIA_MAX)]
+
+
+class EncodeAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The encoded media, in one of the forms."""
+
+    digests: Annotated[tuple[_Digest, ...], Meta(min_length=1, max_length=MEDIA_MAX)]
+    disaggregated_params: msgspec.Raw = ABSENT
+    embeddings: Annotated[tuple[bytes, ...], Meta(max_length=MEDIA_MAX)] = ()
 
 
 class EncodeWorker:

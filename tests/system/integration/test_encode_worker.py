@@ -38,8 +38,7 @@ from worker_agent.api.prompts import EnginePrompts
 from worker_agent.commands.served_media import encode_families, media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.media.config import MediaSection
-from worker_agent.media.encode_client import ANSWER_BYTES_MAX, EncodeClient, EncodeWorkers
-from worker_agent.media.encode_wire import PATH, Form
+from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, EncodeWorkers, Form
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.loader import MediaLoader
