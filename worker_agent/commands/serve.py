@@ -224,7 +224,7 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
 def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
     settings, engine = worker.settings, worker.engine
     completions = Completions(
-        engine if watch is None else MonitoredEngine(engine, watch.canary, worker.clock),
+        engine if watch is None else MonitoredEngine(engine, watch),
         worker.text,
         worker.media.prompts,
         served_names=worker.chosen.names,
