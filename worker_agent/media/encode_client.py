@@ -33,7 +33,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -203,11 +203,8 @@ class EncodeWorkers:
             return
 
 
-class EncodedMedia(NamedTuple):
-    """Embeddings of a prompt's media, or an encode worker's handles of them."""
-
-    media: tuple[Media, ...] = ()
-    handoff: Handoff | None = None
+EncodedMedia = tuple[tuple[Media, ...], Handoff | None]
+"""Embeddings of a prompt's media, or an encode worker's handles of them."""
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -294,13 +291,13 @@ def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:
         if form == "embeddings":
             files = msgspec.msgpack.decode(data, type=EncodeAnswer).embeddings
             pairs = zip(parts, files, strict=True)
-            return EncodedMedia(media=tuple(embeddings_media(part.field, file) for part, file in pairs))
+            return tuple(embeddings_media(part.field, file) for part, file in pairs), None
         handoff = read_handoff(msgspec.json.decode(data, type=EncodeAnswer).disaggregated_params)
     except UNDECODABLE as error:  # also `MediaRefused`: the embeddings are refused, not the client's media
         raise EncoderUnavailable(f"its answer: {error}") from error
     if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(parts):
         raise EncoderUnavailable("its answer has not a handle for each item")
-    return EncodedMedia(handoff=handoff)
+    return (), handoff
 
 
 def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
