@@ -84,19 +84,3 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
         asked_for = f'kvrouter_encode_attempts_total{{outcome="ok",worker="{prefill.worker_id}"}}'
         assert (await prefill.figures())[asked_for] == 4
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_embeddings_that_an_encode_worker_made_are_as_good_as_images(ground: Ground, tmp_path: Path) -> None:
-    sees, model = Illustrated(ground, tmp_path), ground.name(MODEL)
-    async with (
-        sees.worker("aggregated", "alone") as alone,
-        sees.worker("encode", model),
-        sees.worker("aggregated", model, "encode.form=embeddings") as served,
-    ):
-        for pictures in ((PNG,), (PNG, GIF)):
-            expected = (await alone.ask(CHAT, asked(*pictures))).said()["text"]
-            for streamed in (False, True):
-                answered = await served.ask(CHAT, asked(*pictures) | {"stream": streamed})
-                assert (answered.status, answered.said()["text"]) == (200, expected), answered.data
-        await comes(served.is_free, "nothing held")

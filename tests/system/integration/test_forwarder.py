@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,16 +50,6 @@ async def test_an_answers_bytes_are_the_engines_and_the_request_is_what_the_clie
         assert headers["x-request-id"] == "r1"
         assert "x-dp-rank" not in headers
         assert forwarder.requests_total == {"ok": 1}
-
-
-@pytest.mark.parametrize("kind", ["video_url", "audio_url", "input_audio"])
-async def test_parts_that_only_the_engine_reads_pass_unchanged(kind: str) -> None:
-    part = {"type": kind, kind: {"url": "https://a/b"}}
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]}).encode()
-    async with VllmDouble().serving() as engine, forwarding(engine.url) as (_, url, session):
-        assert (await post(session, url, body))[0] == 200
-        ((_, _, received),) = engine.requests
-        assert received == body
 
 
 async def test_the_first_bytes_pass_before_the_last_are_made() -> None:

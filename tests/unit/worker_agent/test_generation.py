@@ -19,10 +19,9 @@ from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed, full_pieces
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
-from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 TEXT = ByteText()
-ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
 
 
 class Saying(ScriptedEngine):
@@ -160,23 +159,3 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
         asyncio.run(full_pieces(generation(engine, choices=2).pieces()))
     assert engine.open == 0
-
-
-def test_what_the_engine_raises_is_raised() -> None:
-    async def stopped() -> None:
-        async with aclosing(Generation(ScriptedEngine(), TEXT, [ASKED], (), now_s=float).pieces()) as pieces:
-            await anext(pieces)
-
-    with pytest.raises(EngineStopped):
-        asyncio.run(stopped())
-
-
-def test_a_reader_that_goes_away_closes_the_generation() -> None:
-    engine = Saying([output(b"a"), output(b"b")])
-
-    async def leave() -> int:
-        async with aclosing(generation(engine).pieces()) as pieces:
-            await anext(pieces)
-            return engine.open
-
-    assert (asyncio.run(leave()), engine.open) == (1, 0)

@@ -117,15 +117,9 @@ def test_a_latency_that_is_not_told_is_0(value: object) -> None:
     assert load_report({**ROW, "iterLatencyMS": value}, "i")[1].iteration_s == 0.0
 
 
-def test_small_numbers_are_no_nonsense() -> None:
-    assert load_report({**ROW, "iterLatencyMS": 0.25}, "i")[1].iteration_s == 0.00025
-
-
-def test_a_row_without_a_rank_is_that_of_rank_0() -> None:
-    assert load_report({**ROW, "attentionDpRank": None}, "i")[0] == 0
-
-
-# -------------------------------------------------------------------- ranks
+def test_a_row_without_a_rank_is_that_of_rank_0_and_small_numbers_are_no_nonsense() -> None:
+    rank, report = load_report({**ROW, "attentionDpRank": None, "iterLatencyMS": 0.25}, "i")
+    assert (rank, report.iteration_s) == (0, 0.00025)
 
 
 def test_a_row_of_a_rank_that_the_engine_does_not_have_is_skipped() -> None:

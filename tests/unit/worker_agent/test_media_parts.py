@@ -88,17 +88,10 @@ def test_a_placeholder_in_plain_content_is_refused() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "/d/a.pt",
-        "file:///d/a.PTH",
-        "https://h/a.bin?x=a.safetensors",
-        "https://h/a.pkl#a.safetensors",
-        "https://h/a.%70%74",
-        "/d/a.ckpt.",
-        "/d/a.npy ",
-        "https://h/a.pickle/",
-        "/d/a.pt\0",
+        "/d/a.pt", "file:///d/a.PTH", "https://h/a.bin?x=a.safetensors", "https://h/a.pkl#a.safetensors",
+        "https://h/a.%70%74", "/d/a.ckpt.", "/d/a.npy ", "https://h/a.pickle/", "/d/a.pt\0",
     ],
-)
+)  # fmt: skip
 def test_programs_are_no_embeddings(url: str) -> None:
     with pytest.raises(MediaRefused, match=r"\.safetensors: reading \.\w+ may run") as caught:
         split_chat(chat(image_part(url)), RULES, PLACEHOLDER)
@@ -119,17 +112,11 @@ def test_one_more_than_is_allowed_is_refused_in_all_messages_together() -> None:
     assert (refused(caught), caught.value.field) == ("parts_count", f"messages[{PARTS_MAX}].content[0]")
 
 
-@pytest.mark.parametrize(
-    ("data", "media_type"),
-    [
-        (PNG, "image/png"),
-        (GIF, "image/gif"),
-        (JPEG, "image/jpeg"),
-        (WEBP_LOSSY, "image/webp"),
-        (WEBP_LOSSLESS, "image/webp"),
-        (WEBP_EXTENDED, "image/webp"),
-    ],
-)
+TYPES = {PNG: "image/png", GIF: "image/gif", JPEG: "image/jpeg"}
+TYPES |= dict.fromkeys((WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED), "image/webp")
+
+
+@pytest.mark.parametrize(("data", "media_type"), TYPES.items())
 def test_an_image_is_known_by_its_bytes(data: bytes, media_type: str) -> None:
     for said in (None, media_type, f"{media_type.upper()}; charset=x", "application/octet-stream"):
         media = checked_media(part(), data, said, RULES)
@@ -140,7 +127,7 @@ def test_a_jpeg_may_be_called_as_clients_call_it() -> None:
     assert checked_media(part(), JPEG, "image/jpg", RULES).media_type == "image/jpeg"
 
 
-@pytest.mark.parametrize("sample", [PNG, GIF, JPEG, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED])
+@pytest.mark.parametrize("sample", TYPES)
 def test_a_cut_image_has_a_size_or_none_but_no_other(sample: bytes) -> None:
     for end in range(len(sample)):
         cut = sample[:end]
