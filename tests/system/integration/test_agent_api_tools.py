@@ -112,14 +112,6 @@ async def test_a_demanded_call_guides_the_engine() -> None:
     ]
 
 
-async def test_each_choice_has_a_parser_of_its_own() -> None:
-    async with saying(CALL, HERMES) as agent:
-        choices = (await told(agent, n=2)).body["choices"]
-        assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
-        ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
-        assert len(ids) == 2
-
-
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:
     body = {"messages": HELLO, "max_tokens": 2048, "tools": TOOLS, "stream": True}
     async with saying(TWO, HERMES) as agent:
