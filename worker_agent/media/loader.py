@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import FETCH_S, MediaFetch, Resolve
 from worker_agent.media.parts import MediaPart, check_total, checked_media
@@ -57,29 +56,25 @@ class MediaLoader:
         """Return the media of `parts`, in their order, all of them checked.
 
         Raises:
-            MediaRefused: of the first part, in their order, that was refused before the others were given up.
+            MediaRefused: of the first part that was refused, before the others were given up.
         """
-        loaded: dict[int, Media] = {}
-        refusals: dict[int, MediaRefused] = {}
-        tasks: list[asyncio.Task[None]] = []
+        sizes: list[int] = []
 
-        async def load_one(at: int, part: MediaPart) -> None:
-            try:
-                loaded[at] = await self._load(part)
-                check_total(sum(len(media.data) for media in loaded.values()), part.field, self.rules)
-            except MediaRefused as refused:
-                refusals[at] = refused
-                for task in tasks:
-                    if task is not asyncio.current_task():
-                        task.cancel()
+        async def load_one(part: MediaPart) -> Media:
+            media = await self._load(part)
+            sizes.append(len(media.data))
+            check_total(sum(sizes), part.field, self.rules)
+            return media
 
-        async with TaskSet(len(parts)) as running:
-            tasks += [running.spawn(load_one(at, part)) for at, part in enumerate(parts)]
-        if refusals:
-            raise refusals[min(refusals)]
-        self.loaded_total.update(media.kind for media in loaded.values())
-        self.loaded_bytes_total += sum(len(media.data) for media in loaded.values())
-        return tuple(loaded[at] for at in range(len(parts)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(load_one(part)) for part in parts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        media = tuple(task.result() for task in tasks)
+        self.loaded_total.update(each.kind for each in media)
+        self.loaded_bytes_total += sum(sizes)
+        return media
 
     async def _load(self, part: MediaPart) -> Media:
         async with self._slots:
