@@ -110,7 +110,6 @@ async def run_served(
     instance = uuid.uuid4().hex[:16]
     tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(media.close)
         log = await EventLog.connect(
             settings.nats.url,
             name=f"worker-agent {settings.worker.id}",

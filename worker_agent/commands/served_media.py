@@ -64,11 +64,6 @@ class ServedMedia:
         """Return the parts to run; encode workers are learnt from `log`."""
         return () if self._client is None else (self._client.workers.part(stage, log, gate),)
 
-    async def close(self) -> None:
-        """Close the client of the encode workers."""
-        if self._client is not None:
-            await self._client.close()
-
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
         yield from media_families(worker, self.loader)

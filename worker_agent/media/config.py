@@ -1,7 +1,6 @@
 """The configuration sections of media, of encode workers, and of transfers between simulated engines."""
 
 from collections.abc import Iterable
-from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal
 
@@ -58,11 +57,6 @@ class MediaSection(Section):
             if not directory.startswith("/") or not directory.strip("/") or ".." in directory.split("/"):
                 raise ValueError(f"found {directory!r}, allowed absolute paths without `..`, and not the root")
         return directories
-
-    @cached_property
-    def allowed_networks(self) -> tuple[Network, ...]:
-        """The `networks`."""
-        return parsed_networks(self.networks)
 
 
 class ImageModelSection(Section):

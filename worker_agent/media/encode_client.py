@@ -218,7 +218,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class EncodeClient:
-    """A client of encode workers; `close` it at the end."""
+    """A client of encode workers. Each question has a connection of its own."""
 
     def __init__(
         self,
@@ -232,13 +232,6 @@ class EncodeClient:
         self.workers = workers
         self._model, self._form, self._answer_s = model, form, answer_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def close(self) -> None:
-        """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
         """Return the encoded `parts`, one placeholder each in `prompt`.
@@ -265,13 +258,12 @@ class EncodeClient:
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
     async def _ask(self, url: str, body: bytes) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False, auto_decompress=False)
         bytes_max = ANSWER_BYTES_MAX[self._form]
         try:
             async with (
                 asyncio.timeout(self._answer_s),
-                self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
+                aiohttp.ClientSession(trust_env=False, auto_decompress=False) as session,
+                session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
                 data = await bounded_body(response, bytes_max)
         except TimeoutError as error:

@@ -37,7 +37,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from yarl import URL
 
-from worker_agent.media.config import MediaSection, Network
+from worker_agent.media.config import MediaSection, Network, parsed_networks
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 Address = IPv4Address | IPv6Address
@@ -111,8 +111,9 @@ def checked_addresses(
 
     One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
+    networks = parsed_networks(rules.networks)
     for address in addresses:
-        if reason := address_refusal(address, rules.allowed_networks):
+        if reason := address_refusal(address, networks):
             shown = f"{shown_url(str(target))} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:

@@ -83,11 +83,7 @@ async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncI
     told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
     workers = EncodeWorkers(MODEL, "", ManualClock())
     async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
-        client = EncodeClient(workers, **told)
-        try:
-            yield client
-        finally:
-            await client.close()
+        yield EncodeClient(workers, **told)
 
 
 @asynccontextmanager
