@@ -68,7 +68,7 @@ class Answered:
         chunks = [each for event in self.events if event != "[DONE]" for each in event.get("choices", [])]
         mine = [each for each in chunks if each["index"] == choice]
         text = "".join(each["delta"].get("content", "") if "delta" in each else each["text"] for each in mine)
-        return {**mine[-1], "text": text, "logprobs": _joined([each["logprobs"] for each in mine if each["logprobs"]])}
+        return {**mine[-1], "text": text}
 
     @property
     def usage(self) -> Any:
@@ -77,13 +77,6 @@ class Answered:
             return self.body["usage"]
         (usage,) = [event["usage"] for event in self.events if event != "[DONE]" and event.get("usage")]
         return usage
-
-
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the columns, or the content, of all parts in turn."""
-    if not parts:
-        return None
-    return {name: value and [each for part in parts for each in part[name]] for name, value in parts[0].items()}
 
 
 @dataclass
