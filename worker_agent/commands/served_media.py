@@ -26,7 +26,7 @@ from worker_agent.media.loader import MediaLoader
 
 
 class ServedMedia:
-    """`model` is the worker's name in the fleet, `model_path` the directory that its text comes from.
+    """The media of one worker. `model` is the model's name in the fleet, `model_path` its text's directory.
 
     Raises:
         TextError: the model's image settings contradict each other, or the role.

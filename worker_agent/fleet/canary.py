@@ -1,6 +1,6 @@
 """Sends an idle engine a canary request now and then; an engine that fails it leaves the fleet until it answers one.
 
-When an idle engine receives a canary request: a table over its state and its answers.
+When a canary request is sent, and what its answer changes:
 
     fit,   an output of any generation within `wait_s`      no canary request
     fit,   no output for `wait_s`                           a canary request; the next one goes to the next rank

@@ -5,7 +5,7 @@ resolved    once; every address must be allowed; only they are connected to, so 
 request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
 redirect    checked like the first target; a bounded number
 body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
-reading     paced, and bounded with its coding (`pace`)
+reading     in turns with other tasks; what comes on the wire is bounded, too (`pace`)
 timeout     for all of it together
 """
 
@@ -198,6 +198,6 @@ def _resume(transport: asyncio.Transport) -> None:
 
 
 def pace(connector: aiohttp.TCPConnector, bytes_max: int) -> None:
-    """Have the connector read its answers so; raise `AttributeError` if the library makes its protocols otherwise."""
+    """Make the connector read by `_PacedAnswer`; raise `AttributeError` if this aiohttp has no such factory."""
     made = connector._factory  # noqa: SLF001 - the library has no other place for it
     connector._factory = partial(_PacedAnswer, bytes_max=bytes_max, **made.keywords)  # type: ignore[assignment]  # noqa: SLF001

@@ -8,7 +8,7 @@
 A request's media are loaded concurrently; if one is refused, the others are given up. Decoding and hashing run on
 threads: the event loop streams tokens of other requests meanwhile.
 
-Reads files of the allowed directories; no file outside of them is opened, whatever the path is.
+Files are read from the allowed directories; no file outside of them is opened, whatever the path is.
 
     path        as parsed by `urls.py`: absolute, no `..`
     resolved    links are followed; the result must be in one of the directories
@@ -98,7 +98,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe wit
 
 
 class MediaFiles:
-    """The directories, resolved once."""
+    """The files of the allowed directories, which are resolved once."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = tuple(Path(os.path.realpath(directory)) for directory in directories)
