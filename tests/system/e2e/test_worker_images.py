@@ -38,7 +38,9 @@ class Illustrated:
     @asynccontextmanager
     async def worker(self, role: Role, model: str = MODEL, *assignments: str) -> AsyncIterator[Worker]:
         ground, executors = self._ground, Executors(self._ground)
-        settings = served_settings(ground, ground.name("sees"), role, [*self._assignments(model), *assignments])
+        own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
+        own += [f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
+        settings = served_settings(ground, ground.name("sees"), role, [*own, *assignments])
         sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
         around = Circumstances(publishes_kv_events=role != "encode", is_multimodal=role != "encode")
         with small_model(ground):
@@ -46,10 +48,6 @@ class Illustrated:
             control.model = replace(control.model, vocab_size=self._vocab_size, image_token_id=self._image_token)
             async with served(ground, settings, sources, around, model, executors.kill) as worker:
                 yield worker
-
-    def _assignments(self, model: str) -> list[str]:
-        own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
-        return [*own, f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
 
 
 def asked(*pictures: bytes) -> dict[str, Any]:
