@@ -220,17 +220,8 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 class EncodeClient:
     """A client of encode workers. Each question has a connection of its own."""
 
-    def __init__(
-        self,
-        workers: EncodeWorkers,
-        *,
-        model: str,
-        form: Form,
-        token: str,
-        answer_s: float = ANSWER_S,
-    ) -> None:
-        self.workers = workers
-        self._model, self._form, self._answer_s = model, form, answer_s
+    def __init__(self, workers: EncodeWorkers, *, model: str, form: Form, token: str) -> None:
+        self.workers, self._model, self._form = workers, model, form
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
@@ -261,13 +252,13 @@ class EncodeClient:
         bytes_max = ANSWER_BYTES_MAX[self._form]
         try:
             async with (
-                asyncio.timeout(self._answer_s),
+                asyncio.timeout(ANSWER_S),
                 aiohttp.ClientSession(trust_env=False, auto_decompress=False) as session,
                 session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
                 data = await bounded_body(response, bytes_max)
         except TimeoutError as error:
-            raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
+            raise EncoderUnavailable(f"no answer within {ANSWER_S} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EncoderUnavailable(f"{type(error).__name__}: {error}") from error
         if data is None:

@@ -80,7 +80,7 @@ class EncodeWorker:
 
 @asynccontextmanager
 async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncIterator[EncodeClient]:
-    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
+    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN} | fields
     workers = EncodeWorkers(MODEL, "", ManualClock())
     async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
         yield EncodeClient(workers, **told)
@@ -221,7 +221,7 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
 )
 async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any, form: Form, monkeypatch: Any) -> None:
     monkeypatch.setitem(ANSWER_BYTES_MAX, form, 1 << 20)
-    async with speaking(speak) as at, client_of(f"http://127.0.0.1:{at.port}", form=form, answer_s=9.0) as client:
+    async with speaking(speak) as at, client_of(f"http://127.0.0.1:{at.port}", form=form) as client:
         with pytest.raises(EncoderUnavailable):
             await client.encode("<image>", PARTS)
 
