@@ -21,7 +21,6 @@ MediaReason = Literal[
     "url_form",
     "url_scheme",
     "url_credentials",
-    "url_host",
     "url_port",
     "data_form",
     "path_form",
