@@ -12,7 +12,7 @@ import pytest
 from kv_runtime.http.server import HttpServer
 from tests.support.served import served
 from tests.system.integration.broker import eventually
-from tests.system.integration.engine_doubles import CHUNKS, EngineDouble, Fault, TrtllmServeDouble, VllmDouble
+from tests.system.integration.engine_doubles import CHUNKS, Fault, TrtllmServeDouble, VllmDouble
 from worker_agent.api.forwarder import Forwarder
 
 PATH = "/v1/completions"
@@ -125,14 +125,3 @@ async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
             engine.released.set()
             await held.read()
         await eventually(lambda: forwarder.requests_total == {"ok": 1, "refused": 2})
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
-async def test_other_endpoints_pass_too_without_the_routers_token_ids(path: str) -> None:
-    engine_of_one: EngineDouble = VllmDouble(served_paths=(path,))
-    async with engine_of_one.serving() as engine, forwarding(engine.url) as (_, url, session):
-        body = b'{"kv_prompt_ids":"AQAAAA==","model":"m","prompt":"hi"}'
-        async with session.post(f"{url}{path}", data=body) as response:
-            assert response.status == 200
-        ((found, _, sent),) = engine.requests
-        assert (found, sent) == (path, b'{"model":"m","prompt":"hi"}')
