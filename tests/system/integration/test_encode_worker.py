@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from kv_runtime.http.access import require_token
-from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.answers import error_body, openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
@@ -33,6 +33,7 @@ from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
 from tests.unit.worker_agent.test_encode_workers import encoder, followed
+from worker_agent.api.bodies import engine_refusal
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.commands.served_media import encode_families, media_families
@@ -166,8 +167,12 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
         trtllm.control.hold()
         waiting = {asyncio.ensure_future(prompts.prompts(chat(picture()))) for _ in range(3)}
         (sent_away,), others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max"):
+        with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max") as caught:
             await sent_away
+        answered, outcome = engine_refusal(caught.value)
+        assert isinstance(answered, web.Response)
+        assert answered.body == error_body(str(caught.value), "server_error", code="encoder_unavailable")
+        assert (answered.status, answered.headers["Retry-After"], outcome) == (503, "1", "failed")
         trtllm.control.release()
         await asyncio.gather(*others)
         assert made.api.in_flight.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
