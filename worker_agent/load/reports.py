@@ -49,7 +49,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, encode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
+from kv_runtime.supervise import Part, SupervisedThread, until
 from worker_agent.port.types import POLL_S, Engine, EngineError
 
 REPORT_PERIOD_S = 0.1
@@ -97,14 +97,13 @@ class LoadReports:
         dp_ranks: Iterable[int],
         in_flight: Callable[[], int],
         poll_s: float = POLL_S,
-        restarts: Restarts = RESTARTS,
     ) -> None:
         self._engine, self._event_log, self._clock = engine, log, clock
         self._model, self._worker_id = model, worker_id
         self._poll_s, self._in_flight = poll_s, in_flight
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of the statistics, for its skipped rows."""
-        self.thread = SupervisedThread("iteration-stats", self._polls, restarts=restarts)
+        self.thread = SupervisedThread("iteration-stats", self._polls)
         """The thread that polls, for its failures."""
         self.poll_failures_total = 0
         self.failure = ""
