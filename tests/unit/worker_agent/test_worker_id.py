@@ -65,14 +65,10 @@ def test_without_a_configured_id_each_start_makes_one_that_no_other_has(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
-    section = AgentSettings().worker
+    section, named = AgentSettings().worker, ServedWorkerSection(id="w0")
+    assert named.identified() == named
     made = {section.identified().id for _ in range(100)}
     assert len(made) == 100
     assert all(checked_worker_id(each) for each in made)
     slug = "-".join(re.findall("[a-z0-9]+", host.lower()))[:48] or "worker"
     assert all(re.fullmatch(f"{slug}-[0-9a-f]{{8}}", each) for each in made)
-
-
-def test_a_configured_id_is_kept() -> None:
-    section = ServedWorkerSection(id="w0")
-    assert section.identified() == section
