@@ -174,17 +174,15 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
     Without media handles if the worker computes no prompt: the engine would refuse them. `first_gen_log_probs` and
     `schedule_style` stay plain data: the caller knows the engine's classes.
     """
-    left_out = () if with_media else _MEDIA
-    values = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
-    keys = {name: _plain(value) for name, value in values.items() if value is not None}
+    if not with_media:
+        handoff = without_media(handoff)
+    keys = {name: _plain(value) for name in _COPIED if (value := getattr(handoff, name)) is not None}
     if handoff.first_gen_log_probs is not None:
-        first_logprobs = handoff.first_gen_log_probs
         keys["first_gen_log_probs"] = [
             alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
-            for alternatives in first_logprobs
+            for alternatives in handoff.first_gen_log_probs
         ]
-    others = {name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIX)}
-    return {**others, **keys, "request_type": request_type}
+    return {**handoff.others, **keys, "request_type": request_type}
 
 
 class TransferIds:
