@@ -79,7 +79,7 @@ class MediaLoader:
     async def _load(self, part: MediaPart) -> Media:
         async with self._slots:
             data, declared_type = await self._bytes(part)
-            return await asyncio.to_thread(checked_media, part, data, declared_type, self.rules)
+            return await asyncio.to_thread(checked_media, part, data, declared_type)
 
     async def _bytes(self, part: MediaPart) -> tuple[bytes, str | None]:
         bytes_max = self.rules.part_bytes_max
