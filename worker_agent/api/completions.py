@@ -73,7 +73,9 @@ class Completions:
         body_limits: BodyLimits = DEFAULT_LIMITS,
         answer_format: AnswerFormat = PLAIN,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        on_output: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_output` is called at each output of the engine."""
         self.description, self.role, self.names = engine.describe(), role, (*served_names, *loras)
         self._engine, self._text, self._prompts, self._clock = engine, text, prompts, clock
         self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
@@ -88,7 +90,7 @@ class Completions:
             stop_tokens=self._parsing.stop_tokens,
         )
         self._body_limits, self._reading, self._rendering = body_limits, asyncio.Semaphore(1), asyncio.Semaphore(1)
-        self._new_id = new_id
+        self._new_id, self._on_output = new_id, on_output
 
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
         """Return the answer to a request that `decode` reads, and how the request ended."""
@@ -115,6 +117,7 @@ class Completions:
                 before=before,
                 shown_tokens=self._parsing.shown_tokens,
                 parser_of=self._parsing.parser_of(request, first.prompt[: len(first.prompt) - len(before)], answer.id),
+                on_output=self._on_output,
             )
             if request.stream:
                 handled = await self._stream(http, generation, answer, include_usage=request.include_usage)

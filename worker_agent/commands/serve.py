@@ -53,7 +53,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
-from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
+from worker_agent.fleet.canary import CanaryWatch
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.reports import LoadReports
@@ -223,7 +223,7 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
 def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
     settings, engine = worker.settings, worker.engine
     completions = Completions(
-        engine if watch is None else MonitoredEngine(engine, watch),
+        engine,
         worker.text,
         worker.media.prompts,
         served_names=worker.chosen.names,
@@ -233,6 +233,7 @@ def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
         answer_format=settings.engine.answer_format,
+        on_output=watch.on_output if watch is not None else lambda: None,
     )
     return AgentApi(
         completions,

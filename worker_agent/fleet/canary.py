@@ -14,7 +14,6 @@ token, one token, temperature 0, top_k 1, a salt of its own, the highest priorit
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal
 
@@ -24,7 +23,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from worker_agent.fleet.membership import Membership
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import Engine, EngineError, EngineRequest
 
 CanaryOutcome = Literal["ok", "failed", "late"]
 OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")
@@ -74,7 +73,7 @@ class CanaryWatch:
         return max(0.0, self._last_s + self._wait_s - self._clock.now())
 
     def on_output(self) -> None:
-        """Note an output of any generation."""
+        """Note an output of a generation that a request asked for."""
         if self.is_fit:
             self._last_s = self._clock.now()
 
@@ -110,19 +109,3 @@ class CanaryWatch:
         elif self.is_fit and not was_fit:
             _log.info("canary_answered", dp_rank=rank)
             membership.restore()
-
-
-class MonitoredEngine:
-    """Wraps an engine and reports each output to the watch; all served requests go through it."""
-
-    def __init__(self, engine: Engine, watch: CanaryWatch) -> None:
-        self._engine, self._watch = engine, watch
-        self.describe, self.start, self.run, self.stop = engine.describe, engine.start, engine.run, engine.stop
-        self.kv_events, self.iteration_stats = engine.kv_events, engine.iteration_stats
-
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
-        """Yield the engine's outputs; see `Engine`."""
-        async with aclosing(self._engine.generate(request)) as outputs:
-            async for output in outputs:
-                self._watch.on_output()
-                yield output
