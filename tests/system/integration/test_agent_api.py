@@ -302,14 +302,6 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
 # ---------------------------------------------------------------- the rest
 
 
-async def test_the_position_is_that_of_every_rank() -> None:
-    async with worker() as running:
-        assert await running.get("/v1/kv/position") == (
-            200,
-            {"ranks": [{"dp_rank": 0, "epoch": 5, "seq": 7}, {"dp_rank": 1, "epoch": 6, "seq": 0}]},
-        )
-
-
 async def test_a_position_that_does_not_come_is_a_504_and_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_api, "BARRIER_S", 0.05)
     with capture_logs() as lines:
