@@ -89,11 +89,9 @@ floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are
 	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2 mistral-common,$(NUMPY_TESTS))
 	$(call tests_with,newest,--upgrade,tests/contract tests/unit/kv_runtime)
 
-engines: $(READY)  ## event classes of vLLM and SGLang before agent and index, NIXL between agents, xgrammar; their wheels (940 MB)
+engines: $(READY)  ## event classes of vLLM and SGLang before agent and index, xgrammar; their wheels (940 MB)
 	$(BIN)/python -m tests.support.engine_wheels
 	$(BIN)/python -m pytest -s tests/system/engines
-	@$(BIN)/uv pip install --quiet --no-deps --target build/nixl nixl nixl-cu12
-	PYTHONPATH=build/nixl $(BIN)/python -m pytest tests/system/integration/test_nixl_transfer.py tests/system/e2e/test_worker_images.py
 
 clients: $(READY)  ## calls of the SDKs of OpenAI and Anthropic, of litellm and LangChain, in an environment of their own
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/clients

@@ -186,9 +186,6 @@ class EngineSection(Section):
     dp_ranks: int = Field(1, ge=1, le=64, description="attention-DP ranks, each a KV cache of its own")
     host_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank in host memory; 0: no host tier")
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
-    embeddings: bool = Field(
-        default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
-    )
     answer: Annotated[str, LINES] = Field(
         "",
         max_length=1 << 16,
@@ -264,12 +261,6 @@ class AgentSettings(Settings):
             allowed = "where engine.kind is trtllm"
         if strange:
             raise ValueError("; ".join(f"{name}: found a value, allowed {allowed}" for name in strange))
-        return self
-
-    @model_validator(mode="after")
-    def _embeddings_of_an_aggregated_worker(self) -> "AgentSettings":
-        if self.engine.embeddings and self.worker.role != "aggregated":
-            raise ValueError(f"engine.embeddings: found true, allowed false of role {self.worker.role}")
         return self
 
     @property

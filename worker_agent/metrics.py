@@ -35,7 +35,6 @@ DRAFT_COUNTS = {
     "accepted_tokens": "Drafted tokens that the model accepted",
     "drafting_requests": "Requests with drafts, once for each iteration",
 }
-"""By field of `DraftCounts`."""
 PHASES = {
     "engine_phase_requests": (
         "Requests of the newest iteration, by phase, as far as the engine reports them",
@@ -72,7 +71,7 @@ def agent_families(
     requests = by_name(at, api.in_flight.requests_total)
     yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), requests)
     meaning = "Tool calls in answers: complete, or unclosed at the end of the answer"
-    yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.tool_calls_total))
+    yield counter("agent_tool_calls", meaning, ("worker", "ending"), by_name(at, api.completions.tool_calls_total))
     yield gauge("agent_inflight_requests", "Requests being served", ("worker",), [(at, api.in_flight.running)])
 
 
@@ -145,6 +144,6 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
 def row_families(worker: str, rows: LoadRows) -> Iterator[Family]:
     """Yield the counts of speculative decoding in iteration statistics, and of rows of them that were skipped."""
     for name, meaning in DRAFT_COUNTS.items():
-        yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), getattr(rows.drafts, name))])
+        yield counter(f"engine_{name}", meaning, ("worker",), [((worker,), rows.drafts[name])])
     meaning = "Rows of iteration statistics that were skipped, by what is wrong with them"
     yield counter("engine_stats_skipped", meaning, ("worker", "problem"), by_name((worker,), rows.skipped))

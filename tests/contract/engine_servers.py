@@ -30,12 +30,8 @@ from kv_runtime.text.loading import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.system.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.system.integration.event_path import PlayedSource
-from worker_agent.api.bodies import RequestBodies
-from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
-from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import EnginePrompts
-from worker_agent.api.request_rules import RequestRules
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.media.config import MediaSection
@@ -66,17 +62,15 @@ async def engine_running(engine: RoleEngine) -> AsyncIterator[None]:
 def completions(engine: Engine, model: str, role: Role) -> Completions:
     """Return what answers for the engine."""
     text, ids = load_text("byte"), count(1)
-    rules = RequestRules(engine.describe(), text, default_max_tokens=16, role=role, loras=())
     return Completions(
         engine,
         text,
         EnginePrompts(text, MediaLoader(MediaSection()), None),
-        rules,
-        names=(model,),
+        served_names=(model,),
+        default_max_tokens=16,
         clock=SystemClock(),
-        bodies=RequestBodies(),
+        role=role,
         new_id=lambda: f"id{next(ids)}",
-        parsing=AnswerParsing(PLAIN, text),
     )
 
 

@@ -15,7 +15,7 @@ from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground,
 from tests.support.engine_description import handoff_of_json
 from tests.system.integration.agent_http import CHAT, COMPLETIONS
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url
-from worker_agent.media.encode_wire import PATH
+from worker_agent.media.encode_client import PATH
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.parts import content_digest
 

@@ -169,7 +169,7 @@ def _serve() -> Iterator[MadeFamily]:
     yield from _of_function(served_families, 3)
     yield from _of_function(media_families, 2)
     yield from _families_of(asking_families, asking_families("", {}))
-    yield from _of_function(encode_families, 4)
+    yield from _of_function(encode_families, 2)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _spans()
 

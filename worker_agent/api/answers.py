@@ -20,7 +20,7 @@ Log probabilities:
 
     chat         {content: [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}, ..]}, ..], refusal}
     completion   {tokens, token_logprobs, top_logprobs: [{token: logprob}, ..], text_offset}; offsets are characters
-                 from the begin of the choice's text; the chosen token is always among the top
+                 from the beginning of the choice's text; the chosen token is always among the top
     prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
 
     a token without log probabilities chat: logprob -9999 and no top; completion, prompt: null

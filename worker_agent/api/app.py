@@ -1,6 +1,6 @@
 """The agent's HTTP API: OpenAI endpoints, health, metrics, and a barrier for readers of its events.
 
-POST /v1/chat/completions, /v1/completions; /v1/responses, /v1/embeddings if the worker registers them
+POST /v1/chat/completions, /v1/completions; /v1/responses if the worker registers it
 GET  /v1/models, /health, /live, /version, /metrics
 GET  /v1/kv/position    each rank's (epoch, last_seq) after all events that the engine flushed before the call
 GET  /status            whether the log is connected, and the position of each rank's stream
@@ -14,7 +14,6 @@ GET /version, /metrics
 """
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -23,11 +22,8 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from kv_protocol.body_limits import BodyLimits
-from kv_protocol.fleet import Role
 from kv_protocol.openai.endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai.requests import decode_chat, decode_completion
-from kv_runtime.clock import Clock
 from kv_runtime.config.sections import ControlSection
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http.access import require_token
@@ -36,21 +32,13 @@ from kv_runtime.http.connection_limit import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http.metrics import metrics_handler
 from kv_runtime.http.server import HttpServer
 from kv_runtime.telemetry import Family, Projection, new_registry
-from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing
-from worker_agent.api.bodies import DEFAULT_LIMITS, RequestBodies
-from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.completions import Completions
-from worker_agent.api.embeddings import Embeddings
 from worker_agent.api.in_flight import Answer, InFlight, WorkerTracer
-from worker_agent.api.parsers.families import PLAIN, AnswerFormat
-from worker_agent.api.prompts import EnginePrompts
-from worker_agent.api.request_rules import RequestRules
 from worker_agent.api.responses import decode_response
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.metrics import consolidator_families
-from worker_agent.port.types import Engine
 
 BARRIER_S = 5.0
 
@@ -60,55 +48,16 @@ class AgentApi:
 
     def __init__(
         self,
-        engine: Engine,
-        text: Text,
-        prompts: EnginePrompts,
+        completions: Completions,
         *,
-        served_names: tuple[str, ...],
-        default_max_tokens: int,
         inflight_requests_max: int,
-        clock: Clock,
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
         status: Callable[[], dict[str, Any]],
         fault: Callable[[], str | None] = lambda: None,
-        role: Role = "aggregated",
-        loras: tuple[str, ...] = (),
-        body_limits: BodyLimits = DEFAULT_LIMITS,
-        answer_format: AnswerFormat = PLAIN,
-        embeddings: bool = False,
         tracer: WorkerTracer | None = None,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        """`embeddings`: serve simulated embeddings. `tracer`: None: requests have no spans."""
-        self._description = engine.describe()
-        self._names = (*served_names, *loras)
-        parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
-        bodies = RequestBodies(body_limits)
-        self.tool_calls_total = parsing.tool_calls_total
-        """How many tool calls the answers had, by ending."""
-        rules = RequestRules(
-            self._description,
-            text,
-            default_max_tokens=default_max_tokens,
-            role=role,
-            loras=loras,
-            stop_tokens=parsing.stop_tokens,
-        )
-        self._completions = Completions(
-            engine,
-            text,
-            prompts,
-            rules,
-            names=self._names,
-            clock=clock,
-            new_id=new_id,
-            bodies=bodies,
-            parsing=parsing,
-        )
-        self._role, self._embeddings = role, None
-        if embeddings:
-            tokens_max = self._description.max_seq_len
-            self._embeddings = Embeddings(text, bodies, names=self._names, tokens_max=tokens_max)
+        """`tracer`: None: requests have no spans."""
+        self.completions = completions
         self._position, self._status, self._fault = position, status, fault
         self.in_flight = InFlight(inflight_requests_max, tracer)
 
@@ -136,19 +85,19 @@ class AgentApi:
 
     def _answers(self) -> dict[ApiEndpoint, Answer]:
         """Return what answers at each endpoint: at the default ones alone on a worker that serves only one phase."""
-        answered = self._completions.answered
+        answered = self.completions.answered
         answers: dict[ApiEndpoint, Answer] = {
             "chat": partial(answered, decode_chat),
             "completions": partial(answered, decode_completion),
         }
-        if self._role == "aggregated":
+        if self.completions.role == "aggregated":
             answers["responses"] = partial(answered, decode_response)
-            if self._embeddings is not None:
-                answers["embeddings"] = self._embeddings.embed
         return answers
 
     async def _models(self, _: web.Request) -> web.Response:
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self._names]
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self.completions.names
+        ]
         return json_response({"object": "list", "data": models})
 
     async def _kv_position(self, _: web.Request) -> web.Response:
@@ -172,7 +121,7 @@ class AgentApi:
         return json_response({"status": "ok", "running_requests": self.in_flight.running, **self._status()})
 
     async def _version(self, _: web.Request) -> web.Response:
-        described = self._description
+        described = self.completions.description
         return json_response(
             {"agent": version("kv-router"), "engine": described.event_source, "version": described.version}
         )

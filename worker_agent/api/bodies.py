@@ -8,26 +8,25 @@ import asyncio
 import math
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from aiohttp import web
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
 from kv_protocol.openai.errors import BodyTooLarge, RequestInvalid, as_json
+from kv_protocol.openai.requests import Request
 from kv_runtime.http.answers import error_body, error_response
 from kv_runtime.text.chat_messages import TextError
 from worker_agent.api.in_flight import HandledRequest
 from worker_agent.port.types import EncoderUnavailable, EngineError, EngineStopped, RequestRefused
 
-DEFAULT_LIMITS = BodyLimits(section="worker")
 _Done = TypeVar("_Done")
-_Request = TypeVar("_Request")
 
 
-class ReadRequest(NamedTuple, Generic[_Request]):
+class ReadRequest(NamedTuple):
     """A request, and its body, which has the images that are cut out of the request."""
 
-    request: _Request
+    request: Request
     body: Body
 
     @property
@@ -36,29 +35,25 @@ class ReadRequest(NamedTuple, Generic[_Request]):
         return len(self.body.text) > SCANNED_BYTES
 
 
-class RequestBodies:
-    """Reads the bodies of one worker's requests."""
+async def read_request(
+    http: web.Request, decode: Callable[[Bytes], Request], limits: BodyLimits, turn: asyncio.Semaphore
+) -> ReadRequest:
+    """Return the request; in its `turn`, if it is large.
 
-    def __init__(self, limits: BodyLimits = DEFAULT_LIMITS) -> None:
-        self._limits = limits
-        self._turn = asyncio.Semaphore(1)
+    Raises:
+        RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
+        HTTPRequestEntityTooLarge: the body has more bytes than the application accepts.
+    """
+    data = await _received(http)
+    if len(data) <= SCANNED_BYTES:
+        return ReadRequest(decode(data), Body(data))
 
-    async def read(self, http: web.Request, decode: Callable[[Bytes], _Request]) -> ReadRequest[_Request]:
-        """Return the request.
-
-        Raises:
-            RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
-            HTTPRequestEntityTooLarge: the body has more bytes than the application accepts.
-        """
-        data = await _received(http)
-        if len(data) <= SCANNED_BYTES:
-            return ReadRequest(decode(data), Body(data))
-        async with self._turn:
-            return await asyncio.to_thread(self._read_large, data, decode)
-
-    def _read_large(self, data: Bytes, decode: Callable[[Bytes], _Request]) -> ReadRequest[_Request]:
-        body = read_body(data, self._limits, uuid.uuid4().hex)
+    def read() -> ReadRequest:
+        body = read_body(data, limits, uuid.uuid4().hex)
         return ReadRequest(decode(body.text), body)
+
+    async with turn:
+        return await asyncio.to_thread(read)
 
 
 def refusal(error: RequestInvalid | TextError) -> web.Response:

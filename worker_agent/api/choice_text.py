@@ -1,7 +1,7 @@
 """Turns one choice's tokens into text: decoded, cut at a stop string, with log probabilities.
 
     a token's text       the text that the detokenizer returns after the token
-    a token without      (half a character, a special one) belongs to the next token with text, or to the end
+    a token without any  (half a character, a special token) goes with the next token that has text, or with the end
     a token is shown     with the piece that has the last of its text; if a stop string cuts it, with the rest
     after a stop string  no text and no token is shown
     with a parser        (`parsers/`) the shown text becomes events: content, reasoning, tool calls

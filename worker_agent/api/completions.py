@@ -20,34 +20,33 @@ An unstreamed answer with many log probabilities is rendered on a thread, one su
 
 import asyncio
 import re
+import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
 from aiohttp import web
 
-from kv_protocol.body_limits import Bytes
+from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
+from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import Request, RequestInvalid
 from kv_runtime.clock import Clock
 from kv_runtime.text.chat_template import TextError
 from kv_runtime.text.model import Text
 from worker_agent.api.answers import CompletionAnswer
-from worker_agent.api.bodies import ReadRequest, RequestBodies, engine_refusal, failure, no_such_model, refusal, worked
+from worker_agent.api.bodies import ReadRequest, engine_refusal, failure, no_such_model, read_request, refusal, worked
 from worker_agent.api.choice_text import AnswerParsing
 from worker_agent.api.generation import Generation, full_pieces
 from worker_agent.api.in_flight import HandledRequest, RequestOutcome
+from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.api.request_rules import RequestRules, check_several
 from worker_agent.api.responses import ResponseAnswer, ResponseChat
-from worker_agent.port.types import (
-    Engine,
-    EngineError,
-    EngineRequest,
-    EngineStopped,
-)
+from worker_agent.port.types import Engine, EngineError, EngineRequest, EngineStopped
 
+DEFAULT_LIMITS = BodyLimits(section="worker")
 _RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -65,26 +64,41 @@ class Completions:
         engine: Engine,
         text: Text,
         prompts: EnginePrompts,
-        rules: RequestRules,
         *,
-        names: tuple[str, ...],
+        served_names: tuple[str, ...],
+        default_max_tokens: int,
         clock: Clock,
-        new_id: Callable[[], str],
-        bodies: RequestBodies,
-        parsing: AnswerParsing,
+        role: Role = "aggregated",
+        loras: tuple[str, ...] = (),
+        body_limits: BodyLimits = DEFAULT_LIMITS,
+        answer_format: AnswerFormat = PLAIN,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        on_output: Callable[[], None] = lambda: None,
     ) -> None:
-        self._clock, self._parsing, self._bodies = clock, parsing, bodies
-        self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
-        self._names, self._new_id = names, new_id
-        self._rendering = asyncio.Semaphore(1)
+        """`on_output` is called at each output of the engine."""
+        self.description, self.role, self.names = engine.describe(), role, (*served_names, *loras)
+        self._engine, self._text, self._prompts, self._clock = engine, text, prompts, clock
+        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        self.tool_calls_total = self._parsing.tool_calls_total
+        """How many tool calls the answers had, by ending."""
+        self._rules = RequestRules(
+            self.description,
+            text,
+            default_max_tokens=default_max_tokens,
+            role=role,
+            loras=loras,
+            stop_tokens=self._parsing.stop_tokens,
+        )
+        self._body_limits, self._reading, self._rendering = body_limits, asyncio.Semaphore(1), asyncio.Semaphore(1)
+        self._new_id, self._on_output = new_id, on_output
 
     async def answered(self, decode: Callable[[Bytes], Request], http: web.Request) -> HandledRequest:
         """Return the answer to a request that `decode` reads, and how the request ended."""
         try:
-            read = await self._bodies.read(http, decode)
+            read = await read_request(http, decode, self._body_limits, self._reading)
             request = read.request
-            if request.model not in self._names:
-                return no_such_model(request.model, self._names), "refused"
+            if request.model not in self.names:
+                return no_such_model(request.model, self.names), "refused"
             before = await worked(read.is_large, lambda: self._rules.before(request))
             engine_requests = await self._engine_requests(http, read, before)
             first, prompts = engine_requests[0], len(engine_requests)
@@ -103,6 +117,7 @@ class Completions:
                 before=before,
                 shown_tokens=self._parsing.shown_tokens,
                 parser_of=self._parsing.parser_of(request, first.prompt[: len(first.prompt) - len(before)], answer.id),
+                on_output=self._on_output,
             )
             if request.stream:
                 handled = await self._stream(http, generation, answer, include_usage=request.include_usage)
@@ -116,7 +131,7 @@ class Completions:
         return handled
 
     async def _engine_requests(
-        self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]
+        self, http: web.Request, read: ReadRequest, before: tuple[int, ...]
     ) -> list[EngineRequest]:
         request, rank = read.request, http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):

@@ -1,32 +1,26 @@
-"""The encode worker's one endpoint, `POST /v1/encode` (`encode_wire.py`).
+"""The encode worker's one endpoint, `POST /v1/encode` (`media/encode_client.py`).
 
     200    encoded
     400    unreadable, or refused; for media `code` is the reason, `param` the field in the client's request
     404    another model
-    503    too many requests, or the offers' memory is full (`Retry-After`); or the engine has stopped
+    503    too many requests (`Retry-After`), or the engine has stopped
 
 Embeddings are cached by digest: repeated media are not encoded again. Handles are not cached: each is valid for one
 worker. An item that comes as embeddings, a `.safetensors` file, is checked and passed on.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
+from kv_protocol.errors import UNDECODABLE
 from kv_runtime.http.answers import error_response
 from worker_agent.api.bodies import engine_refusal, no_such_model
 from worker_agent.api.in_flight import HandledRequest, InFlight
-from worker_agent.media.embedding_transfer import EmbeddingCache, EmbeddingTransfer, NoRoom
-from worker_agent.media.encode_wire import (
-    PATH,
-    EmbeddingDescriptor,
-    EncodeAnswer,
-    EncodeRequest,
-    EncodeUnreadable,
-    decoded,
-)
+from worker_agent.media.encode_client import PATH, EncodeAnswer, EncodeRequest
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import of_kind
 from worker_agent.media.loader import MediaLoader
@@ -46,6 +40,39 @@ class ImageEncoder(Protocol):
         """Return a `.safetensors` file for each, likewise."""
 
 
+class EmbeddingCache:
+    """The embeddings of the media that were used last, `bytes_max` bytes at most. Of one model with one set of options.
+
+    A value above the bound is not kept. Lookups are counted since the start.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._values: OrderedDict[str, bytes] = OrderedDict()
+        self.size_bytes = self.hits_total = self.misses_total = 0
+
+    def get(self, digest: str) -> bytes | None:
+        """Return the embeddings of the media with `digest`, if they are cached."""
+        value = self._values.get(digest)
+        if value is None:
+            self.misses_total += 1
+            return None
+        self.hits_total += 1
+        self._values.move_to_end(digest)
+        return value
+
+    def put(self, digest: str, value: bytes) -> None:
+        """Cache `value`, in place of an older one of the same media."""
+        self.size_bytes -= len(self._values.pop(digest, b""))
+        if len(value) > self._bytes_max:
+            return
+        while self.size_bytes + len(value) > self._bytes_max:
+            _, oldest = self._values.popitem(last=False)
+            self.size_bytes -= len(oldest)
+        self._values[digest] = value
+        self.size_bytes += len(value)
+
+
 class EncodeApi:
     """The endpoint of one encode worker."""
 
@@ -54,15 +81,13 @@ class EncodeApi:
         encoder: ImageEncoder,
         loader: MediaLoader,
         facts: ImageFacts,
-        transfer: EmbeddingTransfer[Any, Any],
-        cache: EmbeddingCache,
         *,
+        cache_bytes_max: int,
         served_names: tuple[str, ...],
         inflight_requests_max: int,
     ) -> None:
         self._encoder, self._loader, self._facts = encoder, loader, facts
-        self._transfer, self._cache = transfer, cache
-        self._served_names = served_names
+        self.cache, self._served_names = EmbeddingCache(cache_bytes_max), served_names
         self.in_flight = InFlight(inflight_requests_max)
 
     def routes(self) -> list[web.RouteDef]:
@@ -71,22 +96,21 @@ class EncodeApi:
 
     async def _answered(self, http: web.Request) -> HandledRequest:
         try:
-            request = decoded(await http.read(), EncodeRequest)
-            if request.model not in self._served_names:
-                return no_such_model(request.model, self._served_names), "refused"
+            request = msgspec.json.decode(await http.read(), type=EncodeRequest)
+        except UNDECODABLE as error:
+            return error_response(400, str(error), "invalid_request_error"), "refused"
+        if request.model not in self._served_names:
+            return no_such_model(request.model, self._served_names), "refused"
+        try:
             answer = await self._encoded(request)
         except MediaRefused as error:
             self._loader.refused_total[error.reason] += 1
             message, kind = str(error), "invalid_request_error"
             return error_response(400, message, kind, param=error.field, code=error.reason), "refused"
-        except EncodeUnreadable as error:
-            return error_response(400, str(error), "invalid_request_error"), "refused"
-        except NoRoom as error:
-            response = error_response(503, str(error), "server_error", code="overloaded")
-            response.headers["Retry-After"] = "1"
-            return response, "refused"
         except EngineError as error:
             return engine_refusal(error)
+        if request.form == "embeddings":
+            return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack"), "ok"
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:
@@ -97,35 +121,23 @@ class EncodeApi:
         media = await self._loader.load(parts)
         digests = tuple(each.digest for each in media)
         if request.form == "embeddings":
-            return EncodeAnswer(digests=digests, embeddings=await self._offered(await self._embeddings(media)))
+            return EncodeAnswer(digests=digests, embeddings=await self._embeddings(media))
         files = of_kind(media, "embeddings")
         if files:
             raise MediaRefused("part_kind", files[0].field, "embeddings", "images, where handles are asked for")
         handoff = await self._encoder.encode(request.prompt, media)
         return EncodeAnswer(digests=digests, disaggregated_params=msgspec.Raw(handoff_json(handoff)))
 
-    async def _embeddings(self, media: Sequence[Media]) -> list[bytes]:
+    async def _embeddings(self, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return a file for each item, in their order; a repeated image is encoded once."""
         known = {each.digest: each.data for each in of_kind(media, "embeddings")}
         images = {each.digest: each for each in of_kind(media, "image")}
-        cached = {digest: self._cache.get(digest) for digest in images}
+        cached = {digest: self.cache.get(digest) for digest in images}
         known |= {digest: data for digest, data in cached.items() if data is not None}
         missing = [each for digest, each in images.items() if digest not in known]
         if missing:
             files = await self._encoder.embeddings(self._facts.placeholder * len(missing), missing)
             for image, data in zip(missing, files, strict=True):
                 known[image.digest] = data
-                self._cache.put(image.digest, data)
-        return [known[each.digest] for each in media]
-
-    async def _offered(self, files: Sequence[bytes]) -> tuple[EmbeddingDescriptor, ...]:
-        """Offer all files and return their descriptors; if one does not fit, none is offered."""
-        offered: list[EmbeddingDescriptor] = []
-        try:
-            for data in files:
-                offered.append(await self._transfer.offer(data))  # noqa: PERF401 - what was offered must be known
-        except BaseException:
-            for descriptor in offered:
-                await self._transfer.release(descriptor)
-            raise
-        return tuple(offered)
+                self.cache.put(image.digest, data)
+        return tuple(known[each.digest] for each in media)

@@ -53,9 +53,10 @@ class Generation:
         before: tuple[int, ...] = (),
         shown_tokens: Collection[str] = (),
         parser_of: Callable[[int], AnswerParser | None] = lambda _: None,
+        on_output: Callable[[], None] = lambda: None,
     ) -> None:
         """`now_s` reads a monotonic clock; `parser_of` builds a choice's parser, which sees `shown_tokens`."""
-        self._now_s = now_s
+        self._now_s, self._on_output = now_s, on_output
         self._engine, self._requests, self._before = engine, engine_requests, before
         wishes = engine_requests[0].sampling
         self._choices_each = wishes.choices
@@ -135,6 +136,7 @@ class Generation:
         return token_ids
 
     def _piece(self, prompt: int, choice: ChoiceText, output: EngineOutput) -> Piece:
+        self._on_output()
         if output.finish_reason == "error" and not choice.is_over:
             raise GenerationFailed("the engine ended this request with an error; its log says why")
         if output.choice == 0:  # the others of a prompt reuse what the first one computed

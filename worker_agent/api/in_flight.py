@@ -63,10 +63,10 @@ class WorkerTracer:
         self._bits = Random().getrandbits  # noqa: S311 - ids are no secrets
 
     def begin(self, http: web.Request) -> tuple[web.Request, Callable[[str, int], None]]:
-        """Return the request with the `traceparent` of its span, and what to call at its end.
+        """Return the request with the `traceparent` of its span, and a function to call at its end.
 
-        That takes the outcome, and the answer's status, 0: the router left before it; it hands the span over, if it is
-        to be sent.
+        The function takes the outcome and the answer's status (0: the router left before it), and sends the span if
+        the request was sampled or failed.
         """
         parent, began_ns = _trace_of(http), time_ns()
         trace_id = self._bits(_TRACE_ID_BITS) or 1 if parent is None else parent.trace_id

@@ -4,9 +4,9 @@ what                simulated                  trtllm
 configured by       section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
 model in requests   engine.model               engine.model, else the argument; but engine.served_names first
 text                engine.text, else `byte`   engine.text, else the model's directory
-KV events           polled                     polled with --publish-kv-events, but of an encoder
-statistics          polled                     with --publish-metrics, but of an encoder
-images              of an encoder alone        with --modality multimodal, where the model has them
+KV events           polled                     polled with --publish-kv-events, not on an encode worker
+statistics          polled                     with --publish-metrics, not on an encode worker
+images              on an encode worker only   with --modality multimodal, if the model takes them
 """
 
 import asyncio

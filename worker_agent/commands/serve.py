@@ -41,6 +41,7 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.exporter import span_families
 from kv_runtime.tracing.service import Tracing, events_of, opened_tracing
 from worker_agent.api.app import AgentApi, streams_status
+from worker_agent.api.completions import Completions
 from worker_agent.api.in_flight import SERVICE, worker_tracer
 from worker_agent.commands.engine_choice import EngineChoice, build_engine, engine_text
 from worker_agent.commands.served_media import ServedMedia
@@ -52,7 +53,7 @@ from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
-from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
+from worker_agent.fleet.canary import CanaryWatch
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.load.reports import LoadReports
@@ -109,7 +110,6 @@ async def run_served(
     instance = uuid.uuid4().hex[:16]
     tracing = opened_tracing(settings.tracing, os.environ, f"{settings.worker.id}/{instance}", service=SERVICE)
     async with AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(media.close)
         log = await EventLog.connect(
             settings.nats.url,
             name=f"worker-agent {settings.worker.id}",
@@ -162,7 +162,6 @@ async def _parts(
         watch = CanaryWatch(worker.engine, worker.clock, wait_s=wait_s, begin_id=begin_id, is_decode=is_decode)
     api = _api(worker, watch)
     http = _http(worker, api, registry)
-    await worker.media.start()
     await http.start()
     registration = _registration(worker, api, http.port)
     membership = Membership(registration, worker.worker_id, worker.clock, found)
@@ -223,22 +222,25 @@ def _engine_parts(engine: Engine, membership: Membership, stage: int) -> list[Pa
 
 def _api(worker: _WorkerParts, watch: CanaryWatch | None) -> AgentApi:
     settings, engine = worker.settings, worker.engine
-    return AgentApi(
-        engine if watch is None else MonitoredEngine(engine, watch.canary, worker.clock),
+    completions = Completions(
+        engine,
         worker.text,
         worker.media.prompts,
         served_names=worker.chosen.names,
         default_max_tokens=settings.engine.default_max_tokens,
-        inflight_requests_max=settings.worker.inflight_requests_max,
         clock=worker.clock,
-        position=worker.events.position,
-        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
-        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
-        embeddings=settings.engine.embeddings,
         answer_format=settings.engine.answer_format,
+        on_output=watch.on_output if watch is not None else lambda: None,
+    )
+    return AgentApi(
+        completions,
+        inflight_requests_max=settings.worker.inflight_requests_max,
+        position=worker.events.position,
+        status=lambda: {**streams_status([worker.events]), "sources": worker.events.status()},
+        fault=lambda: engine.fault if isinstance(engine, TensorRTLLMEngine) else None,
         tracer=worker_tracer(worker.tracing, settings.worker.id, settings.worker.role, worker.chosen.names[0]),
     )
 

@@ -1,14 +1,12 @@
 """Media of one served worker: its prompts' media, the registration's image rule, the encode endpoint.
 
-role                   `encode.form`                  embeddings are
-aggregated, prefill    who encodes its images         fetched, if it is `embeddings`
-decode                 none                           not used
-encode                 none                           offered; a model that takes no images is refused
+role                   `encode.form`
+aggregated, prefill    who encodes its images
+decode                 none
+encode                 none; a model that takes no images is refused
 """
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from typing import Any
 
 from kv_protocol.fleet import Role
 from kv_protocol.fleet_gate import FleetGate
@@ -21,17 +19,14 @@ from kv_runtime.text.model import Text
 from worker_agent.api.encode_endpoint import EncodeApi, ImageEncoder
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.config import AgentSettings
-from worker_agent.media.config import EncodeSection, TransferSection
-from worker_agent.media.embedding_transfer import EmbeddingCache, Offers
+from worker_agent.media.config import EncodeSection
 from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
-from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.image_models import ImageFacts, image_facts, image_rule
 from worker_agent.media.loader import MediaLoader
-from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
 
 
 class ServedMedia:
-    """`model` is the worker's name in the fleet, `model_path` the directory that its text comes from.
+    """The media of one worker. `model` is the model's name in the fleet, `model_path` its text's directory.
 
     Raises:
         TextError: the model's image settings contradict each other, or the role.
@@ -42,18 +37,15 @@ class ServedMedia:
         self._facts = image_facts(model_path, text, settings.images)
         _check_role(role, settings.encode, self._facts)
         self.loader = MediaLoader(settings.media)
-        self._moves_embeddings = role == "encode" or settings.encode.form == "embeddings"
-        self._transfer = embedding_transfer(settings.transfer, clock)
         self._client: EncodeClient | None = None
         if (form := settings.encode.form) != "none":
             workers = EncodeWorkers(model, settings.worker.advertised_host if form == "handles" else "", clock)
             token = settings.worker.token.get_secret_value()
-            self._client = EncodeClient(workers, self._transfer, model=model, form=form, token=token)
+            self._client = EncodeClient(workers, model=model, form=form, token=token)
         self.rule = image_rule(model_path, self._facts, settings.images)
         """For the worker's registration."""
         self.prompts = EnginePrompts(text, self.loader, self._facts, self._client)
         self._api: EncodeApi | None = None
-        self._cache = EmbeddingCache(settings.media.cache_bytes_max)
 
     def encode_api(self, encoder: ImageEncoder, served_names: tuple[str, ...]) -> EncodeApi:
         """Return the encode worker's endpoint, once: its routes are for the worker's application."""
@@ -62,33 +54,15 @@ class ServedMedia:
             encoder,
             self.loader,
             self._facts,
-            self._transfer,
-            self._cache,
+            cache_bytes_max=self._settings.media.cache_bytes_max,
             served_names=served_names,
             inflight_requests_max=self._settings.worker.inflight_requests_max,
         )
         return self._api
 
-    async def start(self) -> None:
-        """Let embeddings be offered and fetched, if this worker's role does.
-
-        Raises:
-            PortUsed, EngineError: the address is in use; NIXL is not installed.
-        """
-        if self._moves_embeddings:
-            await self._transfer.start()
-
     def parts(self, stage: int, log: EventLog, gate: FleetGate) -> tuple[Part, ...]:
-        """Return the parts to run, after `start`; encode workers are learnt from `log`."""
-        parts = self._transfer.parts(stage) if self._moves_embeddings else ()
-        if self._client is None:
-            return parts
-        return *parts, self._client.workers.part(stage, log, gate)
-
-    async def close(self) -> None:
-        """Close the client of the encode workers."""
-        if self._client is not None:
-            await self._client.close()
+        """Return the parts to run; encode workers are learnt from `log`."""
+        return () if self._client is None else (self._client.workers.part(stage, log, gate),)
 
     def families(self, worker: str) -> Iterator[Family]:
         """Yield the media metrics."""
@@ -96,15 +70,7 @@ class ServedMedia:
         if self._client is not None:
             yield from asking_families(worker, self._client.workers.attempts_total)
         if self._api is not None:
-            yield from encode_families(worker, self._api, self._cache, self._transfer.offers)
-
-
-def embedding_transfer(section: TransferSection, clock: Clock) -> HttpEmbeddingTransfer | NixlEmbeddingTransfer:
-    """Return the transport of embeddings that the settings and the installed packages allow, not started."""
-    has_nixl = section.over == "auto" and find_spec("nixl") is not None
-    if section.over == "nixl" or has_nixl:
-        return NixlEmbeddingTransfer(clock)
-    return HttpEmbeddingTransfer(section, clock)
+            yield from encode_families(worker, self._api)
 
 
 def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
@@ -131,19 +97,16 @@ def asking_families(worker: str, attempts_total: Mapping[str, int]) -> Iterator[
     yield counter("encode_attempts", "Requests to encode workers, by outcome", ("worker", "outcome"), attempts)
 
 
-def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: Offers[Any]) -> Iterator[Family]:
-    """Yield an encode worker's requests, cache and offers."""
-    lookups = {"hit": cache.hits_total, "miss": cache.misses_total}
-    ends = {end: getattr(offers, f"{end}_total") for end in ("taken", "released", "expired", "refused")}
+def encode_families(worker: str, api: EncodeApi) -> Iterator[Family]:
+    """Yield an encode worker's requests and cache."""
+    lookups = {"hit": api.cache.hits_total, "miss": api.cache.misses_total}
     for name, meaning, figures in (
         ("encode_requests", "Encoding requests, by outcome", api.in_flight.requests_total),
         ("embedding_lookups", "Lookups in the cache of embeddings, by outcome", lookups),
-        ("embedding_offers", "Offered embeddings, by outcome", ends),
     ):
         yield counter(name, meaning, ("worker", "outcome"), by_name((worker,), figures))
     for name, meaning, value in (
         ("encode_inflight_requests", "Prompts being encoded", api.in_flight.running),
-        ("embedding_cache_bytes", "Memory of cached embeddings", cache.size_bytes),
-        ("embedding_offers_bytes", "Memory of embeddings that wait to be fetched", offers.size_bytes),
+        ("embedding_cache_bytes", "Memory of cached embeddings", api.cache.size_bytes),
     ):
         yield gauge(name, meaning, ("worker",), [((worker,), value)])

@@ -1,6 +1,6 @@
 """Sends an idle engine a canary request now and then; an engine that fails it leaves the fleet until it answers one.
 
-When an idle engine receives a canary request: a table over its state and its answers.
+When a canary request is sent, and what its answer changes:
 
     fit,   an output of any generation within `wait_s`      no canary request
     fit,   no output for `wait_s`                           a canary request; the next one goes to the next rank
@@ -14,7 +14,6 @@ token, one token, temperature 0, top_k 1, a salt of its own, the highest priorit
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal
 
@@ -24,7 +23,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from worker_agent.fleet.membership import Membership
 from worker_agent.port.sampling import Sampling
-from worker_agent.port.types import Engine, EngineError, EngineOutput, EngineRequest
+from worker_agent.port.types import Engine, EngineError, EngineRequest
 
 CanaryOutcome = Literal["ok", "failed", "late"]
 OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")
@@ -34,37 +33,6 @@ BEGIN_ID = 1
 """The prompt for a model whose tokenizer has no begin token. Source: `docs/SOURCES.md` D6.6."""
 
 _log = structlog.get_logger("canary")
-
-
-class Canary:
-    """One engine's fitness. Times are seconds of one clock; `now_s` at the start counts as an output."""
-
-    def __init__(self, dp_ranks: tuple[int, ...], wait_s: float, now_s: float) -> None:
-        self._dp_ranks, self._wait_s = dp_ranks, wait_s
-        self._next_rank = 0
-        self._last_s = now_s
-        self.is_fit = True
-
-    @property
-    def dp_rank(self) -> int:
-        """The rank of the next canary request."""
-        return self._dp_ranks[self._next_rank % len(self._dp_ranks)]
-
-    def on_output(self, now_s: float) -> None:
-        """Note an output of any generation."""
-        if self.is_fit:
-            self._last_s = now_s
-
-    def due_s(self, now_s: float) -> float:
-        """Return the time until the next canary request; 0: now."""
-        return max(0.0, self._last_s + self._wait_s - now_s)
-
-    def on_answer(self, outcome: CanaryOutcome, now_s: float) -> None:
-        """Note the outcome of the canary request to `dp_rank`."""
-        self._last_s = now_s
-        self.is_fit = outcome == "ok"
-        if self.is_fit:
-            self._next_rank += 1
 
 
 def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: bool) -> EngineRequest:
@@ -81,61 +49,63 @@ def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: b
     )
 
 
-class MonitoredEngine:
-    """Wraps an engine and reports each output to the canary; all served requests go through it."""
-
-    def __init__(self, engine: Engine, canary: Canary, clock: Clock) -> None:
-        self._engine, self._canary, self._clock = engine, canary, clock
-        self.describe, self.start, self.run, self.stop = engine.describe, engine.start, engine.run, engine.stop
-        self.kv_events, self.iteration_stats = engine.kv_events, engine.iteration_stats
-
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
-        """Yield the engine's outputs; see `Engine`."""
-        async with aclosing(self._engine.generate(request)) as outputs:
-            async for output in outputs:
-                self._canary.on_output(self._clock.now())
-                yield output
-
-
 class CanaryWatch:
-    """Sends canary requests to an engine that has started, and withdraws and restores the worker by their outcome."""
+    """Sends canary requests to an engine that has started, and withdraws and restores the worker by their outcome.
+
+    Times are seconds of one clock; the watch's beginning counts as an output.
+    """
 
     def __init__(self, engine: Engine, clock: Clock, *, wait_s: float, begin_id: int | None, is_decode: bool) -> None:
-        self._engine, self._clock, self._timeout_s, self._is_decode = engine, clock, wait_s, is_decode
-        self.canary = Canary(engine.describe().dp_ranks, wait_s, clock.now())
-        """All served requests report their outputs to it, by a `MonitoredEngine`."""
+        self._engine, self._clock, self._wait_s, self._is_decode = engine, clock, wait_s, is_decode
         self._begin_id = BEGIN_ID if begin_id is None else begin_id
+        self._dp_ranks, self._next_rank, self._last_s = engine.describe().dp_ranks, 0, clock.now()
+        self.is_fit = True
         self.requests_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+
+    @property
+    def dp_rank(self) -> int:
+        """The rank of the next canary request."""
+        return self._dp_ranks[self._next_rank % len(self._dp_ranks)]
+
+    @property
+    def due_s(self) -> float:
+        """The time until the next canary request; 0: now."""
+        return max(0.0, self._last_s + self._wait_s - self._clock.now())
+
+    def on_output(self) -> None:
+        """Note an output of a generation that a request asked for."""
+        if self.is_fit:
+            self._last_s = self._clock.now()
 
     async def run(self, membership: Membership, stop: asyncio.Event) -> None:
         """Send a canary request whenever one is due, until `stop` is set."""
         while not stop.is_set():
-            due_s = self.canary.due_s(self._clock.now())
-            if due_s > 0:
-                await self._clock.wait(stop, due_s)
+            if self.due_s > 0:
+                await self._clock.wait(stop, self.due_s)
             elif (answered := await until(stop, self._probe())) is not None:
                 self._judge(membership, *answered)
 
     async def _probe(self) -> tuple[CanaryOutcome, str]:
         """Send a canary request; return its outcome, and the reason of a failure."""
         number = self.requests_total.total()
-        request = canary_request(f"canary-{number}", self._begin_id, self.canary.dp_rank, is_decode=self._is_decode)
+        request = canary_request(f"canary-{number}", self._begin_id, self.dp_rank, is_decode=self._is_decode)
         try:
-            async with asyncio.timeout(self._timeout_s), aclosing(self._engine.generate(request)) as outputs:
+            async with asyncio.timeout(self._wait_s), aclosing(self._engine.generate(request)) as outputs:
                 last = [output async for output in outputs][-1]
         except TimeoutError:
-            return "late", f"no token within {self._timeout_s} s"
+            return "late", f"no token within {self._wait_s} s"
         except EngineError as error:
             return "failed", str(error)
         return ("failed", "the generation failed") if last.finish_reason == "error" else ("ok", "")
 
     def _judge(self, membership: Membership, outcome: CanaryOutcome, reason: str) -> None:
-        rank, was_fit = self.canary.dp_rank, self.canary.is_fit
+        rank, was_fit = self.dp_rank, self.is_fit
         self.requests_total[outcome] += 1
-        self.canary.on_answer(outcome, self._clock.now())
-        if was_fit and not self.canary.is_fit:
+        self.is_fit, self._last_s = outcome == "ok", self._clock.now()
+        self._next_rank += self.is_fit
+        if was_fit and not self.is_fit:
             _log.error("canary_failed", dp_rank=rank, outcome=outcome, reason=reason)
             membership.withdraw(f"canary at rank {rank}: {reason}")
-        elif self.canary.is_fit and not was_fit:
+        elif self.is_fit and not was_fit:
             _log.info("canary_answered", dp_rank=rank)
             membership.restore()

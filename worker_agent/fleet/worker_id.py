@@ -8,6 +8,7 @@ The id's subjects, one for each model, are read message by message (`STREAM.MSG.
 """
 
 import asyncio
+import math
 from urllib.parse import urlsplit
 
 import structlog
@@ -27,9 +28,7 @@ from worker_agent.fleet.worker_id_rules import (
     Liveness,
     NewestMessage,
     action,
-    action_on_another,
     drained_by_hand,
-    liveness,
 )
 
 SUBJECTS_MAX = 16
@@ -188,14 +187,14 @@ class WorkerId:
     async def _action(self, message: NewestMessage, own: WorkerRegistered | None) -> Action:
         """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""
         event = message.event
-        is_there = own is not None and message.subject == subjects.fleet(own.model, self._worker_id)
+        if own is not None and message.subject != subjects.fleet(own.model, self._worker_id):
+            own = None
         if event is None or event.instance == self._instance:
-            return action(message, own, self._claim, "unknown") if own is not None and is_there else "keep"
-        alive = await self._heartbeats.liveness(event)
-        what = action_on_another(event, message.claim, self._instance, self._claim, alive)
+            return action(message, self._instance, own, self._claim, "unknown")
+        what = action(message, self._instance, own, self._claim, await self._heartbeats.liveness(event))
         if what == "stop":
             raise WorkerIdTaken(_refusal(event))
-        return "keep" if what == "register" and not is_there and message.seq <= self._own_seq else what
+        return "keep" if what == "register" and own is None and message.seq <= self._own_seq else what
 
 
 class _Heartbeats:
@@ -227,11 +226,9 @@ class _Heartbeats:
         now_s, reconnects = self._clock.now(), self._event_log.statistics().reconnects_total
         if reconnects != self._reconnects:
             self._since_s, self._reconnects = now_s, reconnects
-        heartbeat_at_s = self._heartbeat_at_s.get(event.instance)
-        silence_s = None if heartbeat_at_s is None else now_s - heartbeat_at_s
-        is_alive = silence_s is not None and silence_s < SILENT_S
-        has_ended = not is_alive and await self._has_ended(event)
-        return liveness(silence_s, now_s - self._since_s, has_ended=has_ended)
+        if now_s < self._heartbeat_at_s.get(event.instance, -math.inf) + SILENT_S:
+            return "alive"
+        return "silent" if now_s >= self._since_s + SILENT_S or await self._has_ended(event) else "unknown"
 
     async def _has_ended(self, event: FleetEvent) -> bool:
         """Return whether the instance's address refuses connections; tested once an instance.

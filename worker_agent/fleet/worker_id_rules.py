@@ -58,26 +58,26 @@ class NewestMessage(NamedTuple):
     refused: str = ""
 
 
-def action(newest: NewestMessage | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:
-    """Return the action of the instance that registers `own`, given the other instance's `liveness`."""
-    event = None if newest is None else newest.event
-    if newest is None or event is None:
-        return "register"
-    if event.instance == own.instance:
-        return _action_on_own(event, own)
-    return action_on_another(event, newest.claim, own.instance, own_claim, liveness)
+def action(
+    newest: NewestMessage, instance: str, own: WorkerRegistered | None, own_claim: int, liveness: Liveness
+) -> Action:
+    """Return the action of `instance`, given the `liveness` of the newest event's instance.
 
-
-def action_on_another(event: FleetEvent, claim: int, instance: str, own_claim: int, liveness: Liveness) -> Action:
-    """Return the action of `instance` if the newest event of the id is another instance's."""
-    if isinstance(event, WorkerLeft) or (own_claim, instance) < (claim, event.instance):
+    `own` is what this instance registers on the message's subject; None: nothing.
+    """
+    event = newest.event
+    if event is None or event.instance == instance:
+        return "keep" if own is None else _action_on_own(event, own)
+    if isinstance(event, WorkerLeft) or (own_claim, instance) < (newest.claim, event.instance):
         return "register"
     if liveness == "alive":
         return "stop"
     return "register" if liveness == "silent" else "wait"
 
 
-def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
+def _action_on_own(event: FleetEvent | None, own: WorkerRegistered) -> Action:
+    if event is None:
+        return "register"
     if isinstance(event, WorkerLeft):
         return "keep" if event.reason == REMOVED_BY_HAND else "register"
     if isinstance(event, WorkerDraining):
@@ -102,16 +102,3 @@ def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
             return True
         case _:
             return before
-
-
-def liveness(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Liveness:
-    """Return the liveness of an instance.
-
-    Args:
-        silence_s: seconds since its newest heartbeat; None: none came.
-        listened_s: for how many seconds its heartbeats would have been received.
-        has_ended: whether its own address refuses connections: then there is no wait.
-    """
-    if silence_s is not None and silence_s < SILENT_S:
-        return "alive"
-    return "silent" if has_ended or listened_s >= SILENT_S else "unknown"

@@ -37,6 +37,7 @@ Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecu
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,12 +45,11 @@ import msgspec
 import structlog
 
 from kv_protocol import subjects
-from kv_protocol.errors import ProtocolError
 from kv_protocol.ids import WorkerRank
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, encode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
+from kv_runtime.supervise import Part, SupervisedThread, until
 from worker_agent.port.types import POLL_S, Engine, EngineError
 
 REPORT_PERIOD_S = 0.1
@@ -72,6 +72,13 @@ _PHASES = {
     "paused_kv_tokens": "numPausedKvTokens",
 }
 
+_DRAFTS = {
+    "drafted_tokens": "numDraftTokens",
+    "accepted_tokens": "numAcceptedTokens",
+    "drafting_requests": "numRequestsWithDraftTokens",
+}
+"""Counts of speculative decoding, and the figures of `specDecodingStats` that they add up."""
+
 _log = structlog.get_logger("load_reports")
 
 
@@ -90,14 +97,13 @@ class LoadReports:
         dp_ranks: Iterable[int],
         in_flight: Callable[[], int],
         poll_s: float = POLL_S,
-        restarts: Restarts = RESTARTS,
     ) -> None:
         self._engine, self._event_log, self._clock = engine, log, clock
         self._model, self._worker_id = model, worker_id
         self._poll_s, self._in_flight = poll_s, in_flight
         self.rows = LoadRows(instance, dp_ranks)
         """The parser of the statistics, for its skipped rows."""
-        self.thread = SupervisedThread("iteration-stats", self._polls, restarts=restarts)
+        self.thread = SupervisedThread("iteration-stats", self._polls)
         """The thread that polls, for its failures."""
         self.poll_failures_total = 0
         self.failure = ""
@@ -167,29 +173,8 @@ async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int,
 
 
 # ---------------------------------------------------------------- iteration statistics
-class RowSkipped(ProtocolError):
-    """A row is incomplete or invalid. `problem` is one of `PROBLEMS`."""
-
-    def __init__(self, problem: str, found: object) -> None:
-        super().__init__(f"iteration statistics: {problem}: found {type(found).__name__}")
-        self.problem = problem
-
-
-class DraftCounts(msgspec.Struct, kw_only=True):
-    """Speculative decoding so far: tokens drafted and accepted, and requests with drafts, once for each iteration.
-
-    An accepting request advances by (accepted + requests) / requests tokens an iteration, the acceptance length.
-    """
-
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    drafting_requests: int = 0
-
-    def add(self, stats: dict[str, Any]) -> None:
-        """Count an iteration by its `specDecodingStats`; what is no count is left out."""
-        self.drafted_tokens += _count(stats, "numDraftTokens") or 0
-        self.accepted_tokens += _count(stats, "numAcceptedTokens") or 0
-        self.drafting_requests += _count(stats, "numRequestsWithDraftTokens") or 0
+class RowSkipped(Exception):
+    """A row is incomplete or invalid; the message is one of `PROBLEMS`."""
 
 
 class LoadRows:
@@ -199,7 +184,10 @@ class LoadRows:
         self._instance, self._dp_ranks = instance, frozenset(dp_ranks)
         self.skipped = dict.fromkeys(PROBLEMS, 0)
         """Skipped rows by problem; the counts never decrease."""
-        self.drafts = DraftCounts()
+        self.drafts: Counter[str] = Counter(dict.fromkeys(_DRAFTS, 0))
+        """What speculative decoding did, by the names of `_DRAFTS`. An accepting request advances by (accepted tokens +
+        requests) / requests tokens an iteration, the acceptance length.
+        """
 
     def read(self, rows: object) -> list[tuple[int, LoadReport]]:
         """Return the reports of the rows, in their order; raise nothing for any input."""
@@ -207,28 +195,28 @@ class LoadRows:
         for row in rows if isinstance(rows, list | tuple) else (rows,):
             try:
                 reports.append(self._report(row))
-            except RowSkipped as skipped:
-                self.skipped[skipped.problem] += 1
+            except RowSkipped as problem:
+                self.skipped[str(problem)] += 1
         return reports
 
     def _report(self, row: object) -> tuple[int, LoadReport]:
         dp_rank, report = load_report(row, self._instance)
         if dp_rank not in self._dp_ranks:
-            raise RowSkipped("rank", dp_rank)
+            raise RowSkipped("rank")
         if isinstance(row, dict) and dp_rank == 0 and isinstance(stats := row.get("specDecodingStats"), dict):
-            self.drafts.add(stats)
+            self.drafts.update({ours: _count(stats, name) or 0 for ours, name in _DRAFTS.items()})
         return dp_rank, report
 
 
 def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
     """Return the rank and the report of a row of statistics; raise `RowSkipped` if it is incomplete."""
     if not isinstance(row, dict):
-        raise RowSkipped("not_a_map", row)
+        raise RowSkipped("not_a_map")
     cache, batching = row.get("kvCacheStats"), row.get("inflightBatchingStats")
     if not isinstance(cache, dict):
-        raise RowSkipped("cache", cache)
+        raise RowSkipped("cache")
     if batching is not None and not isinstance(batching, dict):
-        raise RowSkipped("batching", batching)
+        raise RowSkipped("batching")
     phases = None if batching is None else PhaseLoad(**{ours: _count(batching, name) for ours, name in _PHASES.items()})
     return _rank(row), LoadReport(
         instance=instance,
@@ -257,7 +245,7 @@ def _rank(row: dict[str, Any]) -> int:
 def _required_count(section: dict[str, Any], name: str, problem: str) -> int:
     count = _count(section, name)
     if count is None:
-        raise RowSkipped(problem, section.get(name))
+        raise RowSkipped(problem)
     return count
 
 

@@ -1,7 +1,6 @@
-"""The configuration sections of media and of the transfer of embeddings."""
+"""The configuration sections of media, of encode workers, and of transfers between simulated engines."""
 
 from collections.abc import Iterable
-from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal
 
@@ -59,11 +58,6 @@ class MediaSection(Section):
                 raise ValueError(f"found {directory!r}, allowed absolute paths without `..`, and not the root")
         return directories
 
-    @cached_property
-    def allowed_networks(self) -> tuple[Network, ...]:
-        """The `networks`."""
-        return parsed_networks(self.networks)
-
 
 class ImageModelSection(Section):
     """The model's image token and placeholder, if its `config.json` lacks them or differs."""
@@ -88,12 +82,12 @@ class EncodeSection(Section):
     form: Literal["none", "handles", "embeddings"] = Field(
         "none",
         description="none: this worker encodes its images. handles: of memory that the engine opens, so only from "
-        "encode workers at this worker's address. embeddings: from any encode worker, over `transfer`",
+        "encode workers at this worker's address. embeddings: from any encode worker",
     )
 
 
 class TransferSection(Section):
-    """Transfers between workers, unencrypted: of embeddings, and of KV between simulated engines."""
+    """Transfers of KV between simulated engines, unencrypted."""
 
     host: str = Field(
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
@@ -101,9 +95,6 @@ class TransferSection(Section):
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
     networks: tuple[_NETWORK, ...] = Field(
         ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
-    )
-    over: Literal["auto", "http", "nixl"] = Field(
-        "auto", description="embeddings: auto: nixl where it is installed, else http; the same at both ends"
     )
 
     @field_validator("host")

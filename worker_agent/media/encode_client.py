@@ -1,13 +1,23 @@
-"""A client of the encode workers of one model in the fleet, and which of them is asked.
+"""What an encode worker is asked (`POST /v1/encode`) and answers, its client, and which of several is asked.
+
+The request is JSON. Media have the client's URLs: the encode worker loads them, by its own rules. `prompt` is the
+complete prompt, because some models' handles depend on it; it has one placeholder for each item.
+
+    form          the answer has                                            encoded as     usable by
+    handles       `disaggregated_params`: the engine's handles, and a       JSON           a worker of the same machine,
+                  hash of eight ints for each item, which is our digest                    or wherever the engine can
+                                                                                           open them; once
+    embeddings    `embeddings`: a `.safetensors` file of one tensor for     MessagePack    any worker
+                  each item
 
     answer                        result
     200, handles                  a handoff, whose hashes are the media's digests
-    200, embeddings               media, fetched and checked like embeddings that a client brings
+    200, embeddings               media, checked like embeddings that a client brings
     400 with a reason             `MediaRefused` with that reason: the encode worker refuses the client's media
     503, none, or too late        another worker is asked; after `ATTEMPTS_MAX`, or all, `EncoderUnavailable`
     any other                     likewise: the error is not the client's
 
-The answer is bounded while it is read. What a worker offered whose answer was not used expires.
+The answer is bounded while it is read.
 
     registered with role encode                     asked
     draining                                        not asked
@@ -23,41 +33,36 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 import structlog
+from msgspec import Meta
 
 from kv_protocol import fleet, subjects
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, WorkerDraining, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
-from kv_protocol.openai.errors import RequestInvalid
+from kv_protocol.openai.parts import ABSENT
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.http.answer_body import bounded_body
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import RateLimitedLog
-from worker_agent.media.embedding_transfer import EmbeddingTransfer
-from worker_agent.media.encode_wire import (
-    PATH,
-    EmbeddingDescriptor,
-    EncodeAnswer,
-    EncodeMedia,
-    EncodeRequest,
-    EncodeUnreadable,
-    Form,
-    decoded,
-)
 from worker_agent.media.parts import MediaPart, embeddings_media
 from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.port.handoff import Handoff, read_handoff
 from worker_agent.port.types import EncoderUnavailable, Media
 
+PATH = "/v1/encode"
+MEDIA_MAX = 256
+Form = Literal["handles", "embeddings"]
+_Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
-_ANSWER_BYTES_MAX = 8 << 20
+ANSWER_BYTES_MAX: dict[Form, int] = {"handles": 8 << 20, "embeddings": 1 << 30}
+"""A GiB has the embeddings of a hundred large images."""
 _OK, _REFUSED = 200, 400
 ANSWER_S = 30.0
 """How long an answer may take: an encode worker gives up loading its media earlier, and queues few requests."""
@@ -66,6 +71,30 @@ ATTEMPTS_MAX = 3
 _RETRY_S_MAX = 60
 _FOLLOW_RETRY_S = 1.0
 _log = structlog.get_logger("media")
+
+
+class EncodeMedia(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One item: its field in the client's request, and its URL."""
+
+    field: Annotated[str, Meta(min_length=1, max_length=256)]
+    url: Annotated[str, Meta(min_length=1)]
+
+
+class EncodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt's media."""
+
+    model: str
+    form: Form
+    prompt: Annotated[str, Meta(min_length=1)]
+    media: Annotated[tuple[EncodeMedia, ...], Meta(min_length=1, max_length=MEDIA_MAX)]
+
+
+class EncodeAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The encoded media, in one of the forms."""
+
+    digests: Annotated[tuple[_Digest, ...], Meta(min_length=1, max_length=MEDIA_MAX)]
+    disaggregated_params: msgspec.Raw = ABSENT
+    embeddings: Annotated[tuple[bytes, ...], Meta(max_length=MEDIA_MAX)] = ()
 
 
 class EncodeWorker:
@@ -174,11 +203,8 @@ class EncodeWorkers:
             return
 
 
-class EncodedMedia(NamedTuple):
-    """Embeddings of a prompt's media, or an encode worker's handles of them."""
-
-    media: tuple[Media, ...] = ()
-    handoff: Handoff | None = None
+EncodedMedia = tuple[tuple[Media, ...], Handoff | None]
+"""Embeddings of a prompt's media, or an encode worker's handles of them."""
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -192,28 +218,11 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class EncodeClient:
-    """A client of encode workers; `close` it at the end."""
+    """A client of encode workers. Each question has a connection of its own."""
 
-    def __init__(
-        self,
-        workers: EncodeWorkers,
-        transfer: EmbeddingTransfer[Any, Any],
-        *,
-        model: str,
-        form: Form,
-        token: str,
-        answer_s: float = ANSWER_S,
-    ) -> None:
-        self.workers, self._transfer = workers, transfer
-        self._model, self._form, self._answer_s = model, form, answer_s
+    def __init__(self, workers: EncodeWorkers, *, model: str, form: Form, token: str) -> None:
+        self.workers, self._model, self._form = workers, model, form
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def close(self) -> None:
-        """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
         """Return the encoded `parts`, one placeholder each in `prompt`.
@@ -229,57 +238,52 @@ class EncodeClient:
             tried.add(worker.url)
             try:
                 with self.workers.asking(worker):
-                    return await self._encoded_at(worker.url + PATH, question, parts)
+                    data = await self._ask(worker.url + PATH, question)
+                    return await asyncio.to_thread(_read, data, self._form, parts)
             except EncoderUnavailable as error:
                 failure = error
         raise failure
-
-    async def _encoded_at(self, url: str, question: bytes, parts: Sequence[MediaPart]) -> EncodedMedia:
-        answer = await self._ask(url, question)
-        if len(answer.digests) != len(parts):
-            raise EncoderUnavailable(f"{len(answer.digests)} digests for {len(parts)} items")
-        if self._form == "handles":
-            return _handles(answer)
-        return await self._embeddings(answer, parts)
 
     def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
         media = tuple(EncodeMedia(field=part.field, url=part.full_url) for part in parts)
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
-    async def _ask(self, url: str, body: bytes) -> EncodeAnswer:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False, auto_decompress=False)
+    async def _ask(self, url: str, body: bytes) -> bytes:
+        bytes_max = ANSWER_BYTES_MAX[self._form]
         try:
             async with (
-                asyncio.timeout(self._answer_s),
-                self._session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
+                asyncio.timeout(ANSWER_S),
+                aiohttp.ClientSession(trust_env=False, auto_decompress=False) as session,
+                session.post(url, data=body, headers=self._headers, allow_redirects=False) as response,
             ):
-                data = await bounded_body(response, _ANSWER_BYTES_MAX)
-                if data is None or response.status != _OK:
-                    raise _refusal(response, data)
-                return decoded(data, EncodeAnswer)
+                data = await bounded_body(response, bytes_max)
         except TimeoutError as error:
-            raise EncoderUnavailable(f"no answer within {self._answer_s} s") from error
-        except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:
+            raise EncoderUnavailable(f"no answer within {ANSWER_S} s") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise EncoderUnavailable(f"{type(error).__name__}: {error}") from error
-
-    async def _embeddings(self, answer: EncodeAnswer, parts: Sequence[MediaPart]) -> EncodedMedia:
-        descriptors = answer.embeddings or ()
-        if len(descriptors) != len(parts):
-            raise EncoderUnavailable(f"{len(descriptors)} embeddings for {len(parts)} items")
-        return EncodedMedia(media=tuple([await self._fetched(*each) for each in zip(parts, descriptors, strict=True)]))
-
-    async def _fetched(self, part: MediaPart, descriptor: EmbeddingDescriptor) -> Media:
-        try:
-            data = await self._transfer.fetch(descriptor)
-            return await asyncio.to_thread(embeddings_media, part.field, data)
-        except MediaRefused as error:  # the embeddings are refused, not the client's media
-            raise EncoderUnavailable(str(error)) from error
+        if data is None:
+            raise EncoderUnavailable(f"an answer of more than {bytes_max} bytes")
+        if response.status != _OK:
+            raise _refusal(response, data)
+        return data
 
 
-def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefused | EncoderUnavailable:
-    if data is None:
-        return EncoderUnavailable(f"an answer of more than {_ANSWER_BYTES_MAX} bytes")
+def _read(data: bytes, form: Form, parts: Sequence[MediaPart]) -> EncodedMedia:
+    """Return what an answer has of each of the `parts`; raise `EncoderUnavailable` if it is not of this form."""
+    try:
+        if form == "embeddings":
+            files = msgspec.msgpack.decode(data, type=EncodeAnswer).embeddings
+            pairs = zip(parts, files, strict=True)
+            return tuple(embeddings_media(part.field, file) for part, file in pairs), None
+        handoff = read_handoff(msgspec.json.decode(data, type=EncodeAnswer).disaggregated_params)
+    except UNDECODABLE as error:  # also `MediaRefused`: the embeddings are refused, not the client's media
+        raise EncoderUnavailable(f"its answer: {error}") from error
+    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(parts):
+        raise EncoderUnavailable("its answer has not a handle for each item")
+    return (), handoff
+
+
+def _refusal(response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
     try:
         reported = msgspec.json.decode(data, type=_ErrorBody).error
     except msgspec.DecodeError:
@@ -290,16 +294,6 @@ def _refusal(response: aiohttp.ClientResponse, data: bytes | None) -> MediaRefus
         field, _, found = head.partition(": found ")
         return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
     return EncoderUnavailable(f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After")))
-
-
-def _handles(answer: EncodeAnswer) -> EncodedMedia:
-    try:
-        handoff = read_handoff(answer.disaggregated_params)
-    except RequestInvalid as error:
-        raise EncoderUnavailable(str(error)) from error
-    if handoff is None or len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
-        raise EncoderUnavailable("not a handle for each item")
-    return EncodedMedia(handoff=handoff)
 
 
 def _retry_s(header: str | None) -> float | None:

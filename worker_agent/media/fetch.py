@@ -1,18 +1,18 @@
 """Fetches media from URLs: each host is resolved once, all its addresses are checked, and only they are connected to.
 
 target      checked as text (`urls.py`)
-resolved    once; every address must be allowed; sockets are opened only to these addresses, even if a library resolves
-            the name again, so that a changed DNS answer has no effect
+resolved    once; every address must be allowed; only they are connected to, so that a changed DNS answer has no effect
 request     GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
 redirect    checked like the first target; a bounded number
 body        read up to the allowed size, whatever Content-Length is; an encoded body is not decoded
-reading     paced, and bounded with its coding (`pace`)
+reading     in turns with other tasks; what comes on the wire is bounded, too (`pace`)
 timeout     for all of it together
 """
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -26,7 +26,7 @@ from yarl import URL
 from kv_runtime.http.answer_body import bounded_body
 from worker_agent.media.config import MediaSection
 from worker_agent.media.refusals import MediaRefused, shown_url
-from worker_agent.media.urls import Address, HttpTarget, checked_addresses, http_target, redirected
+from worker_agent.media.urls import Address, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 FETCH_S = 10.0
@@ -55,40 +55,41 @@ class MediaFetch:
             async with asyncio.timeout(self._fetch_s):
                 for _ in range(REDIRECTS_MAX + 1):
                     answer = await self._ask(target, field, bytes_max)
-                    if not isinstance(answer, HttpTarget):
+                    if not isinstance(answer, URL):
                         return answer
                     target = answer
         except TimeoutError as error:
             raise MediaRefused(
-                "timeout", field, shown_url(target.url), f"a whole answer within {self._fetch_s} s"
+                "timeout", field, shown_url(str(target)), f"a whole answer within {self._fetch_s} s"
             ) from error
         raise MediaRefused("redirect_count", field, shown_url(url), f"at most {REDIRECTS_MAX} redirects")
 
-    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> tuple[bytes, str | None] | HttpTarget:
+    async def _ask(self, target: URL, field: str, bytes_max: int) -> tuple[bytes, str | None] | URL:
         addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
         try:
             async with (
                 _session(addresses, bytes_max) as session,
-                session.get(client_url(target), allow_redirects=False) as response,
+                session.get(target, allow_redirects=False) as response,
             ):
                 if response.status in _REDIRECTS:
                     return redirected(target, response.headers.get(hdrs.LOCATION), field, self._rules)
                 return await _body(response, target, field, bytes_max)
         except aiohttp.ClientPayloadError:
-            raise MediaRefused("incomplete", field, shown_url(target.url), "a whole body") from None
+            raise MediaRefused("incomplete", field, shown_url(str(target)), "a whole body") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # Their texts have the complete URL: neither shown nor chained.
-            found = f"{shown_url(target.url)} ({type(error).__name__})"
+            found = f"{shown_url(str(target))} ({type(error).__name__})"
             raise MediaRefused("unreachable", field, found, "a server that answers") from None
 
-    async def _addresses(self, target: HttpTarget, field: str) -> list[Address]:
-        if target.literal is not None:
-            return [target.literal]
+    async def _addresses(self, target: URL, field: str) -> list[Address]:
+        host = target.raw_host or ""
+        with suppress(ValueError):
+            return [ip_address(host)]
         try:
-            return await self._resolve(target.host)
+            return await self._resolve(host)
         except (OSError, UnicodeError) as error:
             allowed = "a host that has an address"
-            raise MediaRefused("address_unresolved", field, shown_url(target.url), allowed) from error
+            raise MediaRefused("address_unresolved", field, shown_url(str(target)), allowed) from error
 
 
 async def system_addresses(host: str) -> list[Address]:
@@ -97,11 +98,9 @@ async def system_addresses(host: str) -> list[Address]:
     return list(dict.fromkeys(ip_address(address[0]) for *_, address in found))
 
 
-async def _body(
-    response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int
-) -> tuple[bytes, str | None]:
+async def _body(response: aiohttp.ClientResponse, target: URL, field: str, bytes_max: int) -> tuple[bytes, str | None]:
     if response.status != _OK:
-        raise MediaRefused("status", field, f"{response.status} from {shown_url(target.url)}", f"{_OK}, or a redirect")
+        raise MediaRefused("status", field, f"{response.status} from {shown_url(str(target))}", f"{_OK}, or a redirect")
     encoding = response.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
     if encoding != "identity":
         allowed = "a body as it is: a few bytes may unpack to any number"
@@ -121,7 +120,6 @@ def _session(addresses: tuple[Address, ...], bytes_max: int) -> aiohttp.ClientSe
     """Return a session for one request, which connects only to `addresses` and reads `bytes_max` bytes at most."""
     connector = aiohttp.TCPConnector(
         resolver=_Checked(addresses),
-        socket_factory=checked_sockets(addresses),
         use_dns_cache=False,
         force_close=True,
         limit=1,
@@ -153,24 +151,6 @@ class _Checked(AbstractResolver):
 
     async def close(self) -> None:
         """Do nothing: there is nothing to close."""
-
-
-def checked_sockets(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
-    """Return a socket factory that only allows connections to `addresses`."""
-
-    def make(info: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, peer = info
-        if ip_address(str(peer[0])) not in addresses:
-            raise OSError(None, "an address that was not checked")
-        return socket.socket(family, kind, protocol)
-
-    return make
-
-
-def client_url(target: HttpTarget) -> URL:
-    """Return the target as aiohttp's URL, built from its parts: the text is not parsed a second time."""
-    path, _, query = target.path.partition("?")
-    return URL.build(scheme=target.scheme, authority=target.authority, path=path, query_string=query, encoded=True)
 
 
 INTERIM_MAX = 16
@@ -218,6 +198,6 @@ def _resume(transport: asyncio.Transport) -> None:
 
 
 def pace(connector: aiohttp.TCPConnector, bytes_max: int) -> None:
-    """Have the connector read its answers so; raise `AttributeError` if the library makes its protocols otherwise."""
+    """Make the connector read by `_PacedAnswer`; raise `AttributeError` if this aiohttp has no such factory."""
     made = connector._factory  # noqa: SLF001 - the library has no other place for it
     connector._factory = partial(_PacedAnswer, bytes_max=bytes_max, **made.keywords)  # type: ignore[assignment]  # noqa: SLF001

@@ -8,7 +8,7 @@
 A request's media are loaded concurrently; if one is refused, the others are given up. Decoding and hashing run on
 threads: the event loop streams tokens of other requests meanwhile.
 
-Reads files of the allowed directories; no file outside of them is opened, whatever the path is.
+Files are read from the allowed directories; no file outside of them is opened, whatever the path is.
 
     path        as parsed by `urls.py`: absolute, no `..`
     resolved    links are followed; the result must be in one of the directories
@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from kv_runtime.supervise import TaskSet
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import FETCH_S, MediaFetch, Resolve
 from worker_agent.media.parts import MediaPart, check_total, checked_media
@@ -57,34 +56,30 @@ class MediaLoader:
         """Return the media of `parts`, in their order, all of them checked.
 
         Raises:
-            MediaRefused: of the first part, in their order, that was refused before the others were given up.
+            MediaRefused: of the first part that was refused, before the others were given up.
         """
-        loaded: dict[int, Media] = {}
-        refusals: dict[int, MediaRefused] = {}
-        tasks: list[asyncio.Task[None]] = []
+        sizes: list[int] = []
 
-        async def load_one(at: int, part: MediaPart) -> None:
-            try:
-                loaded[at] = await self._load(part)
-                check_total(sum(len(media.data) for media in loaded.values()), part.field, self.rules)
-            except MediaRefused as refused:
-                refusals[at] = refused
-                for task in tasks:
-                    if task is not asyncio.current_task():
-                        task.cancel()
+        async def load_one(part: MediaPart) -> Media:
+            media = await self._load(part)
+            sizes.append(len(media.data))
+            check_total(sum(sizes), part.field, self.rules)
+            return media
 
-        async with TaskSet(len(parts)) as running:
-            tasks += [running.spawn(load_one(at, part)) for at, part in enumerate(parts)]
-        if refusals:
-            raise refusals[min(refusals)]
-        self.loaded_total.update(media.kind for media in loaded.values())
-        self.loaded_bytes_total += sum(len(media.data) for media in loaded.values())
-        return tuple(loaded[at] for at in range(len(parts)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(load_one(part)) for part in parts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        media = tuple(task.result() for task in tasks)
+        self.loaded_total.update(each.kind for each in media)
+        self.loaded_bytes_total += sum(sizes)
+        return media
 
     async def _load(self, part: MediaPart) -> Media:
         async with self._slots:
             data, declared_type = await self._bytes(part)
-            return await asyncio.to_thread(checked_media, part, data, declared_type, self.rules)
+            return await asyncio.to_thread(checked_media, part, data, declared_type)
 
     async def _bytes(self, part: MediaPart) -> tuple[bytes, str | None]:
         bytes_max = self.rules.part_bytes_max
@@ -103,7 +98,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe wit
 
 
 class MediaFiles:
-    """The directories, resolved once."""
+    """The files of the allowed directories, which are resolved once."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = tuple(Path(os.path.realpath(directory)) for directory in directories)

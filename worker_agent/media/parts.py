@@ -118,13 +118,11 @@ def media_part(field: str, url: str, rules: MediaSection) -> MediaPart:
     return MediaPart(field=field, kind=kind, url=url)
 
 
-def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules: MediaSection) -> Media:
+def checked_media(part: MediaPart, data: bytes, declared_type: str | None) -> Media:
     """Check the bytes and return the media; raise `MediaRefused`.
 
     `declared_type` is the content type from the server or URL; None: none was declared.
     """
-    if len(data) > rules.part_bytes_max:
-        raise MediaRefused("too_large", part.field, f"{len(data)} bytes", f"at most {rules.part_bytes_max}")
     declared = (declared_type or "").partition(";")[0].strip().lower()
     declared = _TYPE_OF_ALIAS.get(declared, declared)
     if part.kind == "embeddings":

@@ -21,7 +21,6 @@ MediaReason = Literal[
     "url_form",
     "url_scheme",
     "url_credentials",
-    "url_host",
     "url_port",
     "data_form",
     "path_form",
@@ -36,7 +35,6 @@ MediaReason = Literal[
     "address_metadata",
     "address_multicast",
     "address_reserved",
-    "address_network",
     "redirect_count",
     "redirect_form",
     "unreachable",
@@ -50,8 +48,6 @@ MediaReason = Literal[
     "pixels",
     "embeddings_format",
     "embeddings_header",
-    "expired",
-    "digest",
 ]
 _SHOWN_CHARACTERS_MAX = 120
 

@@ -1,12 +1,12 @@
-"""Parses URLs of media strictly: a URL that two parsers could read differently is refused.
+"""Checks URLs of media, which are then used as they were checked: no other parser reads them again.
 
     data:<type>;base64,<base64>           bytes; their number is bounded before they are decoded
     file:///<path>, /<path>               an absolute path without `..` and control characters; the host of `file:` is
                                           empty or `localhost`, and its percent-encoding is decoded once
     http(s)://<host>[:<port>]/<path>      a target of ASCII characters with an allowed scheme and port, no credentials
 
-A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. If its last label is a number
-or begins with 0x, it is an old spelling of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`) and is refused.
+A host of digits and dots is an IPv4 address as four decimal numbers; no old spelling of one (`2130706433`, `0177.1`)
+is taken. What any other host is, its addresses say, which are checked.
 
 Media may be fetched from public addresses and configured networks:
 
@@ -22,7 +22,7 @@ Media may be fetched from public addresses and configured networks:
 The table is ours, because `is_global` differs between Python versions. Addresses of tunnels (6to4, Teredo, NAT64 of
 local prefixes) are refused, whatever address they contain.
 
-Source: RFC 2397 (data), RFC 8089 (file), RFC 3986; the WHATWG URL standard, "ends in a number checker".
+Source: RFC 2397 (data), RFC 8089 (file), RFC 3986.
 Addresses: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890 and its updates), RFC 6052 (NAT64),
 RFC 3056 (6to4), RFC 4380 (Teredo). Metadata: AWS "Instance metadata" (169.254.169.254, fd00:ec2::254), ECS task
 metadata (169.254.170.2), EKS pod identity (169.254.170.23, fd00:ec2::23), Azure "IP address 168.63.129.16", Alibaba
@@ -32,55 +32,25 @@ Cloud (100.100.100.200), Oracle Cloud (192.0.0.192); Google, Azure and others us
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
-from urllib.parse import unquote, urljoin, urlsplit
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import unquote, urljoin
 
-import msgspec
+from yarl import URL
 
-from worker_agent.media.config import MediaSection, Network
+from worker_agent.media.config import MediaSection, Network, parsed_networks
 from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
 
 Address = IPv4Address | IPv6Address
 
 URL_CHARACTERS_MAX = 8192
 """Most characters of a fetched URL, or of a path; for a `data:` URL the number of bytes is bounded instead."""
-_DEFAULT_PORT = {"http": 80, "https": 443}
 _SAFE = re.compile(r"[\x21-\x7e]+")
 _BACKSLASH = "\\"
 """Browsers read it as a slash, so it is refused."""
-_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
-_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.IGNORECASE)
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.IGNORECASE)
-_AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{1,5}))?")
 _SLICE_CHARACTERS = 1 << 20
 """Base64 characters decoded at once: a multiple of 4."""
 _DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORECASE)
 _DATA_HEAD_CHARACTERS_MAX = 128
-
-
-class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked URL, in the parts that a connection and a request need; `host` in lower case, without brackets."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-    """With the query; begins with a slash."""
-    literal: Address | None
-    """The address, if the host is an IP address."""
-
-    @property
-    def authority(self) -> str:
-        """Host and port, as they stand in a URL."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """The complete URL; its query may have secrets, so it must not be shown."""
-        return f"{self.scheme}://{self.authority}{self.path}"
-
-    def __repr__(self) -> str:
-        return f"HttpTarget({shown_url(self.url)})"
 
 
 def scheme_of(url: str) -> str:
@@ -89,59 +59,57 @@ def scheme_of(url: str) -> str:
     return scheme.lower() if separator and "/" not in scheme else ""
 
 
-def http_target(url: str, field: str, rules: MediaSection) -> HttpTarget:
-    """Return the target of `url`, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
+def http_target(url: str, field: str, rules: MediaSection) -> URL:
+    """Return `url` without its fragment, if it is allowed; raise `MediaRefused`. Its host is not resolved yet."""
     if len(url) > URL_CHARACTERS_MAX:
         raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
     if not _is_plain(url):
         raise _refused("url_form", field, url, "printable ASCII without spaces and backslashes")
-    scheme = scheme_of(url)
-    if scheme not in rules.schemes or scheme not in _DEFAULT_PORT:
+    if scheme_of(url) not in rules.schemes:
         raise _refused("url_scheme", field, url, _one_of("a URL with the scheme", (*rules.schemes, "data")))
     try:
-        parts = urlsplit(url)
+        target = URL(url, encoded=True).with_fragment(None)
+        host, port = target.raw_host or "", target.port
+        if ":" in host or host.replace(".", "").isdigit():  # aiohttp takes it for an address, and resolves it itself
+            ip_address(host)
     except ValueError as error:
         raise _refused("url_form", field, url, "a URL (RFC 3986)") from error
-    if "@" in parts.netloc:
+    if not host or "%" in host:
+        raise _refused("url_form", field, url, "a URL with a host, as a name or an address")
+    if "@" in target.raw_authority:
         raise _refused("url_credentials", field, url, "a URL without a user name or password")
-    authority = _AUTHORITY.fullmatch(parts.netloc)
-    if authority is None:
-        raise _refused("url_form", field, url, "a host, and a port of decimal digits")
-    port = int(authority["port"]) if authority["port"] else _DEFAULT_PORT[scheme]
     if port not in rules.ports:
         raise _refused("url_port", field, url, _one_of("the port", tuple(map(str, rules.ports))))
-    literal = _literal(authority["host"], field, url)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    host = authority["host"].strip("[]").lower()
-    return HttpTarget(scheme=scheme, host=host, port=port, path=path, literal=literal)
+    return target
 
 
-def redirected(base: HttpTarget, location: str | None, field: str, rules: MediaSection) -> HttpTarget:
-    """Return the target of a redirect from `base`, checked like a client's URL; raise `MediaRefused`."""
+def redirected(base: URL, location: str | None, field: str, rules: MediaSection) -> URL:
+    """Return the URL that `base` redirects to, checked like a client's URL; raise `MediaRefused`."""
     if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL of printable ASCII")
     try:
-        target = http_target(urljoin(base.url, location), field, rules)
+        target = http_target(urljoin(str(base), location), field, rules)
     except ValueError as error:
         raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL (RFC 3986)") from error
     if base.scheme == "https" and target.scheme != "https":
-        raise _refused("redirect_form", field, target.url, "https: the URL that redirects has it")
+        raise _refused("redirect_form", field, str(target), "https: the URL that redirects has it")
     return target
 
 
 def checked_addresses(
-    addresses: Sequence[Address], target: HttpTarget, field: str, rules: MediaSection
+    addresses: Sequence[Address], target: URL, field: str, rules: MediaSection
 ) -> tuple[Address, ...]:
     """Return the addresses of the target's host if there are any and all are allowed; else raise `MediaRefused`.
 
     One forbidden address is enough for a refusal: the owner of the name chooses its addresses.
     """
+    networks = parsed_networks(rules.networks)
     for address in addresses:
-        if reason := address_refusal(address, rules.allowed_networks):
-            shown = f"{shown_url(target.url)} at {address}"
+        if reason := address_refusal(address, networks):
+            shown = f"{shown_url(str(target))} at {address}"
             raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
     if not addresses:
-        raise _refused("address_unresolved", field, target.url, "a host that has an address")
+        raise _refused("address_unresolved", field, str(target), "a host that has an address")
     return tuple(addresses)
 
 
@@ -193,21 +161,6 @@ def _decoded(encoded: str | memoryview) -> bytes:
     if any(len(part) < _SLICE_CHARACTERS // 4 * 3 for part in parts[:-1]):
         raise ValueError("padding before the end")
     return b"".join(parts)
-
-
-def _literal(host: str, field: str, url: str) -> Address | None:
-    try:
-        if host.startswith("["):
-            if "%" in host:
-                raise _refused("url_host", field, url, "an IPv6 address without a zone")
-            return IPv6Address(host[1:-1])
-        if not _NAME.fullmatch(host):
-            raise _refused("url_host", field, url, "a host name of letters, digits, `-` and `_`, or an address")
-        if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
-            return IPv4Address(host)
-    except AddressValueError as error:
-        raise _refused("url_host", field, url, "an address as four decimal numbers, or IPv6 in brackets") from error
-    return None
 
 
 def _is_plain(url: str) -> bool:

@@ -36,7 +36,7 @@ import msgspec
 
 from kv_protocol.errors import shortened
 from kv_protocol.openai.option_table import LOGPROBS_MAX
-from kv_protocol.openai.parts import ABSENT, OptionalPart
+from kv_protocol.openai.parts import OptionalPart
 from kv_protocol.openai.requests import RequestInvalid
 from worker_agent.port.sampling import TokenLogprob, bounded_logprob
 
@@ -95,15 +95,6 @@ class Handoff(_KnownKeys, frozen=True, kw_only=True):
         return found if isinstance(found, int) and found >= 0 else None
 
 
-class _HandoffKeys(_KnownKeys, frozen=True, kw_only=True):
-    """The known keys, and the dropped ones."""
-
-    first_gen_logits: msgspec.Raw = ABSENT
-    return_prompt_token_ids_b64: bool | None = None
-    resolved_thinking: bool | None = None
-    conversation_id: str | None = None
-
-
 class HandoffInvalid(Exception):
     """A handoff is invalid; the message names the field, what was found, what is allowed."""
 
@@ -111,9 +102,10 @@ class HandoffInvalid(Exception):
 _COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
 _MEDIA_PREFIX = "multimodal_"
 _MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIX))
-_KEYS = frozenset(_HandoffKeys.__struct_encode_fields__)
+_DROPPED = {"first_gen_logits", "return_prompt_token_ids_b64", "resolved_thinking", "conversation_id"}
+_KEYS = _DROPPED.union(_KnownKeys.__struct_encode_fields__)
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_part = OptionalPart[_HandoffKeys](_HandoffKeys)
+_part = OptionalPart[_KnownKeys](_KnownKeys)
 
 
 def handoff_json(handoff: Handoff) -> bytes:
@@ -137,7 +129,6 @@ def read_handoff(part: msgspec.Raw) -> Handoff | None:
     wire = _part.read(part, _FIELD)
     if wire is None:
         return None
-    known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
     unknown = {name: raw for name, raw in _keys.decode(part).items() if name not in _KEYS}
     if len(unknown) > OTHERS_MAX:
         raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
@@ -146,7 +137,9 @@ def read_handoff(part: msgspec.Raw) -> Handoff | None:
             allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
             raise RequestInvalid(_FIELD, shortened(name), allowed)
     others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
-    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
+    return Handoff(
+        **msgspec.structs.asdict(wire), others={name: value for name, value in others.items() if value is not None}
+    )
 
 
 def without_media(handoff: Handoff) -> Handoff:
@@ -181,17 +174,15 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
     Without media handles if the worker computes no prompt: the engine would refuse them. `first_gen_log_probs` and
     `schedule_style` stay plain data: the caller knows the engine's classes.
     """
-    left_out = () if with_media else _MEDIA
-    values = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
-    keys = {name: _plain(value) for name, value in values.items() if value is not None}
+    if not with_media:
+        handoff = without_media(handoff)
+    keys = {name: _plain(value) for name in _COPIED if (value := getattr(handoff, name)) is not None}
     if handoff.first_gen_log_probs is not None:
-        first_logprobs = handoff.first_gen_log_probs
         keys["first_gen_log_probs"] = [
             alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
-            for alternatives in first_logprobs
+            for alternatives in handoff.first_gen_log_probs
         ]
-    others = {name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIX)}
-    return {**others, **keys, "request_type": request_type}
+    return {**handoff.others, **keys, "request_type": request_type}
 
 
 class TransferIds:
@@ -217,7 +208,7 @@ def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
         return
     for field in fields(params):
         value = getattr(params, field.name, None)
-        if field.name not in _HandoffKeys.__struct_fields__ and value is not None and _is_json(value):
+        if field.name not in _DROPPED.union(_KnownKeys.__struct_fields__) and value is not None and _is_json(value):
             yield field.name, value
 
 

@@ -1,6 +1,5 @@
 """Whole workers that see images: one encodes them, one computes the prompt, one decodes, and all say what one says."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from kv_runtime.text.loading import load_text
 from tests.contract.worker_kinds import served, served_settings
 from tests.contract.worker_router import routing
 from tests.contract.worker_runs import Executors, small_model, trtllm_arguments
-from tests.contract.workers import WAIT_S, Ground, Worker, comes, ground
+from tests.contract.workers import Ground, Worker, comes, ground
 from tests.support.image_model import write_image_model
 from tests.system.integration.agent_http import CHAT
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
@@ -39,7 +38,9 @@ class Illustrated:
     @asynccontextmanager
     async def worker(self, role: Role, model: str = MODEL, *assignments: str) -> AsyncIterator[Worker]:
         ground, executors = self._ground, Executors(self._ground)
-        settings = served_settings(ground, ground.name("sees"), role, [*self._assignments(model), *assignments])
+        own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
+        own += [f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
+        settings = served_settings(ground, ground.name("sees"), role, [*own, *assignments])
         sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
         around = Circumstances(publishes_kv_events=role != "encode", is_multimodal=role != "encode")
         with small_model(ground):
@@ -47,10 +48,6 @@ class Illustrated:
             control.model = replace(control.model, vocab_size=self._vocab_size, image_token_id=self._image_token)
             async with served(ground, settings, sources, around, model, executors.kill) as worker:
                 yield worker
-
-    def _assignments(self, model: str) -> list[str]:
-        own = ["engine.kind=trtllm", f"engine.served_names=[{model}]", f"engine.text={self.path}"]
-        return [*own, f"images.tokens_per_image={TOKENS_PER_IMAGE}", "trtllm.transfer_s=0.2"]
 
 
 def asked(*pictures: bytes) -> dict[str, Any]:
@@ -60,24 +57,17 @@ def asked(*pictures: bytes) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [words, *parts]}], "max_tokens": 8}
 
 
-@pytest.fixture(params=["http", "nixl"])
-def over(request: pytest.FixtureRequest) -> str:
-    if request.param == "nixl":
-        pytest.importorskip("nixl", reason="nixl is not installed: pip install -e '.[nixl]'")
-    return f"transfer.over={request.param}"
-
-
 @pytest.mark.parametrize("form", ["handles", "embeddings"])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_worker_says(
-    ground: Ground, tmp_path: Path, form: str, over: str
+    ground: Ground, tmp_path: Path, form: str
 ) -> None:
     sees, model = Illustrated(ground, tmp_path), ground.name(MODEL)
     async with (
         sees.worker("aggregated", "alone") as alone,
-        sees.worker("encode", model, over) as encode,
-        sees.worker("prefill", model, over, f"encode.form={form}") as prefill,
-        sees.worker("decode", model, over) as decode,
+        sees.worker("encode", model) as encode,
+        sees.worker("prefill", model, f"encode.form={form}") as prefill,
+        sees.worker("decode", model) as decode,
         routing(ground, sees.path) as router,
     ):
         await router.until_fit(prefill, decode)
@@ -92,25 +82,3 @@ async def test_behind_a_router_encode_prefill_and_decode_workers_say_what_one_wo
         asked_for = f'kvrouter_encode_attempts_total{{outcome="ok",worker="{prefill.worker_id}"}}'
         assert (await prefill.figures())[asked_for] == 4
         await comes(lambda: prefill.is_free() and decode.is_free(), "nothing held")
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_embeddings_that_an_encode_worker_made_are_as_good_as_images(
-    ground: Ground, tmp_path: Path, over: str
-) -> None:
-    sees, model = Illustrated(ground, tmp_path), ground.name(MODEL)
-    async with (
-        sees.worker("aggregated", "alone") as alone,
-        sees.worker("encode", model, over) as encode,
-        sees.worker("aggregated", model, over, "encode.form=embeddings") as served,
-    ):
-        for pictures in ((PNG,), (PNG, GIF)):
-            expected = (await alone.ask(CHAT, asked(*pictures))).said()["text"]
-            for streamed in (False, True):
-                answered = await served.ask(CHAT, asked(*pictures) | {"stream": streamed})
-                assert (answered.status, answered.said()["text"]) == (200, expected), answered.data
-        taken = f'kvrouter_embedding_offers_total{{outcome="taken",worker="{encode.worker_id}"}}'
-        async with asyncio.timeout(WAIT_S):
-            while (await encode.figures())[taken] != 6:  # over NIXL it hears of the last read a moment later
-                pass
-        await comes(served.is_free, "nothing held")

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from tests.support.engine_description import described
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from worker_agent.api.app import AgentApi
+from worker_agent.api.completions import Completions
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.engines.simulated.engine import SimulatedEngine
@@ -67,7 +68,7 @@ class Answered:
         chunks = [each for event in self.events if event != "[DONE]" for each in event.get("choices", [])]
         mine = [each for each in chunks if each["index"] == choice]
         text = "".join(each["delta"].get("content", "") if "delta" in each else each["text"] for each in mine)
-        return {**mine[-1], "text": text, "logprobs": _joined([each["logprobs"] for each in mine if each["logprobs"]])}
+        return {**mine[-1], "text": text}
 
     @property
     def usage(self) -> Any:
@@ -76,13 +77,6 @@ class Answered:
             return self.body["usage"]
         (usage,) = [event["usage"] for event in self.events if event != "[DONE]" and event.get("usage")]
         return usage
-
-
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the columns, or the content, of all parts in turn."""
-    if not parts:
-        return None
-    return {name: value and [each for part in parts for each in part[name]] for name, value in parts[0].items()}
 
 
 @dataclass
@@ -119,7 +113,7 @@ class Agent:
 
 
 async def nowhere() -> dict[int, tuple[int, int]]:
-    return {0: (5, 7), 1: (6, 0)}
+    return {}
 
 
 @asynccontextmanager
@@ -132,6 +126,7 @@ async def serving(
     position: Any = nowhere,
     clock: Clock | None = None,
     text: Text | None = None,
+    fault: Callable[[], str | None] = lambda: None,
     **options: Any,
 ) -> AsyncIterator[Agent]:
     """Be where an agent with the model "m" serves the engine, which runs if it is driven.
@@ -141,18 +136,22 @@ async def serving(
     if drive:
         await engine.start()
     ids, text = iter(f"id{number}" for number in range(1_000_000)), text or load_text("byte")
-    api = AgentApi(
+    completions = Completions(
         engine,
         text,
         EnginePrompts(text, MediaLoader(MediaSection()), None),
         served_names=("m",),
         default_max_tokens=16,
-        inflight_requests_max=inflight,
         clock=clock or ManualClock(wall_ns=CREATED * 10**9),
         new_id=lambda: next(ids),
+        **options,
+    )
+    api = AgentApi(
+        completions,
+        inflight_requests_max=inflight,
         position=position,
         status=lambda: {"log": "connected"},
-        **options,
+        fault=fault,
     )
     app = api.app(new_registry(), token="", body_bytes_max=body_bytes)
     server = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True)

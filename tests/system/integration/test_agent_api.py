@@ -26,7 +26,7 @@ from worker_agent.api import app as agent_api
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.port.types import EncoderUnavailable, EngineOutput, EngineRequest
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 ENGINE = described(total_kv_blocks=2048, max_num_batched_tokens=512, max_seq_len=4096, dp_ranks=(0, 1))
 ENDLESS_TOKENS = 4000
@@ -82,16 +82,6 @@ class _Timed(ScriptedEngine):
         for reason in (None, None, "length"):
             await self._clock.advance(0.25)
             yield EngineOutput(token_ids=(97,), cached_tokens=0, finish_reason=reason)
-
-
-class _WithoutEncoder(SimulatedEngine):
-    """An engine whose encode worker has no room."""
-
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
-        nothing: tuple[EngineOutput, ...] = ()
-        for output in nothing:
-            yield output
-        raise EncoderUnavailable(f"{request.request_id}: the encode worker is full", 1.2)
 
 
 async def never() -> dict[int, tuple[int, int]]:
@@ -309,23 +299,7 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
     assert [line["event"] for line in lines] == ["request_failed", "request_failed"]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_an_encode_worker_that_gives_nothing_is_a_503_with_when_to_try_again(streamed: bool) -> None:
-    async with worker(kind=_WithoutEncoder) as running:
-        answered = await running.ask(COMPLETIONS, {"prompt": "x", "stream": streamed})
-    assert (answered.status, answered.body["error"]["code"]) == (503, "encoder_unavailable")
-    assert answered.headers["Retry-After"] == "2"
-
-
 # ---------------------------------------------------------------- the rest
-
-
-async def test_the_position_is_that_of_every_rank() -> None:
-    async with worker() as running:
-        assert await running.get("/v1/kv/position") == (
-            200,
-            {"ranks": [{"dp_rank": 0, "epoch": 5, "seq": 7}, {"dp_rank": 1, "epoch": 6, "seq": 0}]},
-        )
 
 
 async def test_a_position_that_does_not_come_is_a_504_and_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

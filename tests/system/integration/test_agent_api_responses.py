@@ -1,7 +1,6 @@
-"""`/v1/responses` and `/v1/embeddings` of an agent, by the `openai` SDK and by their bytes."""
+"""`/v1/responses` of an agent, by the `openai` SDK and by their bytes."""
 
 import json
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from openai.types.responses import FunctionToolParam, ResponseStreamEvent
 from tests.system.integration.agent_http import CHAT, CREATED, TEXT, Agent, saying
 from worker_agent.api.parsers.families import AnswerFormat
 
-RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 TOOL: FunctionToolParam = {
     "type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False,
 }  # fmt: skip
@@ -134,46 +133,3 @@ async def test_what_is_not_served_is_refused_by_its_key(fields: dict[str, Any], 
     async with saying("hi") as agent:
         answered = await agent.ask(RESPONSES, {"input": "hi", **fields})
     assert (answered.status, answered.body["error"]["param"]) == (400, param)
-
-
-# ---------------------------------------------------------------- embeddings
-
-
-async def test_embeddings_are_unit_vectors_that_the_tokens_decide() -> None:
-    async with saying("hi", embeddings=True) as agent, sdk_of(agent) as sdk:
-        assert agent.api.api_endpoints == ("chat", "completions", "responses", "embeddings")
-        texts = await sdk.embeddings.create(model="m", input=["a", "b", "a"])
-        ids = await sdk.embeddings.create(model="m", input=[TEXT.encode("a"), TEXT.encode("b")], dimensions=8)
-        floats = await sdk.embeddings.create(model="m", input="a", dimensions=8, encoding_format="float")
-    first, second, third = (each.embedding for each in texts.data)
-    assert first == third != second
-    assert [each.index for each in texts.data] == [0, 1, 2]
-    assert len(first) == 256
-    assert all(math.isclose(math.hypot(*vector), 1.0, abs_tol=1e-5) for vector in (first, second))
-    assert (texts.usage.prompt_tokens, texts.usage.total_tokens) == (3, 3)
-    assert ids.data[0].embedding == pytest.approx(floats.data[0].embedding)
-    assert len(ids.data[1].embedding) == 8
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "param"),
-    [
-        ({"input": []}, 400, "input[0]"),
-        ({"input": ""}, 400, "input[0]"),
-        ({"input": 7}, 400, "input"),
-        ({"input": ["a", 1]}, 400, "input[1]"),
-        ({"input": [[1], ["a"]]}, 400, "input[1][0]"),
-        ({"input": ["a"] * 2049}, 400, "input"),
-        ({"input": ["a"] * 2000, "dimensions": 4096}, 400, "input"),
-        ({"input": [[1] * 8193]}, 400, "input[0]"),
-        ({"input": "a", "dimensions": 4097}, 400, "dimensions"),
-        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
-        ({"input": "a", "model": "other"}, 404, "model"),
-        ({"input": "a", "stream": True}, 400, "stream"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_what_may_not_be_embedded_is_named(fields: dict[str, Any], status: int, param: str) -> None:
-    async with saying("hi", embeddings=True) as agent:
-        answered = await agent.ask(EMBEDDINGS, fields)
-    assert (answered.status, answered.body["error"]["param"]) == (status, param)

@@ -64,7 +64,7 @@ async def test_golden_answers_are_read_streamed_and_whole(case: Case) -> None:
         assert read_whole(whole) == case.read
         assert read_stream(stream) == case.read
         assert whole.body["choices"][0]["finish_reason"] == stream.said()["finish_reason"] == case.finish_reason
-        assert agent.api.tool_calls_total["unclosed"] == 2 * case.is_open
+        assert agent.api.completions.tool_calls_total["unclosed"] == 2 * case.is_open
 
 
 async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> None:
@@ -72,7 +72,7 @@ async def test_an_answer_that_is_too_long_says_so_and_its_call_is_counted() -> N
         answered = await told(agent, max_tokens=len(CALL) - len("}}</tool_call>"), stream=True)
         assert read_stream(answered).tool_calls == [{"name": "f", "arguments": '{"a": 1'}]
         assert answered.said()["finish_reason"] == "length"
-        assert agent.api.tool_calls_total == {"complete": 0, "unclosed": 1}
+        assert agent.api.completions.tool_calls_total == {"complete": 0, "unclosed": 1}
 
 
 class Guided(SimulatedEngine):
@@ -110,14 +110,6 @@ async def test_a_demanded_call_guides_the_engine() -> None:
         [False, True, False, True, False],
         [True, True, False, True, False],
     ]
-
-
-async def test_each_choice_has_a_parser_of_its_own() -> None:
-    async with saying(CALL, HERMES) as agent:
-        choices = (await told(agent, n=2)).body["choices"]
-        assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
-        ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
-        assert len(ids) == 2
 
 
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:

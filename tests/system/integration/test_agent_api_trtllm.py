@@ -12,7 +12,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.samples import Sample
 from structlog.testing import capture_logs
 
-from kv_protocol.fleet import Role
 from tests.contract.engines import trtllm_engine
 from tests.support.trtllm import Fake
 from tests.system.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
@@ -21,9 +20,8 @@ from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 
-TRANSFER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
-LETTERS, BYTES = 128, 263
-"""Sizes of vocabularies: ASCII alone; all tokens of the byte model, of which text is full of half characters."""
+LETTERS = 128
+"""A vocabulary of ASCII alone."""
 ASKED = {"prompt": "hello", "max_tokens": 12}
 
 
@@ -31,17 +29,14 @@ ASKED = {"prompt": "hello", "max_tokens": 12}
 async def agent(
     fake: Fake,
     *,
-    role: Role = "aggregated",
-    vocabulary: int = LETTERS,
     settings: TrtllmSettings | None = None,
     arguments: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[Agent, TensorRTLLMEngine]]:
-    fake.control.model = replace(fake.control.model, vocab_size=vocabulary)
-    transfers = {} if role == "aggregated" else TRANSFER
+    fake.control.model = replace(fake.control.model, vocab_size=LETTERS)
     settings = settings or TrtllmSettings(watch_s=0.01, transfer_s=0.1)
-    engine = trtllm_engine(transfers | (arguments or {}), settings, role=role)
-    async with serving(engine, role=role, **options) as running:
+    engine = trtllm_engine(arguments or {}, settings)
+    async with serving(engine, **options) as running:
         yield running, engine
 
 
@@ -51,28 +46,6 @@ async def both(running: Agent, path: str, asked: dict[str, Any]) -> tuple[Answer
     whole, stream = await running.ask(path, asked), await running.ask(path, streamed)
     assert (whole.status, stream.status) == (200, 200), (whole.data, stream.data)
     return whole, stream
-
-
-# --------------------------------------------------------------------------------------------- answers
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("vocabulary", [LETTERS, BYTES])
-async def test_choices_with_log_probabilities_are_the_same_streamed_and_whole(
-    trtllm: Fake, path: str, vocabulary: int
-) -> None:
-    wishes = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
-    asked: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
-    asked |= {"max_tokens": 30, "n": 3, "temperature": 0.7, "seed": 5, **wishes}
-    async with agent(trtllm, vocabulary=vocabulary) as (running, _):
-        whole, stream = await both(running, path, asked)
-    said = [whole.said(choice) for choice in range(3)]
-    assert [each["index"] for each in said] == [0, 1, 2]
-    for choice, each in enumerate(said):
-        streamed = stream.said(choice)
-        assert (streamed["text"], streamed["finish_reason"]) == (each["text"], "length")
-        assert streamed["logprobs"] == each["logprobs"]
-    assert len({each["text"] for each in said}) == 3
-    assert stream.usage | {"prompt_tokens_details": 0} == whole.usage | {"prompt_tokens_details": 0}
-    assert whole.usage["completion_tokens"] == 90
 
 
 # --------------------------------------------------------------------------------------------- what goes wrong

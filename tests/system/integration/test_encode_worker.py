@@ -6,18 +6,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from kv_runtime.http.access import require_token
-from kv_runtime.http.answers import openai_errors
+from kv_runtime.http.answers import error_body, openai_errors
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part
 from tests.support.manual_clock import ManualClock
 from tests.support.parts import at_work
 from tests.support.paths import ROOT
 from tests.support.trtllm import Fake
-from tests.system.integration.speakers import endless, says, speaking
+from tests.system.integration.speakers import OK, endless, says, speaking
 from tests.system.integration.test_media_engine import (
     TOKENS_PER_IMAGE,
     Model,
@@ -32,15 +33,13 @@ from tests.system.integration.test_trtllm_engine import running
 from tests.unit.router.samples import MODEL
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
 from tests.unit.worker_agent.test_encode_workers import encoder, followed
+from worker_agent.api.bodies import engine_refusal
 from worker_agent.api.encode_endpoint import EncodeApi
 from worker_agent.api.prompts import EnginePrompts
 from worker_agent.commands.served_media import encode_families, media_families
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.media.config import MediaSection, TransferSection
-from worker_agent.media.embedding_transfer import EmbeddingCache
-from worker_agent.media.encode_client import EncodeClient, EncodeWorkers
-from worker_agent.media.encode_wire import PATH, Form
-from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.config import MediaSection
+from worker_agent.media.encode_client import ANSWER_BYTES_MAX, PATH, EncodeClient, EncodeWorkers, Form
 from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.inputs import digest_words
 from worker_agent.media.loader import MediaLoader
@@ -51,19 +50,19 @@ from worker_agent.port.types import EncoderUnavailable
 __all__ = ["model"]
 
 TOKEN = "secret"
+NO_EMBEDDINGS = msgspec.msgpack.encode({"digests": ["0" * 64], "embeddings": [b"no file of embeddings"]})
 PARTS = (MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=data_url(PNG)),)
 
 
 class EncodeWorker:
     """A running encode worker, and clients of it."""
 
-    def __init__(self, model: Model, engine: TensorRTLLMEngine, transfer: HttpEmbeddingTransfer, **rules: Any) -> None:
-        self.model, self.engine, self.transfer = model, engine, transfer
+    def __init__(self, model: Model, engine: TensorRTLLMEngine, **rules: Any) -> None:
+        self.model, self.engine = model, engine
         self.facts = ImageFacts(placeholder="<image>", image_token_id=model.token)
         self.loader = MediaLoader(MediaSection(kinds=("image", "embeddings"), **rules))
-        self.cache = EmbeddingCache(1 << 20)
         self.api = EncodeApi(
-            engine, self.loader, self.facts, transfer, self.cache, served_names=("m",), inflight_requests_max=2
+            engine, self.loader, self.facts, cache_bytes_max=1 << 20, served_names=("m",), inflight_requests_max=2
         )
         app = web.Application(middlewares=[openai_errors, require_token(TOKEN)], client_max_size=1 << 20)
         app.add_routes(self.api.routes())
@@ -82,24 +81,18 @@ class EncodeWorker:
 
 @asynccontextmanager
 async def client_of(*urls: str, form: Form = "handles", **fields: Any) -> AsyncIterator[EncodeClient]:
-    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN, "answer_s": 10.0} | fields
-    workers, transfer = EncodeWorkers(MODEL, "", ManualClock()), HttpEmbeddingTransfer(TransferSection(), ManualClock())
+    told: dict[str, Any] = {"model": "m", "form": form, "token": TOKEN} | fields
+    workers = EncodeWorkers(MODEL, "", ManualClock())
     async with followed(workers, *(encoder(f"w{at}", base_url=url) for at, url in enumerate(urls))):
-        client = EncodeClient(workers, transfer, **told)
-        try:
-            yield client
-        finally:
-            await client.close()
+        yield EncodeClient(workers, **told)
 
 
 @asynccontextmanager
 async def encoding(model: Model, **rules: Any) -> AsyncIterator[EncodeWorker]:
-    transfer = HttpEmbeddingTransfer(TransferSection(), ManualClock())
-    await transfer.start()
     async with running(worker(model, "encode")) as engine:
-        made = EncodeWorker(model, engine, transfer, **rules)
+        made = EncodeWorker(model, engine, **rules)
         await made.server.start()
-        async with at_work(Part("http", made.server.run, 0), *transfer.parts(0)):
+        async with at_work(Part("http", made.server.run, 0)):
             yield made
 
 
@@ -119,21 +112,17 @@ async def test_handles_come_with_the_digests_of_the_very_bytes(model: Model) -> 
     assert made.api.in_flight.requests_total == {"ok": 1, "refused": 0, "failed": 0, "cancelled": 0}
 
 
-async def test_embeddings_are_computed_once_and_fetched_each_time(model: Model) -> None:
+async def test_embeddings_are_computed_once_and_sent_each_time(model: Model) -> None:
     async with encoding(model) as made, asking(made, "embeddings") as prompts:
         for parts in ((picture(),), (picture(), picture(GIF)), (picture(GIF), picture(GIF))):
             prompt = await prompt_of(prompts, *parts)
             assert [each.tensor and each.tensor.shape for each in prompt.media] == [(TOKENS_PER_IMAGE, 8)] * len(parts)
-        assert (made.cache.misses_total, made.cache.hits_total) == (2, 2)
-        assert (made.transfer.offers.taken_total, len(made.transfer.offers)) == (5, 0)
-        families = [
-            *encode_families("w", made.api, made.cache, made.transfer.offers),
-            *media_families("w", made.loader),
-        ]
+        cache = made.api.cache
+        assert (cache.misses_total, cache.hits_total) == (2, 2)
+        families = [*encode_families("w", made.api), *media_families("w", made.loader)]
         told = {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
-        assert told["kvrouter_embedding_cache_bytes", "w"] == made.cache.size_bytes > 0
+        assert told["kvrouter_embedding_cache_bytes", "w"] == cache.size_bytes > 0
         assert told["kvrouter_embedding_lookups_total", "w", "hit"] == 2
-        assert told["kvrouter_embedding_offers_total", "w", "taken"] == 5
         assert told["kvrouter_encode_requests_total", "w", "ok"] == 3
         assert told["kvrouter_media_loaded_total", "w", "image"] == 5
         documented = (ROOT / "docs" / "TENSORRT_LLM.md").read_text()
@@ -178,8 +167,12 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
         trtllm.control.hold()
         waiting = {asyncio.ensure_future(prompts.prompts(chat(picture()))) for _ in range(3)}
         (sent_away,), others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max"):
+        with pytest.raises(EncoderUnavailable, match=r"inflight_requests_max") as caught:
             await sent_away
+        answered, outcome = engine_refusal(caught.value)
+        assert isinstance(answered, web.Response)
+        assert answered.body == error_body(str(caught.value), "server_error", code="encoder_unavailable")
+        assert (answered.status, answered.headers["Retry-After"], outcome) == (503, "1", "failed")
         trtllm.control.release()
         await asyncio.gather(*others)
         assert made.api.in_flight.requests_total == {"ok": 2, "refused": 1, "failed": 0, "cancelled": 0}
@@ -218,19 +211,22 @@ async def test_a_question_that_cannot_be_read_is_refused(model: Model, body: byt
         assert made.api.in_flight.requests_total["refused"] == 1
 
 
+@pytest.mark.parametrize("form", ["handles", "embeddings"])
 @pytest.mark.parametrize(
     "speak",
     [
         endless,
         says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
         says(b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"digests":["a"]'),
+        says(OK + b"Content-Length: %d\r\n\r\n" % len(NO_EMBEDDINGS) + NO_EMBEDDINGS),
         says(b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n"),
         says(b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n"),
         says(b"nonsense\r\n\r\n"),
     ],
 )
-async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any) -> None:
-    async with speaking(speak) as speaker, client_of(f"http://127.0.0.1:{speaker.port}", answer_s=9.0) as client:
+async def test_an_encode_worker_that_speaks_otherwise_is_unavailable(speak: Any, form: Form, monkeypatch: Any) -> None:
+    monkeypatch.setitem(ANSWER_BYTES_MAX, form, 1 << 20)
+    async with speaking(speak) as at, client_of(f"http://127.0.0.1:{at.port}", form=form) as client:
         with pytest.raises(EncoderUnavailable):
             await client.encode("<image>", PARTS)
 

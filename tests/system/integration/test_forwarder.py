@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ import pytest
 from kv_runtime.http.server import HttpServer
 from tests.support.served import served
 from tests.system.integration.broker import eventually
-from tests.system.integration.engine_doubles import CHUNKS, EngineDouble, Fault, TrtllmServeDouble, VllmDouble
+from tests.system.integration.engine_doubles import CHUNKS, Fault, TrtllmServeDouble, VllmDouble
 from worker_agent.api.forwarder import Forwarder
 
 PATH = "/v1/completions"
@@ -51,16 +50,6 @@ async def test_an_answers_bytes_are_the_engines_and_the_request_is_what_the_clie
         assert headers["x-request-id"] == "r1"
         assert "x-dp-rank" not in headers
         assert forwarder.requests_total == {"ok": 1}
-
-
-@pytest.mark.parametrize("kind", ["video_url", "audio_url", "input_audio"])
-async def test_parts_that_only_the_engine_reads_pass_unchanged(kind: str) -> None:
-    part = {"type": kind, kind: {"url": "https://a/b"}}
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]}).encode()
-    async with VllmDouble().serving() as engine, forwarding(engine.url) as (_, url, session):
-        assert (await post(session, url, body))[0] == 200
-        ((_, _, received),) = engine.requests
-        assert received == body
 
 
 async def test_the_first_bytes_pass_before_the_last_are_made() -> None:
@@ -136,14 +125,3 @@ async def test_bodies_and_requests_in_flight_have_a_bound() -> None:
             engine.released.set()
             await held.read()
         await eventually(lambda: forwarder.requests_total == {"ok": 1, "refused": 2})
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
-async def test_other_endpoints_pass_too_without_the_routers_token_ids(path: str) -> None:
-    engine_of_one: EngineDouble = VllmDouble(served_paths=(path,))
-    async with engine_of_one.serving() as engine, forwarding(engine.url) as (_, url, session):
-        body = b'{"kv_prompt_ids":"AQAAAA==","model":"m","prompt":"hi"}'
-        async with session.post(f"{url}{path}", data=body) as response:
-            assert response.status == 200
-        ((found, _, sent),) = engine.requests
-        assert (found, sent) == (path, b'{"model":"m","prompt":"hi"}')

@@ -15,7 +15,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.support.parts import at_work
 from tests.system.integration.broker import eventually
-from tests.system.integration.event_path import MODEL, PATIENT, WORKER
+from tests.system.integration.event_path import MODEL, WORKER
 from tests.system.integration.scripted_engine import ScriptedEngine
 from worker_agent.load.reports import LoadReports
 from worker_agent.port.types import EngineError
@@ -99,7 +99,6 @@ async def reporting(
         poll_s=0.01,
         dp_ranks=dp_ranks,
         in_flight=lambda: in_flight[0],
-        restarts=PATIENT,
     )
     running = Reporting(engine, loads, in_flight)
 
@@ -155,12 +154,3 @@ async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is
             assert [report.running_requests for report in running.heard[0]] == [3]
             assert running.loads.poll_failures_total >= 20
     assert [line["event"] for line in lines].count("engine_stats_not_polled") == 1
-
-
-async def test_a_thread_that_failed_begins_again_and_reports_go_on(
-    log: EventLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with reporting(log, monkeypatch) as running:
-        running.engine.tell([row(1)], ZeroDivisionError("unexpected"), [row(2)])
-        await eventually(lambda: running.heard.get(0) and running.heard[0][-1].iteration == 2)
-        assert running.loads.thread.failures_total == 1

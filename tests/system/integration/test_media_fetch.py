@@ -15,11 +15,11 @@ from aiohttp import web
 from tests.system.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
 from worker_agent.media.config import MediaSection
-from worker_agent.media.fetch import REDIRECTS_MAX, checked_sockets, client_url
+from worker_agent.media.fetch import REDIRECTS_MAX
 from worker_agent.media.loader import FETCHES_MAX, MediaLoader
 from worker_agent.media.parts import MediaPart
 from worker_agent.media.refusals import MediaRefused
-from worker_agent.media.urls import Address, http_target
+from worker_agent.media.urls import Address
 from worker_agent.port.types import Media
 
 HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
@@ -186,27 +186,6 @@ async def test_each_redirect_is_resolved_and_checked_anew(server: Server) -> Non
     names = Names([HERE], [OTHER])
     assert await reason_of(server.port, server.url("/moved"), names=names) == "address_loopback"
     assert [request.path for request in server.asked] == ["/moved"]
-
-
-def test_no_socket_is_made_for_an_unchecked_address() -> None:
-    make = checked_sockets((HERE,))
-    make((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))).close()
-    with pytest.raises(OSError, match="was not checked"):
-        make((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.2", 80)))
-
-
-@pytest.mark.parametrize(
-    "url", ["http://[::1]:80/a%2Fb?c=%2F&d", "http://a_b.example.:80/", "https://1.2.3.4:443/%zz?<>"]
-)
-def test_the_client_reads_a_target_as_it_was_checked(url: str) -> None:
-    target = http_target(url, "f", MediaSection(schemes=("http", "https")))
-    read = client_url(target)
-    assert (read.scheme, read.raw_host, read.port, read.raw_path_qs) == (
-        target.scheme,
-        target.host,
-        target.port,
-        target.path,
-    )
 
 
 async def test_a_name_without_addresses_is_refused(server: Server) -> None:

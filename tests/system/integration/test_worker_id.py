@@ -115,17 +115,6 @@ async def test_an_id_in_use_is_refused_with_the_other_s_instance_and_address(log
         assert (await newest(log)).data == fleet.encode(first.registration)
 
 
-async def test_the_id_of_a_worker_that_left_or_was_never_there_is_free_at_once(log: EventLog) -> None:
-    clock = ManualClock()
-    first, second = Agent(log, "first", clock=clock), Agent(log, "second", clock=clock)
-    await first.id.check()
-    await first.membership.register()
-    await first.membership.leave("stopped")
-    await second.id.check()
-    assert await second.membership.register()
-    assert (await newest(log)).data == fleet.encode(second.registration)
-
-
 async def test_the_id_of_a_dead_agent_at_whose_address_nothing_listens_is_taken_over_at_once(log: EventLog) -> None:
     dead = registered(ID, instance="dead", base_url="http://127.0.0.1:1", accepts_token_ids=True)
     await log.publish(SUBJECT, fleet.encode(dead))

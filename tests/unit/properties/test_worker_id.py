@@ -72,9 +72,9 @@ class World:
     def look(self, agent: Agent) -> None:
         """The agent reads the newest message and decides."""
         if agent.state == "runs":
-            newest = self.log.newest
-            instance = newest.event.instance if newest is not None and newest.event is not None else ""
-            agent.seen = action(newest, agent.own, agent.claim, self.life(instance)), self.log.newest_seq
+            newest = self.log.newest or NewestMessage(None)
+            life = self.life("" if newest.event is None else newest.event.instance)
+            agent.seen = action(newest, agent.own.instance, agent.own, agent.claim, life), self.log.newest_seq
 
     def life(self, instance: str) -> Liveness:
         return "alive" if any(each.is_alive and each.own.instance == instance for each in self.agents) else "silent"

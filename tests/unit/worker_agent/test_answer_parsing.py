@@ -116,9 +116,3 @@ def test_completions_have_no_parser(tmp_path: Path) -> None:
 def test_an_unknown_parser_is_refused_at_the_start(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_settings(AgentSettings, file=None, assignments=settings, flags={})
-
-
-def test_parsers_go_with_any_engine() -> None:
-    names = ("engine.kind=trtllm", "engine.tool_call_parser=hermes", "engine.reasoning_parser=qwen3")
-    settings = load_settings(AgentSettings, file=None, assignments=names, flags={})
-    assert settings.engine.answer_format.parses

@@ -66,8 +66,10 @@ def completion_chunk(text: str, finish_reason: str | None = None) -> dict[str, A
 
 
 # -------------------------------------------------------------------- answers
-def test_a_chat_s_stream_opens_with_the_role_and_a_completion_s_with_nothing() -> None:
+def test_a_chat_s_stream_opens_with_the_role_of_each_choice_and_a_completion_s_with_nothing() -> None:
     assert data_of(CHAT.opening()) == chat_chunk({"role": "assistant", "content": ""})
+    choices = [event["choices"][0] for event in events_of(chat(n=3).opening())]
+    assert [(each["index"], each["delta"]["role"]) for each in choices] == [(at, "assistant") for at in range(3)]
     assert COMPLETION.opening() == b""
 
 
@@ -100,16 +102,6 @@ def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Completi
 def test_the_end_of_a_stream_and_an_error_in_it() -> None:
     assert CHAT.ending(USAGE, include_usage=False) == b"data: [DONE]\n\n"
     assert CHAT.failed("why", b'{"error":{}}') == b'data: {"error":{}}\n\n'
-
-
-# -------------------------------------------------------------------- several choices
-def test_a_chat_of_several_choices_opens_with_the_role_of_each() -> None:
-    choices = [event["choices"][0] for event in events_of(chat(n=3).opening())]
-    assert [(each["index"], each["delta"]["role"]) for each in choices] == [
-        (0, "assistant"),
-        (1, "assistant"),
-        (2, "assistant"),
-    ]
 
 
 # -------------------------------------------------------------------- log probabilities

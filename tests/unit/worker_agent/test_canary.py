@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_protocol.fleet import WorkerLeft, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
@@ -17,42 +15,13 @@ from tests.support.manual_clock import ManualClock
 from tests.unit.router.samples import registered
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.fleet.canary import BEGIN_ID, OUTCOMES, SALT, Canary, CanaryWatch, MonitoredEngine, canary_request
+from worker_agent.fleet.canary import BEGIN_ID, SALT, CanaryWatch, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
 from worker_agent.port.types import EngineError, EngineOutput, EngineRequest
 
 WAIT_S = 10.0
 DESCRIPTION = described(total_kv_blocks=16, max_num_seqs=4, max_seq_len=64)
-
-
-@pytest.mark.parametrize("outcome", ["failed", "late"])
-def test_only_an_answer_makes_an_unfit_engine_fit(outcome: Any) -> None:
-    idle = Canary((0,), WAIT_S, 0.0)
-    idle.on_answer(outcome, 10.0)
-    idle.on_output(12.0)
-    assert not idle.is_fit
-    assert idle.due_s(12.0) == 8.0
-    idle.on_answer("ok", 21.0)
-    assert idle.is_fit
-
-
-def test_ranks_are_asked_in_turn_and_one_that_failed_until_it_answers() -> None:
-    idle, asked = Canary((4, 5), WAIT_S, 0.0), []
-    for outcome in ("ok", "failed", "late", "ok", "ok"):
-        asked.append(idle.dp_rank)
-        idle.on_answer(outcome, 0.0)
-    assert asked == [4, 5, 5, 5, 4]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["output", *OUTCOMES]), st.floats(0, 30)), max_size=30))
-def test_it_is_never_longer_until_the_next_question_than_the_silence_allowed(told: Any) -> None:
-    idle, now_s = Canary((0, 1, 2), WAIT_S, 0.0), 0.0
-    for what, later_s in told:
-        now_s += later_s
-        idle.on_output(now_s) if what == "output" else idle.on_answer(what, now_s)
-        assert 0 <= idle.due_s(now_s) <= WAIT_S + 1e-6, "but for rounding"
-        assert idle.is_fit or what != "ok"
 
 
 def test_the_question_is_one_token_that_no_client_s_prefix_can_meet() -> None:
@@ -89,8 +58,8 @@ class Log:
 class Scripted(SimulatedEngine):
     """An engine that answers its canaries as a test says: `ok`, `error`, `broken` or, for ever, nothing."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(Simulator(DESCRIPTION), clock)
+    def __init__(self, clock: ManualClock, dp_ranks: tuple[int, ...]) -> None:
+        super().__init__(Simulator(replace(DESCRIPTION, dp_ranks=dp_ranks)), clock)
         self.answer, self.asked, self.aborted = "ok", list[EngineRequest](), 0
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
@@ -109,9 +78,9 @@ class Scripted(SimulatedEngine):
 class Watched:
     """A worker with its canary, in a clock that only the test moves."""
 
-    def __init__(self, wait_s: float = WAIT_S) -> None:
+    def __init__(self, wait_s: float = WAIT_S, dp_ranks: tuple[int, ...] = (0,)) -> None:
         self.clock, self.log, self.stop = ManualClock(), Log(), asyncio.Event()
-        self.engine = Scripted(self.clock)
+        self.engine = Scripted(self.clock, dp_ranks)
         log: Any = self.log
         worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
         self.membership = Membership(registered("w", instance="i"), worker_id, self.clock, asyncio.Event())
@@ -193,12 +162,21 @@ async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() 
     assert worker.log.told[-1].reason == "the engine is dead"
 
 
-async def test_what_clients_are_answered_counts_as_life() -> None:
+async def test_what_clients_are_answered_counts_as_life_unless_the_engine_is_out() -> None:
     worker = Watched()
-    heard = MonitoredEngine(worker.engine, worker.watch.canary, worker.clock)
-    await worker.clock.advance(9.0)
-    asked = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
-    async with aclosing(heard.generate(asked)) as outputs:
-        assert [output.token_ids async for output in outputs] == [(1,)]
-    assert worker.watch.canary.due_s(10.0) == 9.0
-    assert heard.describe() == DESCRIPTION
+    for is_fit, due_s in ((True, WAIT_S), (False, 1.0)):
+        worker.watch.is_fit = is_fit
+        await worker.clock.advance(9.0)
+        worker.watch.on_output()
+        assert worker.watch.due_s == due_s
+
+
+async def test_ranks_are_asked_in_turn_and_one_that_failed_until_it_answers() -> None:
+    worker = Watched(dp_ranks=(4, 5))
+    async with asyncio.TaskGroup() as group:
+        await worker.run(group)
+        for answer in ("ok", "error", "broken", "ok", "ok"):
+            worker.engine.answer = answer
+            await worker.after(WAIT_S)
+        worker.stop.set()
+    assert [each.dp_rank for each in worker.engine.asked] == [4, 5, 5, 5, 4]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kv_runtime.text.byte_model import ByteText
 from worker_agent.api.choice_text import ChoiceText, Piece, StopFilter, TokenSpan
-from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.port.types import EngineOutput
 
@@ -166,9 +165,3 @@ def test_tokens_of_which_nothing_is_known_are_told_all_the_same() -> None:
     choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=True)
     bare = EngineOutput(token_ids=(97, 98), cached_tokens=0, finish_reason="stop", logprobs=(place(97),))
     assert choice.push(bare).spans == (TokenSpan(97, 0, place(97)), TokenSpan(98, 1, None))
-
-
-def test_what_the_next_worker_needs_goes_with_the_output_that_says_it() -> None:
-    handoff = Handoff(opaque_state=b"x")
-    said = EngineOutput(token_ids=(97,), cached_tokens=0, finish_reason="length", handoff=handoff)
-    assert ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False).push(said).handoff == handoff

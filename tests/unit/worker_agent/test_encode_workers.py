@@ -23,14 +23,10 @@ def encoder(name: str, **fields: Any) -> WorkerRegistered:
     return registered(name, **{"role": "encode", "base_url": f"http://10.0.0.1:{9000 + int(name[1:])}"} | fields)
 
 
-def fleet_log(*told: WorkerRegistered) -> Any:
-    """A stand-in for the event log, with these registrations on its fleet stream."""
-    return Log(*told)
-
-
 @asynccontextmanager
 async def followed(workers: EncodeWorkers, *told: WorkerRegistered, keys: tuple[bytes, ...] = ()) -> AsyncIterator[Log]:
-    log, stop = fleet_log(*told), asyncio.Event()
+    log: Any = Log(*told)
+    stop = asyncio.Event()
     following = asyncio.ensure_future(workers.part(0, log, FleetGate(keys)).run(stop))
     await log.followed.wait()
     try:

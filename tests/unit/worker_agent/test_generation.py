@@ -19,10 +19,9 @@ from worker_agent.api.choice_text import Piece
 from worker_agent.api.generation import Generation, GenerationFailed, full_pieces
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Sampling, TokenLogprob, TokenLogprobs
-from worker_agent.port.types import EngineOutput, EngineRequest, EngineStopped
+from worker_agent.port.types import EngineOutput, EngineRequest
 
 TEXT = ByteText()
-ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
 
 
 class Saying(ScriptedEngine):
@@ -50,11 +49,11 @@ def output(tokens: Sequence[int], choice: int = 0, **fields: Any) -> EngineOutpu
 
 
 def generation(
-    engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = (), handoff: Handoff | None = None
+    engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = (), handoff: Handoff | None = None, **options: Any
 ) -> Generation:
     wishes = Sampling(choices=choices, logprobs=0)
     asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes, handoff=handoff)
-    return Generation(engine, TEXT, [asked], stops, now_s=itertools.count().__next__)
+    return Generation(engine, TEXT, [asked], stops, now_s=itertools.count().__next__, **options)
 
 
 def collected(made: Generation) -> list[Piece]:
@@ -105,9 +104,10 @@ def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
 
 def test_the_engine_is_told_once_every_choice_has_stopped() -> None:
     engine = Saying([output(b"ax", 0), output(b"b", 1), output(b"cccc", 0), output(b"bx", 1), output(b"never", 1)])
-    made = generation(engine, choices=2, stops=("x",))
+    heard = []
+    made = generation(engine, choices=2, stops=("x",), on_output=lambda: heard.append(1))
     assert [piece.text for piece in collected(made)] == ["a", "b", "", "b"]
-    assert (engine.open, made.usage()["completion_tokens"]) == (0, 5)
+    assert (engine.open, made.usage()["completion_tokens"], len(heard)) == (0, 5, 4)
 
 
 def test_the_usage_is_that_of_the_prompt_which_the_engine_computed() -> None:
@@ -160,23 +160,3 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
         asyncio.run(full_pieces(generation(engine, choices=2).pieces()))
     assert engine.open == 0
-
-
-def test_what_the_engine_raises_is_raised() -> None:
-    async def stopped() -> None:
-        async with aclosing(Generation(ScriptedEngine(), TEXT, [ASKED], (), now_s=float).pieces()) as pieces:
-            await anext(pieces)
-
-    with pytest.raises(EngineStopped):
-        asyncio.run(stopped())
-
-
-def test_a_reader_that_goes_away_closes_the_generation() -> None:
-    engine = Saying([output(b"a"), output(b"b")])
-
-    async def leave() -> int:
-        async with aclosing(generation(engine).pieces()) as pieces:
-            await anext(pieces)
-            return engine.open
-
-    assert (asyncio.run(leave()), engine.open) == (1, 0)

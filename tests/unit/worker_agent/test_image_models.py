@@ -77,10 +77,6 @@ def test_a_broken_configuration_is_named(tmp_path: Path, content: str) -> None:
         model_config(str(tmp_path))
 
 
-def test_a_model_without_a_configuration_takes_no_images() -> None:
-    assert image_facts("byte", load_text("byte"), ImageModelSection()) is None
-
-
 # ------------------------------------------------------------------------------------------- for routers
 QWEN = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12_845_056}
 QWEN3 = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, decode_load, encode_load
-from worker_agent.load.reports import DraftCounts, LoadRows, at_rest, load_report
+from worker_agent.load.reports import LoadRows, at_rest, load_report
 
 ROW: dict[str, Any] = {
     "timestamp": "2025-01-01",
@@ -117,15 +117,9 @@ def test_a_latency_that_is_not_told_is_0(value: object) -> None:
     assert load_report({**ROW, "iterLatencyMS": value}, "i")[1].iteration_s == 0.0
 
 
-def test_small_numbers_are_no_nonsense() -> None:
-    assert load_report({**ROW, "iterLatencyMS": 0.25}, "i")[1].iteration_s == 0.00025
-
-
-def test_a_row_without_a_rank_is_that_of_rank_0() -> None:
-    assert load_report({**ROW, "attentionDpRank": None}, "i")[0] == 0
-
-
-# -------------------------------------------------------------------- ranks
+def test_a_row_without_a_rank_is_that_of_rank_0_and_small_numbers_are_no_nonsense() -> None:
+    rank, report = load_report({**ROW, "attentionDpRank": None, "iterLatencyMS": 0.25}, "i")
+    assert (rank, report.iteration_s) == (0, 0.00025)
 
 
 def test_a_row_of_a_rank_that_the_engine_does_not_have_is_skipped() -> None:
@@ -148,6 +142,7 @@ rows = st.recursive(
 )
 
 
+@example(rows=[], change={"numActiveRequests": COUNT_MAX, "iter": COUNT_MAX})
 @given(rows=rows, change=st.dictionaries(st.sampled_from([*ROW]), rows, max_size=2))
 def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sent(
     rows: object, change: dict[str, Any]
@@ -155,12 +150,6 @@ def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sen
     reader = LoadRows("i", (0, 1))
     for _, report in [*reader.read(rows), *reader.read([{**ROW, **change}])]:
         assert decode_load(encode_load(report)) == report
-
-
-@pytest.mark.parametrize("count", [0, COUNT_MAX])
-def test_every_count_can_be_sent(count: int) -> None:
-    _, report = load_report({**ROW, "numActiveRequests": count, "iter": count}, "i")
-    assert decode_load(encode_load(report)) == report
 
 
 # -------------------------------------------------------------------- speculative decoding
@@ -176,11 +165,11 @@ def test_drafts_are_counted_once_an_iteration_from_the_row_of_rank_0() -> None:
     rows = LoadRows("i", (0, 1))
     rows.read([ROW | {"attentionDpRank": rank, "specDecodingStats": drafts} for rank in (0, 1)])
     rows.read([ROW | {"attentionDpRank": 0, "specDecodingStats": {**drafts, "numDraftTokens": None}}])
-    assert rows.drafts == DraftCounts(drafted_tokens=12, accepted_tokens=14, drafting_requests=8)
+    assert rows.drafts == {"drafted_tokens": 12, "accepted_tokens": 14, "drafting_requests": 8}
 
 
 @pytest.mark.parametrize("strange", [None, [], "7", {"numDraftTokens": -1}, {"numAcceptedTokens": True}])
 def test_strange_figures_of_drafts_count_nothing_and_cost_no_row(strange: object) -> None:
     rows = LoadRows("i", (0, 1))
     assert len(rows.read([ROW | {"attentionDpRank": 0, "specDecodingStats": strange}])) == 1
-    assert rows.drafts == DraftCounts()
+    assert rows.drafts.total() == 0

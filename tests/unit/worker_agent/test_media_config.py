@@ -6,14 +6,10 @@ from pydantic import BaseModel, ValidationError
 from worker_agent.media.config import MediaSection, TransferSection
 
 
-def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
-    section = MediaSection()
-    assert (section.kinds, section.schemes, section.directories) == (("image",), (), ())
-
-
-def test_by_default_embeddings_stay_on_the_machine() -> None:
-    section = TransferSection()
-    assert (section.host, section.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
+def test_by_default_nothing_is_fetched_no_file_is_read_and_transfers_stay_on_the_machine() -> None:
+    media, transfer = MediaSection(), TransferSection()
+    assert (media.kinds, media.schemes, media.directories) == (("image",), (), ())
+    assert (transfer.host, transfer.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
 
 
 @pytest.mark.parametrize(

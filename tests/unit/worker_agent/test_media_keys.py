@@ -1,4 +1,4 @@
-"""Multimodal keys: what is hashed of a prompt with images is what a mirror makes of the engine's events of it."""
+"""Multimodal keys: which blocks of a prompt have keys of an image, and what is hashed of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,30 +6,12 @@ from hypothesis import strategies as st
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
 from tests.unit.worker_agent.media_samples import GIF, PNG
-from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
-from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.mirror import RankMirror
+from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE
 from worker_agent.media.parts import content_digest
 
 A, B = content_digest(PNG), content_digest(GIF)
 IMAGE = 9
 PROMPT = [1, IMAGE, 2, IMAGE, 3]
-
-
-def block_event(at: int, tokens: list[int], keys: tuple[MmKey, ...]) -> Json:
-    """A block as TensorRT-LLM 1.x tells of it where the caller gave UUIDs. Source: `docs/SOURCES.md` E1.3."""
-    named = [{"type": "mm_key", "hash": key.digest, "start_offset": key.start_offset} for key in keys]
-    return block(100 + at, tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE], mm_keys=named)
-
-
-def mirrored(tokens: list[int], runs: list[MmRun]) -> list[int]:
-    """What a consolidator holds once the engine told of the prompt's blocks."""
-    keys = keys_of_blocks(runs, len(tokens), BLOCK_SIZE)
-    blocks = [block_event(at, tokens, each) for at, each in enumerate(keys)]
-    ((_, published),) = TrtllmRules(BLOCK_SIZE).translate([event(0, stored(*blocks))])
-    mirror = RankMirror(BLOCK_SIZE)
-    mirror.apply(published)
-    return [held.sequence_hash for held in mirror.dump()]
 
 
 def test_each_image_token_becomes_as_many_as_the_image_has() -> None:
@@ -43,17 +25,6 @@ def test_an_item_in_two_runs_goes_on_where_it_stopped() -> None:
     assert keys_of_blocks(runs, 6, 2) == ((MmKey(A, 0),), (MmKey(A, 1),), (MmKey(A, 2),))
     assert keys_of_blocks(runs, 6, 6) == ((MmKey(A, 0), MmKey(A, 2)),)
     assert keys_of_blocks(runs, 6, 1)[5] == (MmKey(A, 3),)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.sampled_from([A, B])), max_size=4), st.integers(4, 12)
-)
-def test_a_prompt_with_images_is_hashed_as_its_events_are(items: list[tuple[int, int, str]], end: int) -> None:
-    prompt = [token for texts, _, _ in items for token in (*range(20, 20 + texts), IMAGE)] + list(range(40, 40 + end))
-    tokens, runs = expanded(prompt, IMAGE, [item[2] for item in items], [item[1] for item in items])
-    hashes = chain(mm_block_hashes(tokens, runs, BLOCK_SIZE))
-    assert hashes == mirrored(tokens, runs)
-    assert len(hashes) == len(tokens) // BLOCK_SIZE
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=4))

@@ -285,14 +285,6 @@ def test_a_prompt_of_no_tokens_or_too_many_is_refused(
         asked(request_, prompt_tokens)
 
 
-def test_only_a_rank_of_ours_or_none_may_be_asked_for() -> None:
-    for dp_rank in (None, 0, 2):
-        assert asked(chat(), dp_rank=dp_rank).dp_rank == dp_rank
-    for dp_rank in (1, 3, -1):
-        with pytest.raises(RequestInvalid, match=f"x-dp-rank: found {dp_rank}, allowed 0, 2"):
-            asked(chat(), dp_rank=dp_rank)
-
-
 # -------------------------------------------------------------------- tokens that a request names
 TEXT = ByteText()
 (END,) = TEXT.eos_ids
@@ -312,11 +304,6 @@ def test_the_client_s_stop_tokens_stop_and_the_model_s_unless_they_are_ignored(
     fields: dict[str, Any], tokens: tuple[int, ...]
 ) -> None:
     assert stop_token_ids_of(completion(**fields), TEXT.eos_ids) == tokens
-
-
-def test_biases_are_pairs_of_token_and_number() -> None:
-    assert logit_bias_of(completion(), TEXT) == ()
-    assert logit_bias_of(completion(logit_bias={"7": -100, "0": 1.5}), TEXT) == ((7, -100.0), (0, 1.5))
 
 
 def test_a_bad_word_is_its_token() -> None:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from kv_protocol.fleet import Role
 from kv_protocol.openai.requests import RequestInvalid
 from tests.unit.worker_agent.test_request_rules import chat, completion
-from worker_agent.api.request_rules import NOTHING_ASKED, phase_of
-from worker_agent.api.request_sampling import sampling_of
+from worker_agent.api.request_rules import NOTHING_ASKED, phase_of, sampling_of
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import Guide, Sampling
 

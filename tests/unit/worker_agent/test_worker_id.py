@@ -9,7 +9,7 @@ from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, Worke
 from kv_protocol.ids import checked_worker_id
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
-from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, NewestMessage, action, drained_by_hand, liveness
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, NewestMessage, action, drained_by_hand
 
 OWN = registered(instance="own")
 OTHER = registered(instance="other", base_url="http://127.0.0.1:2")
@@ -23,7 +23,6 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
 @pytest.mark.parametrize(
     ("newest", "expected"),
     [
-        (None, "register"),
         (NewestMessage(None), "register"),
         (NewestMessage(OWN, 5), "keep"),
         (NewestMessage(FORGED, 5), "replace"),
@@ -39,8 +38,8 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
         (NewestMessage(WorkerDraining(worker_id="w0", instance="other"), 6), "register"),
     ],
 )
-def test_what_is_done_whatever_the_life_of_another_instance(newest: NewestMessage | None, expected: str) -> None:
-    assert {action(newest, OWN, 5, life) for life in ("alive", "silent", "unknown")} == {expected}
+def test_what_is_done_whatever_the_life_of_another_instance(newest: NewestMessage, expected: str) -> None:
+    assert {action(newest, "own", OWN, 5, life) for life in ("alive", "silent", "unknown")} == {expected}
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -56,25 +55,9 @@ def test_a_drain_by_hand_lasts_from_its_event_to_the_registration_that_ends_it(b
 @pytest.mark.parametrize("event", [OTHER, WorkerDraining(worker_id="w0", instance="other")])
 @pytest.mark.parametrize("own_claim", [5, NO_CLAIM])
 def test_an_earlier_instance_is_given_way_to_if_it_is_alive(event: FleetEvent, own_claim: int) -> None:
-    actions = {life: action(NewestMessage(event, 4), OWN, own_claim, life) for life in ("alive", "silent", "unknown")}
+    newest = NewestMessage(event, 4)
+    actions = {life: action(newest, "own", OWN, own_claim, life) for life in ("alive", "silent", "unknown")}
     assert actions == {"alive": "stop", "silent": "register", "unknown": "wait"}
-
-
-@pytest.mark.parametrize(
-    ("silence_s", "listened_s", "has_ended", "expected"),
-    [
-        (0.0, 0.0, True, "alive"),
-        (SILENT_S - 0.01, 60.0, True, "alive"),
-        (SILENT_S, 60.0, False, "silent"),
-        (None, SILENT_S - 0.01, False, "unknown"),
-        (None, SILENT_S, False, "silent"),
-        (None, 0.0, True, "silent"),
-    ],
-)
-def test_an_instance_is_alive_by_its_heartbeats(
-    silence_s: float | None, listened_s: float, has_ended: bool, expected: str
-) -> None:
-    assert liveness(silence_s, listened_s, has_ended=has_ended) == expected
 
 
 @pytest.mark.parametrize("host", ["gpu-7.cluster.example", "GPU_7", "", "x" * 200, "-é-"])
@@ -82,14 +65,10 @@ def test_without_a_configured_id_each_start_makes_one_that_no_other_has(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
-    section = AgentSettings().worker
+    section, named = AgentSettings().worker, ServedWorkerSection(id="w0")
+    assert named.identified() == named
     made = {section.identified().id for _ in range(100)}
     assert len(made) == 100
     assert all(checked_worker_id(each) for each in made)
     slug = "-".join(re.findall("[a-z0-9]+", host.lower()))[:48] or "worker"
     assert all(re.fullmatch(f"{slug}-[0-9a-f]{{8}}", each) for each in made)
-
-
-def test_a_configured_id_is_kept() -> None:
-    section = ServedWorkerSection(id="w0")
-    assert section.identified() == section

@@ -111,12 +111,8 @@ async def test_what_the_router_sampled_and_what_failed_is_sent(
     assert engine is not None
     assert engine.span_id != CALLER
     assert len(worker.sent) == sent
-
-
-async def test_a_failed_request_says_so() -> None:
-    worker = Worker(NONE, status=502)
-    await worker.ask(caller("00"))
-    assert (worker.span().error, worker.span().attributes["error.type"]) == ("failed", "failed")
+    if sent and status == 502:
+        assert (worker.span().error, worker.span().attributes["error.type"]) == ("failed", "failed")
 
 
 @pytest.mark.parametrize("given", ["", "00-0-0-01", "é" * 9])

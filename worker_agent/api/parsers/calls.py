@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,6 +70,42 @@ def joined(events: Iterable[Event]) -> list[Event]:
     ]
 
 
+class Thought(NamedTuple):
+    """The tags of one family. `label` follows the opening one, and is no reasoning. `repeats`: also behind content."""
+
+    begins_inside: bool = False
+    opening: str = "<think>"
+    closing: str = "</think>"
+    label: str = ""
+    repeats: bool = False
+
+    def begins(self, prompt_end: str) -> bool | None:
+        """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
+        end = prompt_end.rstrip()
+        if end.endswith(self.closing):
+            return False if self.repeats else None
+        return self.begins_inside or end.endswith((self.opening + self.label).rstrip())
+
+
+class CallForm(NamedTuple):
+    """How a family writes a call: `begin`, its name, `behind`, what matches `pattern`, its arguments, `end`.
+
+    Of several calls each is between the texts of `around`, and all together are between those of `section`. Without
+    `is_json` the arguments are any text. `thought` is the reasoning of a family that has one parser for both.
+    """
+
+    begin: str
+    behind: str
+    end: str
+    pattern: str = ""
+    around: tuple[str, str] = ("", "")
+    section: tuple[str, str] = ("", "")
+    separator: str = ""
+    is_json: bool = True
+    is_one: bool = False
+    thought: Thought | None = None
+
+
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A request's options for the events of its answer. Without `finds_calls` its `tools` are empty."""
 
@@ -121,6 +157,8 @@ class ToolParser(Parser):
     """The markers that begin a call."""
     openings: tuple[str, ...] = ()
     """How a call begins where a marker alone may be a word of a thought; empty: as the markers."""
+    form: CallForm | None = None
+    """How calls are forced; None: they cannot be."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
         self._answer, self._options = answer, options

@@ -27,7 +27,7 @@ from worker_agent.api.parsers.calls import (
     ToolParser,
     joined,
 )
-from worker_agent.api.parsers.forced_calls import CALL_FORMS, Format, forced_calls
+from worker_agent.api.parsers.forced_calls import Format, forced_calls
 from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from worker_agent.api.parsers.reasoning import THOUGHTS, ThinkParser
 from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
@@ -140,7 +140,6 @@ class AnswerFormat:
             tools = reasoning = _GPT_OSS
         self._reads_both = tools == _GPT_OSS
         self._family = _FAMILIES[tools] if tools else None
-        self._form = CALL_FORMS.get(tools)
         self._reasoning = "" if self._reads_both else reasoning
         self.parses = bool(tools or reasoning)
         self.special_tokens = self._family.special_tokens if self._family else ()
@@ -168,15 +167,16 @@ class AnswerFormat:
 
         None: the format has none, or such an answer cannot begin so.
         """
-        if self._form is None or self._family is None:
+        form = None if self._family is None else self._family.form
+        if self._family is None or form is None:
             return None
         if self._reads_both:
-            return forced_calls(self._form, functions, only_one=only_one, thought=self._form.thought, begun=begun)
+            return forced_calls(form, functions, only_one=only_one, thought=form.thought, begun=begun)
         thought = THOUGHTS.get(self._reasoning)
         inside = thought and thought.begins(prompt_end)
         tools = self._family("", AnswerOptions(finds_calls=True, tools=functions))
         return forced_calls(
-            self._form,
+            form,
             functions,
             only_one=only_one,
             thought=None if inside is None else thought,

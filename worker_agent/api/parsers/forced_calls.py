@@ -18,11 +18,9 @@ token); formats: as the parsers.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from worker_agent.api.parsers.reasoning import Thought
-from worker_agent.api.parsers.tag_calls import DeepSeekV32Parser, Glm46Parser, MiniMaxM2Parser, Qwen3CoderParser
-from worker_agent.api.parsers.token_calls import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from worker_agent.api.parsers.calls import CallForm, Thought
 from worker_agent.api.parsers.values import Tool, quoted
 
 Format = dict[str, Any]
@@ -31,84 +29,6 @@ _LINE_ENDS_MAX = 3
 _LINE_ENDS: Format = {"type": "regex", "pattern": f"\\n{{0,{_LINE_ENDS_MAX}}}"}
 _ANY_TEXT: Format = {"type": "any_text"}
 _NOTHING: Format = {"type": "const_string", "value": ""}
-
-
-class CallForm(NamedTuple):
-    """How a family writes a call: `begin`, its name, `behind`, what matches `pattern`, its arguments, `end`.
-
-    Of several calls each is between the texts of `around`, and all together are between those of `section`. Without
-    `is_json` the arguments are any text. `thought` is the reasoning of a family that has one parser for both.
-    """
-
-    begin: str
-    behind: str
-    end: str
-    pattern: str = ""
-    around: tuple[str, str] = ("", "")
-    section: tuple[str, str] = ("", "")
-    separator: str = ""
-    is_json: bool = True
-    is_one: bool = False
-    thought: Thought | None = None
-
-
-_V31, _V3, _KIMI = DeepSeekV31Parser, DeepSeekV3Parser, KimiK2Parser
-_QWEN, _GLM, _MINIMAX, _V32 = Qwen3CoderParser, Glm46Parser, MiniMaxM2Parser, DeepSeekV32Parser
-CALL_FORMS = {
-    "hermes": CallForm(
-        '{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n"
-    ),
-    "llama3_json": CallForm('{"name": "', '", "parameters": ', "}", separator="; "),
-    "qwen3_coder": CallForm(
-        _QWEN.call,
-        ">\n",
-        _QWEN.call_end,
-        around=(f"{_QWEN.section}\n", f"\n{_QWEN.section_end}"),
-        separator="\n",
-        is_json=False,
-    ),
-    "glm46": CallForm(_GLM.call, "", _GLM.call_end, pattern=f"\\n|{_GLM.key}", separator="\n", is_json=False),
-    "minimax_m2": CallForm(
-        f'{_MINIMAX.call}"',
-        '">\n',
-        _MINIMAX.call_end,
-        section=(f"{_MINIMAX.section}\n", f"\n{_MINIMAX.section_end}"),
-        separator="\n",
-        is_json=False,
-    ),
-    "kimi_k2": CallForm(
-        f"{_KIMI.call}functions.",
-        ":",
-        _KIMI.call_end,
-        pattern=f"[0-9]{{1,4}}{_KIMI.separator.replace('|', chr(92) + '|')}",
-        section=(_KIMI.section, _KIMI.section_end),
-    ),
-    "gemma4": CallForm("<|tool_call>call:", "{", "<tool_call|>", is_json=False),
-    "deepseek_v3": CallForm(
-        f"{_V3.call}function{_V3.separator}",
-        "\n```json\n",
-        f"\n```{_V3.call_end}",
-        section=(_V3.section, _V3.section_end),
-        separator="\n",
-    ),
-    "deepseek_v31": CallForm(_V31.call, _V31.separator, _V31.call_end, section=(_V31.section, _V31.section_end)),
-    "deepseek_v32": CallForm(
-        f'{_V32.call}"',
-        '">\n',
-        _V32.call_end,
-        section=(f"{_V32.section}\n", f"\n{_V32.section_end}"),
-        separator="\n",
-        is_json=False,
-    ),
-    "gpt_oss": CallForm(
-        "<|channel|>commentary to=functions.",
-        " <|constrain|>json<|message|>",
-        "<|call|>",
-        is_one=True,
-        thought=Thought(opening="<|channel|>analysis<|message|>", closing="<|end|><|start|>assistant"),
-    ),
-}
-"""By the names of the parsers. A call of gpt-oss ends its answer."""
 
 
 def forced_calls(

@@ -10,7 +10,7 @@ If brackets or quotes do not match, the arguments continue until they do, or unt
 import json
 import re
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, ToolParser
+from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, CallForm, ToolParser
 from worker_agent.api.parsers.reader import Rejected, Show, Steps
 
 _IN_STRING = re.compile(r'[^"\\]+')
@@ -128,6 +128,7 @@ class HermesParser(JsonCalls):
     special_tokens = ("<tool_call>", "</tool_call>")
     markers = ("<tool_call>",)
     openings = ("<tool_call>\n{", "<tool_call>{", "<tool_call> {")
+    form = CallForm('{"name": "', '", "arguments": ', "}", around=("<tool_call>\n", "\n</tool_call>"), separator="\n")
 
     def _call(self, marker: str) -> Steps[None]:
         del marker
@@ -147,6 +148,7 @@ class Llama3JsonParser(JsonCalls):
 
     markers = special_tokens = ("<|python_tag|>",)
     stop_tokens = ("<|eom_id|>",)
+    form = CallForm('{"name": "', '", "parameters": ', "}", separator="; ")
 
     def _steps(self) -> Steps[None]:
         while (first := (yield from self._reader.peek())).isspace():

@@ -14,29 +14,10 @@ vllm-project/vllm, `vllm/reasoning/`: `deepseek_r1_reasoning_parser.py`, `qwen3_
 `python/sglang/srt/parser/reasoning_parser.py`.
 """
 
-from typing import NamedTuple
-
-from worker_agent.api.parsers.calls import ContentDelta, Parser, ReasoningDelta
+from worker_agent.api.parsers.calls import ContentDelta, Parser, ReasoningDelta, Thought
 from worker_agent.api.parsers.reader import Steps
 
 _SPACE_CHARACTERS_MAX = 64
-
-
-class Thought(NamedTuple):
-    """The tags of one family. `label` follows the opening one, and is no reasoning. `repeats`: also behind content."""
-
-    begins_inside: bool = False
-    opening: str = "<think>"
-    closing: str = "</think>"
-    label: str = ""
-    repeats: bool = False
-
-    def begins(self, prompt_end: str) -> bool | None:
-        """Return whether an answer behind this prompt begins with reasoning; None: it has no reasoning."""
-        end = prompt_end.rstrip()
-        if end.endswith(self.closing):
-            return False if self.repeats else None
-        return self.begins_inside or end.endswith((self.opening + self.label).rstrip())
 
 
 THOUGHTS = {

@@ -23,7 +23,7 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/tool_parser/`: `qwen3_coder_parser.py`,
 
 import re
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, SectionParser
+from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, CallForm, SectionParser
 from worker_agent.api.parsers.reader import Rejected, Steps
 from worker_agent.api.parsers.values import ANY, EXACT, Value, quoted, types_of
 
@@ -108,6 +108,7 @@ class Qwen3CoderParser(TagParser):
     call, call_end, key = "<function=", "</function>", "<parameter="
     value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
     padding = "\n"
+    form = CallForm(call, ">\n", call_end, around=(f"{section}\n", f"\n{section_end}"), separator="\n", is_json=False)
 
 
 class Glm46Parser(TagParser):
@@ -117,6 +118,7 @@ class Glm46Parser(TagParser):
     value_ends = ("</arg_value>",)
     name_ends = (key, call_end)
     special_tokens = (call, call_end, key, key_end, value, *value_ends)
+    form = CallForm(call, "", call_end, pattern=f"\\n|{key}", separator="\n", is_json=False)
 
 
 class MiniMaxM2Parser(TagParser):
@@ -125,6 +127,9 @@ class MiniMaxM2Parser(TagParser):
     section, section_end = special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
     call, call_end, key = "<invoke name=", "</invoke>", "<parameter name="
     value_ends = ("</parameter>",)
+    form = CallForm(
+        f'{call}"', '">\n', call_end, section=(f"{section}\n", f"\n{section_end}"), separator="\n", is_json=False
+    )
 
 
 class DeepSeekV32Parser(TagParser):
@@ -135,6 +140,9 @@ class DeepSeekV32Parser(TagParser):
     call, call_end, key = f"<{_DSML}invoke name=", f"</{_DSML}invoke>", f"<{_DSML}parameter name="
     value_ends = (f"</{_DSML}parameter>",)
     special_tokens = (_DSML,)
+    form = CallForm(
+        f'{call}"', '">\n', call_end, section=(f"{section}\n", f"\n{section_end}"), separator="\n", is_json=False
+    )
 
 
 def _parts_of(header: str) -> tuple[str, str | None]:

@@ -47,7 +47,15 @@ import re
 
 import msgspec
 
-from worker_agent.api.parsers.calls import NAME_CHARACTERS_MAX, AnswerOptions, ReasoningDelta, SectionParser, ToolParser
+from worker_agent.api.parsers.calls import (
+    NAME_CHARACTERS_MAX,
+    AnswerOptions,
+    CallForm,
+    ReasoningDelta,
+    SectionParser,
+    Thought,
+    ToolParser,
+)
 from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX, Rejected, Steps
 from worker_agent.api.parsers.values import quoted
 
@@ -87,10 +95,19 @@ class DeepSeekV31Parser(TokenParser):
     section, section_end = _token("tool calls begin"), _token("tool calls end")
     call, separator, call_end = _token("tool call begin"), _token("tool sep"), _token("tool call end")
     special_tokens = (section, section_end, call, separator, call_end)
+    form = CallForm(call, separator, call_end, section=(section, section_end))
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
     """Reads the calls of V3: their type is always `function`, their arguments are fenced."""
+
+    form = CallForm(
+        f"{DeepSeekV31Parser.call}function{DeepSeekV31Parser.separator}",
+        f"\n{_FENCE}",
+        f"{_FENCE_END}{DeepSeekV31Parser.call_end}",
+        section=(DeepSeekV31Parser.section, DeepSeekV31Parser.section_end),
+        separator="\n",
+    )
 
     def _one(self) -> Steps[None]:
         yield from self._reader.before((self.separator,), NAME_CHARACTERS_MAX)
@@ -106,6 +123,13 @@ class KimiK2Parser(TokenParser):
     section, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     call, separator, call_end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
     special_tokens = (section, section_end, call, separator, call_end)
+    form = CallForm(
+        f"{call}{_FUNCTIONS}",
+        ":",
+        call_end,
+        pattern=f"[0-9]{{1,4}}{separator.replace('|', chr(92) + '|')}",
+        section=(section, section_end),
+    )
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
         self._ids = set[str]()
@@ -134,6 +158,7 @@ class Gemma4Parser(ToolParser):
     markers = (_GEMMA_CALL,)
     special_tokens = (_GEMMA_CALL, _GEMMA_END, _QUOTE)
     stop_tokens = ("<|tool_response>",)
+    form = CallForm(f"{_GEMMA_CALL}call:", "{", _GEMMA_END, is_json=False)
 
     def _call(self, marker: str) -> Steps[None]:
         del marker
@@ -209,6 +234,14 @@ class HarmonyParser(ToolParser):
     markers = (_START, _CHANNEL, _MESSAGE, *_MESSAGE_ENDS)
     special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
     stop_tokens = (_CALL, _RETURN)
+    form = CallForm(
+        f"{_CHANNEL}commentary to={_FUNCTIONS}",
+        f" {_CONSTRAIN}json{_MESSAGE}",
+        _CALL,
+        is_one=True,
+        thought=Thought(opening=f"{_CHANNEL}analysis{_MESSAGE}", closing=f"{_END}{_START}assistant"),
+    )
+    """A call ends its answer."""
 
     def __init__(self, answer: str, options: AnswerOptions) -> None:
         self._shown: set[str] = set()
