@@ -44,7 +44,7 @@ Approximate::Blocks& Approximate::add(u32 row) {
     return blocks;
 }
 
-void Approximate::routed(u32 row, const std::vector<u64>& chain, double now_s, u64 capacity_blocks) {
+void Approximate::routed(u32 row, const Chain& chain, double now_s, u64 capacity_blocks) {
     if (chain.empty()) {
         return;
     }
@@ -113,8 +113,8 @@ void Approximate::restore(Unpack& in) {
     u64 request = 0;
     in.row(key, parent, blocks, expires_at_s, request);
     const Held rank(ranks_, key);
-    if (blocks->empty() ||
-        !add(rank.row()).tree->restore(parent, blocks->data(), blocks->size(), Age{expires_at_s, request})) {
+    if (blocks.empty() ||
+        !add(rank.row()).tree->restore(parent, blocks.data(), blocks.size(), Age{expires_at_s, request})) {
         throw std::invalid_argument("a stretch is empty, or its parent is no earlier row without such a child");
     }
 }

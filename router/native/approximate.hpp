@@ -21,7 +21,7 @@ public:
     Approximate(Ranks& ranks, double ttl_s, u64 blocks_max) : ranks_(ranks), ttl_s_(ttl_s), blocks_max_(blocks_max), routed_(ranks) {}
 
     // `capacity_blocks`: of the rank; 0: not stated.
-    void routed(u32 row, const std::vector<u64>& chain, double now_s, u64 capacity_blocks);
+    void routed(u32 row, const Chain& chain, double now_s, u64 capacity_blocks);
     i64 overlap(u32 row, const u64* chain, std::size_t count, double now_s) const;
     void forget(std::string_view worker_id, double now_s);
     // Drops expired blocks; answers do not change by that.

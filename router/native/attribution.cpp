@@ -4,7 +4,7 @@ namespace kv {
 
 namespace {
 
-std::string family_of(const std::vector<u64>& blocks, std::size_t family_blocks) {
+std::string family_of(const Chain& blocks, std::size_t family_blocks) {
     if (blocks.empty()) {
         return {};
     }
@@ -98,7 +98,7 @@ void Attribution::decided(const Verdict& verdict) {
     }
     Placement made;
     made.names = {std::string(request.model), std::string(request.tenant), std::string(request.lora),
-                  family_of(*request.blocks, family_blocks)};
+                  family_of(request.blocks, family_blocks)};
     made.isl_tokens = request.known_tokens;
     made.block_size = request.block_size;
     made.predicted_tokens = std::min(verdict.expected_blocks, request.reusable_blocks()) * request.block_size;

@@ -313,7 +313,7 @@ i64 Verdict::uncached_tokens() const {
 }
 
 Promise Verdict::promise() const {
-    const i64 extra_blocks = std::max<i64>(0, request->own_blocks() - static_cast<i64>(request->blocks->size()));
+    const i64 extra_blocks = std::max<i64>(0, request->own_blocks() - static_cast<i64>(request->blocks.size()));
     return {request->decision_id, winner(), request->blocks, uncached_tokens(), extra_blocks, epoch(), request->session_id};
 }
 

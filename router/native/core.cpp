@@ -41,7 +41,7 @@ std::shared_ptr<View> Core::look(std::shared_ptr<const Standing> of, const Trust
         numbers.tiers = std::move(tiers);
         if (!trusts.without_events.empty()) {
             for (const u32 place : trusts.without_events) {
-                const i64 held = approximate.overlap(rows[place], request.blocks->data(), request.reusable(), now_s);
+                const i64 held = approximate.overlap(rows[place], request.blocks.data(), request.reusable(), now_s);
                 for (std::size_t tier = 0; tier < kTiers; ++tier) {
                     numbers.tiers[tier * numbers.count + place] = static_cast<std::int32_t>(held);
                 }
@@ -75,7 +75,7 @@ void Core::read(View& view, const Policy& policy, const Request& request) {
     if (!view.is_blank && (reads_load || policy.predicts != view.predicts)) {
         RankNumbers::Counts known(reads_load ? 0 : n);
         i64* const shared = reads_load ? numbers.shared.data() : known.data();
-        ledger.depths(rows, n, *request.blocks, view.epochs->data(), view.now_s, shared, numbers.predicted.data());
+        ledger.depths(rows, n, request.blocks, view.epochs->data(), view.now_s, shared, numbers.predicted.data());
         for (i64& each : numbers.predicted) {
             each = policy.predicts ? std::min(each, static_cast<i64>(request.reusable())) : 0;
         }
@@ -189,18 +189,18 @@ void Core::promised(const RankKey& rank, Promise routed, double now_s, std::stri
 Ledger::Lease* Core::promise(const Promise& promise, double now_s, std::string_view origin) {
     const Worker* const worker = workers_.find(ranks.key(promise.row).worker_id);
     ++attempts_total;
-    if (!promise.blocks->empty()) {
-        ends.emplace_back(promise.blocks->back(), now_s);
+    if (!promise.blocks.empty()) {
+        ends.emplace_back(promise.blocks[promise.blocks.size() - 1], now_s);
         if (ends.size() > kEndsMax) {
             ends.pop_front();
         }
     }
     if (worker != nullptr) {
         ++attempts.add(promise.row);
-        const i64 blocks = static_cast<i64>(promise.blocks->size()) + promise.extra_blocks;
+        const i64 blocks = static_cast<i64>(promise.blocks.size()) + promise.extra_blocks;
         offered.routed(worker->group, promise.uncached_tokens, blocks * worker->block_size, now_s);
         newcomers.promised(promise.row, static_cast<double>(promise.uncached_tokens) / static_cast<double>(worker->block_size));
-        approximate.routed(promise.row, *promise.blocks, now_s, worker->total_blocks);
+        approximate.routed(promise.row, promise.blocks, now_s, worker->total_blocks);
     }
     Ledger::Lease* const lease = ledger.book(promise, now_s, origin);
     if (lease != nullptr && !promise.session_id.empty()) {

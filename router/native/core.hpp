@@ -51,7 +51,7 @@ struct Request {
     i64 own_blocks() const { return (isl_tokens + block_size - 1) / block_size; }
     i64 reusable_blocks() const { return std::max<i64>(0, isl_tokens - 1) / block_size; }
     // How many of `blocks` a cache could provide.
-    std::size_t reusable() const { return std::min(static_cast<std::size_t>(reusable_blocks()), blocks->size()); }
+    std::size_t reusable() const { return std::min(static_cast<std::size_t>(reusable_blocks()), blocks.size()); }
 };
 
 // The ranks that serve a model.

@@ -57,8 +57,8 @@ void Ledger::count(RankLoad& load, Lease& lease) {
     ++load.requests;
     load.queued_tokens += lease.uncached_tokens;
     load.extra_blocks += lease.extra_blocks;
-    if (!lease.blocks->empty()) {
-        lease.end = tree_.add(lease.rank.row(), lease.blocks->data(), lease.blocks->size(), lease.is_bringing());
+    if (!lease.blocks.empty()) {
+        lease.end = tree_.add(lease.rank.row(), lease.blocks.data(), lease.blocks.size(), lease.is_bringing());
     }
     if (lease.is_bringing()) {
         ++load.bringing;
@@ -70,7 +70,7 @@ Ledger::Lease* Ledger::book(const Promise& promise, double now_s, std::string_vi
     let_go(now_s);
     return leases_.add(promise.lease_id, [&] {
         RankLoad& at = load(promise.row);
-        if (!promise.blocks->empty() && at.bringing != 0 && at.epoch != promise.epoch) {
+        if (!promise.blocks.empty() && at.bringing != 0 && at.epoch != promise.epoch) {
             for (const auto& [_, lease] : leases_) {
                 if (lease.rank.row() == promise.row) {
                     stop_bringing(lease);
@@ -78,7 +78,7 @@ Ledger::Lease* Ledger::book(const Promise& promise, double now_s, std::string_vi
             }
         }
         Lease made{Held(ranks_, promise.row), promise.blocks, 0, std::string(origin), promise.uncached_tokens, promise.extra_blocks,
-                   at.reported.generation, now_s + lease_s_, promise.epoch, promise.blocks->empty() ? Lease::kNever : Lease::kOpen};
+                   at.reported.generation, now_s + lease_s_, promise.epoch, promise.blocks.empty() ? Lease::kNever : Lease::kOpen};
         count(at, made);
         at.reported.booked();
         return made;
@@ -221,7 +221,7 @@ void Ledger::columns(const u32* rows, std::size_t count, i64* queued, i64* reque
     }
 }
 
-void Ledger::depths(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s, i64* shared,
+void Ledger::depths(const u32* rows, std::size_t count, const Chain& chain, const u64* epochs, double now_s, i64* shared,
                     i64* brought) {
     let_go(now_s);
     tree_.depths(chain.data(), chain.size(), rows, count, shared, brought);
@@ -293,12 +293,12 @@ void Ledger::restore_lease(Unpack& in, const Sessions& sessions) {
     std::string lease_id, origin, session;
     RankKey key;
     Expected expected{"", 0.0, 0.0};
-    Lease made{Held(ranks_, kNoRow), nullptr};
+    Lease made{Held(ranks_, kNoRow), {}};
     in.row(lease_id, key, made.origin, made.blocks, made.uncached_tokens, made.extra_blocks, made.generation, made.expires_at_s, made.epoch,
            made.bringing_until_s, session, expected.model, expected.ttft_s, expected.itl_s);
     const u32 row = ranks_.find(key);
     RankLoad* const at = loads_.find(row);
-    if (at == nullptr || leases_.find(lease_id) != nullptr || made.generation < 0 || (made.is_bringing() && made.blocks->empty())) {
+    if (at == nullptr || leases_.find(lease_id) != nullptr || made.generation < 0 || (made.is_bringing() && made.blocks.empty())) {
         throw std::invalid_argument("a lease is of no rank that was restored, there twice, or brings no blocks");
     }
     made.rank = Held(ranks_, row);

@@ -99,7 +99,7 @@ public:
     // Of each row: queued tokens, requests with foreign ones, distinct blocks.
     void columns(const u32* rows, std::size_t count, i64* queued, i64* requests, i64* blocks) const;
     // Of each row: leading blocks of the chain in use, and those on their way, if its stream is in the epoch of `epochs`.
-    void depths(const u32* rows, std::size_t count, const std::vector<u64>& chain, const u64* epochs, double now_s, i64* shared,
+    void depths(const u32* rows, std::size_t count, const Chain& chain, const u64* epochs, double now_s, i64* shared,
                 i64* brought);
     i64 blocks(u32 row) const { return tree_.blocks(row) + loads_[row].extra_blocks; }
     const RankMap<RankLoad>& loads() const { return loads_; }

@@ -17,8 +17,22 @@
 
 namespace kv {
 
-// The blocks of a request, which the folds share.
-using Chain = std::shared_ptr<const std::vector<u64>>;
+// The hashes of a request's blocks, which the folds share with their owner.
+class Chain {
+public:
+    Chain() = default;
+    Chain(std::shared_ptr<const void> owner, const u64* data, std::size_t size) : owner_(std::move(owner)), data_(data), size_(size) {}
+
+    const u64* data() const { return data_; }
+    std::size_t size() const { return size_; }
+    bool empty() const { return size_ == 0; }
+    u64 operator[](std::size_t at) const { return data_[at]; }
+
+private:
+    std::shared_ptr<const void> owner_;
+    const u64* data_ = nullptr;
+    std::size_t size_ = 0;
+};
 
 class Pack {
 public:
@@ -79,10 +93,7 @@ public:
     void put(const char* text) { put(std::string_view(text)); }
     void put(const RankKey& key) { row(key.worker_id, key.dp_rank); }
     void put(const Held& rank) { put(rank.key()); }
-    void put(const Chain& chain) {
-        bytes(chain == nullptr ? std::string_view{}
-                               : std::string_view(reinterpret_cast<const char*>(chain->data()), chain->size() * sizeof(u64)));
-    }
+    void put(const Chain& chain) { bytes({reinterpret_cast<const char*>(chain.data()), chain.size() * sizeof(u64)}); }
     template <typename Value>
     void put(const std::optional<Value>& value) {
         value.has_value() ? put(*value) : nil();
@@ -201,7 +212,7 @@ public:
         if (!data.empty()) {
             std::memcpy(blocks->data(), data.data(), data.size());
         }
-        chain = std::move(blocks);
+        chain = Chain(blocks, blocks->data(), blocks->size());
     }
     template <typename Value>
     void take(std::optional<Value>& value) {
