@@ -43,10 +43,6 @@ class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True)
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-DECODE_OVERRIDES = PhaseOverrides(overlap_credit=0.0)
-"""The prompt's KV is transferred from another worker, whatever this one holds."""
-
-
 class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """How a router chooses: a mode and its parameters.
 
@@ -71,7 +67,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     unmet: Unmet = "admit"
     prefill: PhaseOverrides = PhaseOverrides()
     """For workers of the role prefill."""
-    decode: PhaseOverrides = DECODE_OVERRIDES
+    decode: PhaseOverrides = PhaseOverrides()
     """For workers of the role decode."""
 
     def of(self, phase: RequestPhase) -> "Policy":

@@ -13,7 +13,6 @@ from kv_runtime.config.words import allowed
 from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
 from router.decision.policies import MODES
 from router.decision.policy import (
-    DECODE_OVERRIDES,
     Affinity,
     CostParameters,
     PhaseOverrides,
@@ -62,7 +61,7 @@ class PolicySection(Section):
         description=f"{_OF_A_PHASE} prompts that another worker decodes; {_PHASE_FIELDS}",
     )
     decode: dict[str, Any] = Field(
-        DECODE_OVERRIDES.given(), description=f"{_OF_A_PHASE} requests whose prompt another worker computed; likewise"
+        {}, description=f"{_OF_A_PHASE} requests whose prompt another worker computed; likewise"
     )
     temperature: float = Field(
         _POLICY.temperature, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)"
@@ -139,7 +138,7 @@ class PolicySection(Section):
             Policy,
             parameters=picked(self, CostParameters),
             prefill=PhaseOverrides(**self.prefill),
-            decode=PhaseOverrides(**DECODE_OVERRIDES.given() | self.decode),
+            decode=PhaseOverrides(**self.decode),
         )
 
 

@@ -64,7 +64,9 @@ Costs Costs::in_ms(const RankNumbers& ranks, const Question& question, const Wei
     for (std::size_t at = 0; at < ranks.count; ++at) {
         lost[at] = static_cast<double>(ranks.lost(at, question.own_blocks));
     }
-    credit_blocks(ranks, weights, lost, credit);
+    if (question.is_prefilled) {
+        credit_blocks(ranks, weights, lost, credit);
+    }
     const double tokens = static_cast<double>(question.tokens), block_size = static_cast<double>(question.block_size);
     const double own_blocks = static_cast<double>(question.own_blocks), lateness_ms = 1e3 * weights.lateness_s;
     const double own_ms = kSequence + own_blocks * block_size * kKvToken;

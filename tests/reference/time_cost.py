@@ -14,7 +14,7 @@
 B = block size, N = ceil(ISL / B). p and d are the rank's learnt factors, and capitals the reference engine's constants
 (`rates.py`). O: expected tokens of the answer, as learnt for the model, at most the request's limit; the client's own
 estimate is preferred. A prefill worker decodes nothing: it has neither stall, decode nor slowdown. A decode worker gets
-the prompt's KV: it has decode and slowdown alone.
+the prompt's KV: it has decode and slowdown alone, and no credit.
 
 `device`, `host`, `disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: 1 for
 an EXACT rank; 0.5 for a DEGRADED one, of its last known blocks; 1 for a FALLBACK one, of the blocks of requests that
@@ -104,7 +104,7 @@ def _terms(
     row: Row, request: RouteRequest, parameters: CostParameters, multiplier: float, output_tokens: float
 ) -> CostTerms:
     lost = lost_blocks(row, request)
-    credit = credited_blocks(row, parameters, lost)
+    credit = 0.0 if request.phase == "decode" else credited_blocks(row, parameters, lost)
     (p, d), tokens, block_size = row.factors, float(request.isl_tokens), float(request.block_size)
     own_blocks, active = float(-(-request.isl_tokens // request.block_size)), float(row.active_requests)
     wait = prefill = lateness = stall = decode = slowdown = 0.0
