@@ -3,38 +3,44 @@
 An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
 
     default < flag < file < override < forced                 `layers.py`: merged, each value with its origin
-    each layer: names, and types of what the agent reads      `fields.py`
+    each layer: types of what the agent reads                 `_READ`
     merged: forced values, arguments that the backend lacks   `rules.py`
     merged: conflicting arguments                             `rules.py`
 
-A name that `fields.py` does not have is an error where no engine is installed: a misspelt name is likelier than one of
-a newer engine, for which `allows_unknown` passes it on with a warning. With an installed engine there is the warning
-alone: the engine refuses what it does not know, before the model is loaded.
+Which names there are and what any other value may be is the engine's to say, and differs between its versions: its own
+pydantic model refuses it before the model is loaded (`worker_agent/engines/trtllm/bindings.py` names layer and place).
+
+Source of the types: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py` at 0004396720054fd8e205cbf616f21f0b57c6b412.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from kv_protocol.fleet import Role
-from worker_agent.engine_args.fields import LACKS, layer_findings
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
 from worker_agent.engine_args.layers import (
+    ArgumentFinding,
     EffectiveValue,
+    EngineArgsInvalid,
     Path,
     Replacement,
     ValueOrigin,
     Values,
     at,
+    found,
     merge,
     nested,
     origin_of,
+    shown,
 )
 from worker_agent.engine_args.rules import (
     DEFAULTS,
     ENCODE,
     FLAGS,
+    LACKS,
+    Backend,
     Circumstances,
     attention_dp_size,
     backend_of,
@@ -43,6 +49,31 @@ from worker_agent.engine_args.rules import (
     pruned,
     world_size,
 )
+
+_Count = Annotated[int, Meta(ge=1)]
+_READ: dict[str, Any] = {
+    "backend": Backend,
+    "cache_transceiver_config.max_tokens_in_buffer": _Count | None,
+    "context_parallel_size": _Count,
+    "enable_attention_dp": bool,
+    "enable_chunked_prefill": bool,
+    "enable_iter_perf_stats": bool,
+    "enable_lora": bool,
+    "kv_cache_config.enable_block_reuse": bool,
+    "kv_cache_config.event_buffer_max_size": Annotated[int, Meta(ge=0)],
+    "kv_cache_config.kv_events_config.enable_kv_cache_events": bool,
+    "kv_cache_config.tokens_per_block": Literal[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
+    "max_batch_size": _Count | None,
+    "max_num_tokens": _Count | None,
+    "max_seq_len": Annotated[int, Meta(ge=2)] | None,
+    "model": Annotated[str, Meta(min_length=1)],
+    "model_kwargs": dict[Any, Any] | None,
+    "pipeline_parallel_size": _Count,
+    "tensor_parallel_size": _Count,
+    "world_size": Annotated[int, Meta(ge=0)],
+}
+"""The arguments that the agent computes with. A block is a power of two above 1: `docs/SOURCES.md` E1.1; the largest is
+the fleet's own bound."""
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +129,7 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
     Raises:
         EngineArgsInvalid: with all errors of the layers, or, if there are none, of the merged arguments.
     """
-    passes_unknown = circumstances.allows_unknown or bool(circumstances.engine_version)
-    findings = [each for layer in layers for each in layer_findings(layer, allows_unknown=passes_unknown)]
+    findings = [each for layer in layers for each in _findings(layer)]
     _refuse_errors(findings)
     values, replaced = DEFAULTS, list[Replacement]()
     for layer in layers:
@@ -116,3 +146,25 @@ def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise EngineArgsInvalid(errors)
+
+
+def _findings(layer: Values) -> Iterator[ArgumentFinding]:
+    """Yield the values of a layer that the agent reads and that have a wrong type, or are out of range."""
+    for name, kind in _READ.items():
+        path = tuple(name.split("."))
+        origin, value = origin_of(layer, path), at(layer, *path)
+        if origin is None or not (expected := _expected(kind, value)):
+            continue
+        what = found(shown(path, value))
+        yield ArgumentFinding(severity="error", place=origin.place, path=path, expected=expected, found=what)
+
+
+def _expected(kind: Any, value: object) -> str:  # noqa: ANN401 - a type, in any of its forms
+    """Return what is allowed of a type; empty where the value is."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(map(str, get_args(kind)))}"
+        return str(error).partition(", got ")[0].removeprefix("Expected ").replace("`", "")
+    return ""

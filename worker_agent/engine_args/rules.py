@@ -35,8 +35,6 @@ fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #107
     the same of a decode worker                                         warning    prefill workers may allow only
                                                                                    shorter inputs
     transceiver missing or without backend, of a prefill/decode worker  warning    the environment may set it
-    MoE tensor x expert x cluster parallel != tensor parallel           error      the engine's mapping refuses it
-    MoE size that does not divide tensor parallel                       error      likewise
     tensor x pipeline x context parallel > GPUs                         error      the engine's processes do not start
     attention DP with one rank                                          warning    it has no effect
     more attention-DP ranks than a worker may have                      error      the registration is refused
@@ -50,12 +48,12 @@ model defines it, and the buffer is not checked. The router checks that a prefil
 together (`router/fleet/registry.py`).
 
 Source: `docs/SOURCES.md` D4.2 (buffer), D6.3 (reuse) and E1.1; NVIDIA/TensorRT-LLM
-`tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
+`tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`); of `_autodeploy`
+`tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses names that it does not know) at 01e5db066ef7;
 versions: `kv_protocol/trtllm_versions.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any, Literal
 
 import msgspec
@@ -63,12 +61,28 @@ import msgspec
 from kv_protocol.fleet import Role
 from kv_protocol.ids import DP_RANK_MAX
 from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported
-from worker_agent.engine_args.fields import LACKS, Backend
-from worker_agent.engine_args.findings import ArgumentFinding, found, shown
-from worker_agent.engine_args.layers import Path, Values, at, layer, origin_of
+from worker_agent.engine_args.layers import ArgumentFinding, Path, Severity, Values, at, found, layer, origin_of, shown
+
+Backend = Literal["pytorch", "_autodeploy"]
 
 EVENT_BUFFER_SIZE = 100_000
 _STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
+_ONLY_AUTODEPLOY = """
+    compile_backend device draft_checkpoint_loader mode model_factory runtime skip_loading_weights
+    speculative_model_kwargs tokenizer_kwargs transforms world_size yaml_extra
+"""
+_SHARDS = """
+    context_parallel_size cp_config enable_attention_dp moe_cluster_parallel_size moe_expert_parallel_size
+    moe_tensor_parallel_size pipeline_parallel_size tensor_parallel_size
+"""
+LACKS: dict[Backend, dict[str, str]] = {
+    "pytorch": dict.fromkeys(_ONLY_AUTODEPLOY.split(), "only `_autodeploy` knows it"),
+    "_autodeploy": {
+        **dict.fromkeys(_SHARDS.split(), "it shards by `world_size` alone"),
+        "gpus_per_node": "it counts the GPUs itself",
+    },
+}
+"""The arguments that a backend does not get, and why."""
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
 
 KVBM: Mapping[str, str] = {
@@ -107,9 +121,8 @@ FLAGS: Mapping[str, Path] = {
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's options that engine arguments depend on.
 
-    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: arguments that
-    `fields.py` does not know are passed on with a warning each, and an engine of an unsupported version is used.
-    `engine_version` is the installed engine's; empty: none is installed, or it is unknown.
+    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
+    unsupported version is used, with a warning. `engine_version` is the installed engine's; empty: none is installed.
     """
 
     role: Role = "aggregated"
@@ -202,16 +215,14 @@ def _left_out(values: Values, role: Role) -> Iterator[tuple[str, str]]:
 _REUSE: Path = ("kv_cache_config", "enable_block_reuse")
 _BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
 _TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
-_MOE: tuple[Path, ...] = (("moe_tensor_parallel_size",), ("moe_expert_parallel_size",), ("moe_cluster_parallel_size",))
 _WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
 
-Severity = Literal["error", "warning"]
 Check = Callable[[Values, Circumstances], Iterator[ArgumentFinding]]
 
 
 def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFinding]:
     """Return what the checks in the table above find in the engine's arguments."""
-    checks: tuple[Check, ...] = (_version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp)
+    checks: tuple[Check, ...] = (_version, _reuse, _transceiver, _gpus, _attention_dp)
     return [finding for check in checks for finding in check(values, circumstances)]
 
 
@@ -246,19 +257,6 @@ def _transceiver(values: Values, circumstances: Circumstances) -> Iterator[Argum
     if buffer is not None and max_seq_len is not None and buffer < max_seq_len - 1:
         expected = f"{max_seq_len - 1} or more, the longest input (max_seq_len - 1): a longer one is never transferred"
         yield _finding("error" if role == "prefill" else "warning", values, _BUFFER, str(buffer), expected)
-
-
-def _parallelism(values: Values, _circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    """Check MoE sizes. The engine computes a missing tensor or expert size from the others, and rounds it down."""
-    tensor = at(values, *_WORLD[0]) or 1
-    if at(values, "backend") == "_autodeploy" or (at(values, *_WORLD[2]) or 1) > 1:
-        return  # `_autodeploy` shards by `world_size`; with context parallelism the rule depends on its kind
-    given = {path: size for path in _MOE if (size := at(values, *path)) not in (None, -1)}
-    product, are_complete = prod(given.values()), {_MOE[0], _MOE[1]} <= given.keys()
-    if given and (product != tensor if are_complete else tensor % product):
-        words = " x ".join(f"{path[0]} {size}" for path, size in given.items())
-        expected = f"{'' if are_complete else 'a divisor of '}tensor_parallel_size, {tensor}"
-        yield _finding("error", values, next(iter(given)), f"{words} = {product}", expected)
 
 
 def _gpus(values: Values, circumstances: Circumstances) -> Iterator[ArgumentFinding]:

@@ -27,8 +27,7 @@ from kv_protocol.errors import shortened
 from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import found, shown
-from worker_agent.engine_args.layers import Path, ValueOrigin, dotted
+from worker_agent.engine_args.layers import Path, ValueOrigin, dotted, found, shown
 from worker_agent.engines.trtllm.logits import LogitsAdapter
 from worker_agent.engines.trtllm.requests import TrtllmRequest
 from worker_agent.engines.trtllm.settings import TrtllmSettings
