@@ -24,8 +24,8 @@ from worker_agent.engine_args.arguments import EngineArgs, effective_args
 from worker_agent.engine_args.layers import layer
 from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.handovers import TransferRules
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import TransferSection

@@ -1,20 +1,17 @@
 """A simulated engine's KV transfers in wall time, both ends, over HTTP. No KV is moved.
 
-    fetch     the receiver: requests the KV from the sender, which answers when all is sent
-    answer    the sender: the transfer's time passes; then the context is released
+    fetch     the decode engine: the transfer's time passes, then it tells the prefill engine that all has come
+    answer    the prefill engine: releases the context
 
-    POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, once all is sent
-                                                                404: not held, or being sent to another engine
+    POST /v1/kv_transfers {"transfer_id", "state"}    200 {"transfer_id"}; 404: not held
 
-The receiver gives up after the transfers' timeout, the sender when the receiver disconnects. A context whose sending
-was interrupted stays held, until it is fetched or expires. `state` is base64. A fetch needs no other secret, and there
-is no TLS: the network between workers must be closed. An engine fetches only from IP addresses (no host names) within
-`transfer.networks`, by default loopback, so that a forged handoff cannot name any other target.
+`state` is base64. A fetch needs no other secret, and there is no TLS: the network between workers must be closed. An
+engine fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged
+handoff cannot name any other target.
 """
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -29,9 +26,10 @@ from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
 from kv_runtime.http.answers import error_response, json_response, openai_errors
 from kv_runtime.http.server import HttpServer
+from worker_agent.engines.simulated.handovers import TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome
 from worker_agent.media.config import TransferSection, parsed_networks
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import EngineError, RequestRefused
 
 PATH = "/v1/kv_transfers"
@@ -47,11 +45,10 @@ class TransferFailed(EngineError):
 
 
 class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requested context, and the number of its tokens."""
+    """The context that has been fetched."""
 
     transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     state: Annotated[bytes, Meta(max_length=1024)]
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
 
 
 class LiveTransfers:
@@ -62,9 +59,6 @@ class LiveTransfers:
     ) -> None:
         self._section, self._networks = section, parsed_networks(section.networks)
         self._simulator, self._clock, self._speed, self._changed = simulator, clock, speed, changed
-        self._rules = simulator.transfers
-        self.sending: set[int] = set()
-        """The names of the contexts that are being sent."""
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH, self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
@@ -93,15 +87,21 @@ class LiveTransfers:
         if not any(address in network for network in self._networks):
             raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
 
-    async def fetch(self, fetch: Fetch) -> None:
-        """Fetch a request's KV, and tell the simulator how that ended."""
-        began_s = self._clock.now()
+    async def fetch(self, handoff: Handoff, tokens: int) -> bool:
+        """Let the time of so many tokens pass, and tell the prefill engine; return whether they have come."""
+        rules, counts, began_s = self._simulator.transfers, self._simulator.transfer_counts, self._clock.now()
         outcome: TransferOutcome = "timeout"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._rules.timeout_s / self._speed):
-                outcome = await _fetched(fetch)
-        self._simulator.fetch_ended(fetch, outcome, (self._clock.now() - began_s) * self._speed)
-        self._changed()
+        try:
+            async with asyncio.timeout(rules.timeout_s / self._speed):
+                await self._clock.sleep(rules.duration_s(tokens) / self._speed)
+                outcome = await _told(handoff)
+        except TimeoutError:
+            pass
+        counts.fetches_total[outcome] += 1
+        if outcome == "done":
+            counts.fetched_bytes_total += tokens * rules.token_bytes
+            counts.fetch_seconds_total += (self._clock.now() - began_s) * self._speed
+        return outcome == "done"
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         try:
@@ -109,23 +109,16 @@ class LiveTransfers:
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error")
         name = asked.transfer_id
-        if name in self.sending or not self._simulator.contexts.holds(name, asked.state, asked.tokens):
-            return _gone(name, "not held here, or being sent")
-        self.sending.add(name)
-        try:
-            await self._clock.sleep(self._rules.duration_s(asked.tokens) / self._speed)
-        finally:
-            self.sending.remove(name)
-        if not self._simulator.hand_over(name):
-            return _gone(name, "given up meanwhile")
+        if not self._simulator.hand_over(name, asked.state):
+            return error_response(404, f"transfer {name}: not held here", "invalid_request_error", code=_OUTCOMES[404])
         self._changed()
-        return json_response({"transfer_id": name, "size_bytes": asked.tokens * self._rules.token_bytes})
+        return json_response({"transfer_id": name})
 
 
-async def _fetched(fetch: Fetch) -> TransferOutcome:
-    """Return once all KV has come, or cannot come."""
-    asked = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
-    url, headers = URL(fetch.endpoint).with_path(PATH), {"Content-Type": "application/json"}
+async def _told(handoff: Handoff) -> TransferOutcome:
+    """Return what the prefill engine answers when its context has been fetched."""
+    asked = CarrierRequest(transfer_id=handoff.ctx_request_id or 0, state=handoff.opaque_state or b"")
+    url, headers = URL(handoff.ctx_info_endpoint or "").with_path(PATH), {"Content-Type": "application/json"}
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
@@ -134,7 +127,3 @@ async def _fetched(fetch: Fetch) -> TransferOutcome:
             return _OUTCOMES.get(response.status, "lost")
     except (aiohttp.ClientError, OSError):
         return "lost"
-
-
-def _gone(name: int, why: str) -> web.Response:
-    return error_response(404, f"transfer {name}: {why}", "invalid_request_error", code=_OUTCOMES[404])
