@@ -1,4 +1,4 @@
-"""Sends HTTP requests to an engine, bounds each answer in time and size, and counts the outcomes.
+"""Sends HTTP requests to an attached engine: bounds and counts the answers, reads facts and events from them.
 
 outcome       the answer
 -----------   ----------------------------------------------------------------------------
@@ -8,20 +8,31 @@ slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
 unreadable    is complete, but invalid: the caller tells `EngineClient.unreadable`
+
+path             facts
+--------------   -------------------------------------------------------------------------------------------------------
+/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; where the
+                 engine states it in `root`, the model's directory
+/openapi.json    endpoints, by their paths; a server may be configured to hide it
+others           `EngineServer.info` of this kind of engine
 """
 
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import aiohttp
 import msgspec
+import structlog
 
-from kv_protocol.errors import UNDECODABLE
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.openai.endpoints import PATHS, stated_paths
 from kv_runtime.http.answer_body import bounded_body
-from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
+from worker_agent.engines.servers import SERVERS
+from worker_agent.engines.servers.base import PATH_CHARACTERS_MAX, TOKENS_MAX, EngineFacts, Info, decoded, within
 from worker_agent.port.types import EngineError
 
 ANSWER_S = 2.0
@@ -30,10 +41,40 @@ _CONNECTIONS = 8
 EVENTS_PATH = "/kv_cache_events"
 EVENTS_BYTES_MAX = 64 << 20
 _OK = 200
-_decoder = msgspec.json.Decoder(list[Any])
+_BY_OWNER = {server.owned_by: server for server in SERVERS.values()}
+_log = structlog.get_logger("engine_survey")
 
 Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
+
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class _Card(msgspec.Struct):
+    id: _Name
+    owned_by: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    root: Annotated[str, msgspec.Meta(max_length=PATH_CHARACTERS_MAX)] | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Card], msgspec.Meta(max_length=1024)]
+
+
+class _OpenApi(msgspec.Struct):
+    paths: dict[str, msgspec.Raw]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+_models = msgspec.json.Decoder(_Models)
+_openapi = msgspec.json.Decoder(_OpenApi)
+_tokens = msgspec.json.Decoder(_Tokens)
+_events = msgspec.json.Decoder(list[Any])
 
 
 class EngineUnanswered(Exception):
@@ -119,6 +160,85 @@ class EngineClient:
             raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
 
 
+class EngineSurvey:
+    """Queries one engine. `kind` is a name in `SERVERS`, empty until it is known."""
+
+    def __init__(self, kind: str, client: EngineClient, *, metrics_path: str) -> None:
+        self.kind = kind
+        self._client, self._metrics_path = client, metrics_path
+
+    async def query(self, known: EngineFacts | None = None) -> EngineFacts | None:
+        """Return the engine's current facts; None while it is not healthy.
+
+        Of what is `known` only its names and adapters are read again.
+        """
+        try:
+            await self._client.get("health", "/health")
+        except EngineUnanswered:
+            return None
+        facts = await self._request("models", "/v1/models", facts_of_models)
+        if known is not None:
+            read = facts.served_names or facts.loras
+            return msgspec.structs.replace(known, served_names=facts.served_names, loras=facts.loras) if read else known
+        self.kind = self.kind or facts.kind
+        facts = facts.with_more(await self._request("info", "/openapi.json", facts_of_openapi))
+        for info in SERVERS[self.kind].info if self.kind else ():
+            facts = facts.with_more(await self._stated(info))
+        return facts
+
+    async def _stated(self, info: Info) -> EngineFacts:
+        if not info.paths:
+            answer_s = SERVERS[self.kind].metrics_answer_s
+            return await self._request("metrics", self._metrics_path, info.read, answer_s=answer_s)
+        for path in info.paths:
+            if (facts := await self._request("info", path, info.read)) != EngineFacts():
+                return facts
+        return EngineFacts()
+
+    async def token_ids(self, prompt: str, model: str) -> list[int] | None:
+        """Return the engine's ids of a prompt; None if it does not tokenize.
+
+        Source: vllm-project/vllm, `vllm/entrypoints/serve/tokenize/protocol.py` (`TokenizeCompletionRequest`).
+        """
+        asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
+        try:
+            return _tokens.decode(await self._client.get("info", "/tokenize", posted=asked)).tokens
+        except (EngineUnanswered, msgspec.MsgspecError, ValueError):
+            return None
+
+    async def _request(
+        self, what: Question, path: str, read: Callable[[bytes], EngineFacts], *, answer_s: float = 0.0
+    ) -> EngineFacts:
+        try:
+            return read(await self._client.get(what, path, answer_s=answer_s))
+        except EngineUnanswered as error:
+            _log.info("engine_does_not_say", path=path, reason=str(error))
+        except MalformedMessage as error:
+            self._client.unreadable(what)
+            _log.warning("engine_answer_unreadable", path=path, reason=str(error))
+        return EngineFacts()
+
+
+def facts_of_models(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /v1/models`; raise `MalformedMessage`, which names the field, for an invalid body."""
+    cards = decoded(_models, body, "/v1/models").data
+    models = [card for card in cards if card.parent is None]
+    known = [(card, server) for card in models if (server := _BY_OWNER.get(card.owned_by or "")) is not None]
+    return EngineFacts(
+        kind=next((server.name for _, server in known), ""),
+        directory=next((card.root for card, server in known if card.root and server.states_directory), ""),
+        served_names=tuple(card.id for card in models),
+        loras=tuple(card.id for card in cards if card.parent is not None),
+        max_seq_len=max((within(card.max_model_len, TOKENS_MAX) for card in models), default=0),
+    )
+
+
+def facts_of_openapi(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /openapi.json`; the engine may still refuse an endpoint that its model lacks."""
+    paths = decoded(_openapi, body, "/openapi.json").paths
+    return EngineFacts(api_endpoints=(*(name for name, path in PATHS.items() if path in paths), *stated_paths(paths)))
+
+
 class PolledEvents:
     """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
 
@@ -130,9 +250,7 @@ class PolledEvents:
     Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
     """
 
-    def __init__(
-        self, client: EngineClient, *, answer_s: float = WAITED_ANSWER_S, bytes_max: int = EVENTS_BYTES_MAX
-    ) -> None:
+    def __init__(self, client: EngineClient, *, answer_s: float, bytes_max: int = EVENTS_BYTES_MAX) -> None:
         """The requests run in the event loop of the caller, which is that of `client`."""
         self._client, self._answer_s, self._bytes_max = client, answer_s, bytes_max
         self._loop = asyncio.get_running_loop()
@@ -149,7 +267,7 @@ class PolledEvents:
             "events", EVENTS_PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b""
         )
         try:
-            events = _decoder.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
+            events = _events.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
         except EngineUnanswered as error:
             raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
         except UNDECODABLE as error:

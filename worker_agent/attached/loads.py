@@ -23,7 +23,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from worker_agent.attached.client import EngineClient, EngineUnanswered
-from worker_agent.engines.server import EngineServer
+from worker_agent.engines.servers.base import EngineServer
 from worker_agent.load.engine_metrics import read_loads, samples_in
 from worker_agent.load.reports import LoadRows, announce_load
 

@@ -5,7 +5,7 @@
     KV events         its ZMQ frames and replays, or POST /kv_cache_events         its streams in the log, heartbeats
     load              its /metrics                                                 load reports
     description       configuration, then the engine's HTTP answers                `WorkerRegistered`, while its /health
-                      (`survey.py`), before each registration                      answers
+                      (`client.py`), before each registration                      answers
     requests          routers                                                      the engine, directly or forwarded by
                                                                                    this process (`api/forwarder.py`)
 
@@ -38,13 +38,12 @@ from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import worker_tracer
-from worker_agent.attached.client import EngineClient, PolledEvents
+from worker_agent.attached.client import EngineClient, EngineSurvey, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.loads import EngineLoads
 from worker_agent.attached.metrics import attach_families
-from worker_agent.attached.survey import EngineSurvey
-from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
+from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
@@ -227,7 +226,8 @@ class AttachedWorker:
         events, source = settings.events, None
         if engine is not None and settings.engine.is_polled:
             rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            source = Source(PolledEvents(engine.client).take, rules)
+            polled = PolledEvents(engine.client, answer_s=settings.engine.server.metrics_answer_s)
+            source = Source(polled.take, rules)
         streams = event_path(
             worker,
             source,

@@ -11,12 +11,12 @@ from typing import ClassVar
 import msgspec
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
-from worker_agent.engines.server import (
+from worker_agent.engines.servers.base import (
     KV_BLOCKS_MAX,
     NO_EVENTS_ENDPOINT,
-    Answers,
     EngineFacts,
     EngineServer,
+    Info,
     decoded,
     facts_of_version,
     within,
@@ -25,44 +25,6 @@ from worker_agent.load.engine_metrics import MetricNames, Sample, label_count, s
 
 _CACHE_CONFIG = "vllm:cache_config_info"
 _SLEEP_STATE = "vllm:engine_sleep_state"
-
-
-class Vllm(EngineServer):
-    """vLLM publishes its KV events. Its streams carry token ids, so that another worker can continue them.
-
-    A vLLM before 0.10.2 ignores the request for ids, and sends none (`docs/ENGINES.md`).
-    """
-
-    name: ClassVar = "vllm"
-    owned_by: ClassVar = "vllm"
-    states_directory: ClassVar = True
-    event_source: ClassVar = "vllm"
-    event_flag: ClassVar = (
-        """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
-    )
-    block_size: ClassVar = 16
-    metrics: ClassVar = MetricNames(
-        prefix="vllm:",
-        running="vllm:num_requests_running",
-        waiting="vllm:num_requests_waiting",
-        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the latter before 0.9
-        rank_label="engine",
-        total_blocks=_CACHE_CONFIG,
-        total_blocks_label="num_gpu_blocks",
-        others=(_SLEEP_STATE,),
-    )
-    stream_words: ClassVar = "vllm"
-
-    async def facts(self, answers: Answers) -> EngineFacts:
-        """Return block size, KV blocks and ranks from the metrics; the version; the addresses of events."""
-        facts = (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
-        return facts.with_more(await answers.info("/kv_event_sources", facts_of_event_sources))
-
-    def is_asleep(self, samples: Iterable[Sample]) -> bool:
-        """Return whether its metrics say of each rank that it is not awake."""
-        states = [each for each in samples if each.name == _SLEEP_STATE]
-        awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
-        return bool(awake) and not any(awake)
 
 
 class _Source(msgspec.Struct):
@@ -95,3 +57,41 @@ def facts_of_metrics(body: bytes) -> EngineFacts:
         total_kv_blocks=within(label_count(first, "num_gpu_blocks"), KV_BLOCKS_MAX),
         dp_ranks=within(len(labels_of), DP_RANK_MAX),
     )
+
+
+class Vllm(EngineServer):
+    """vLLM publishes its KV events. Its streams carry token ids, so that another worker can continue them.
+
+    A vLLM before 0.10.2 ignores the request for ids, and sends none (`docs/ENGINES.md`).
+    """
+
+    name: ClassVar = "vllm"
+    owned_by: ClassVar = "vllm"
+    states_directory: ClassVar = True
+    event_source: ClassVar = "vllm"
+    event_flag: ClassVar = (
+        """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
+    )
+    block_size: ClassVar = 16
+    metrics: ClassVar = MetricNames(
+        prefix="vllm:",
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the latter before 0.9
+        rank_label="engine",
+        total_blocks=_CACHE_CONFIG,
+        total_blocks_label="num_gpu_blocks",
+        others=(_SLEEP_STATE,),
+    )
+    stream_words: ClassVar = "vllm"
+    info: ClassVar = (
+        Info(facts_of_metrics),
+        Info(facts_of_version, ("/version",)),
+        Info(facts_of_event_sources, ("/kv_event_sources",)),
+    )
+
+    def is_asleep(self, samples: Iterable[Sample]) -> bool:
+        """Return whether its metrics say of each rank that it is not awake."""
+        states = [each for each in samples if each.name == _SLEEP_STATE]
+        awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
+        return bool(awake) and not any(awake)
