@@ -1,17 +1,5 @@
 """Engine arguments that the agent sets itself, or leaves out, and what it checks across them.
 
-    forced                                     to                    reason
-    backend                                    pytorch               KV events are published, and `_autodeploy` with the
-                                                                     runtime `demollm` has none
-    kv_cache_config.event_buffer_max_size      100000                KV events are published, and it is unset or 0
-    kv_cache_config.kv_events_config           false                 KV events are published: a polled engine says more
-      .enable_kv_cache_events                                        than one that streams (salts, adapters, media)
-    kv_cache_config.enable_partial_reuse       false                 the connector is `kvbm`
-    skip_tokenizer_init                        false                 the modality is multimodal, decoding is guided, or
-                                                                     logits processors are loaded: each needs one
-    disable_overlap_scheduler                  true                  a prefill worker, and the engine's version refuses
-                                                                     context-only requests otherwise (below 1.3.0rc1)
-
     left out                                                         reason
     arguments that the backend lacks           each with a warning   the engine refuses it
     num_postprocess_workers                    with a warning        the agent does that work itself
@@ -21,39 +9,16 @@ The engine gets only a user's arguments and these: every other argument has the 
 defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
 gets no forced arguments.
 
-Source: `docs/SOURCES.md` D6.2 and D6.3 (flags, forced values, the encoder's list), E2.1 (100000). NVIDIA/TensorRT-LLM:
-`tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own tokenizer);
-`tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
+(100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
+tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
 fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
-`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`).
-
-    found                                                               severity   reason
-    block reuse off, although KV events are published                   warning    without reuse there are no events:
-                                                                                   the router only balances load
-    transceiver buffer < longest input, of a prefill worker             error      the KV of a longer input is never
-                                                                                   transferred, and its blocks stay held
-    the same of a decode worker                                         warning    prefill workers may allow only
-                                                                                   shorter inputs
-    transceiver missing or without backend, of a prefill/decode worker  warning    the environment may set it
-    tensor x pipeline x context parallel > GPUs                         error      the engine's processes do not start
-    attention DP with one rank                                          warning    it has no effect
-    more attention-DP ranks than a worker may have                      error      the registration is refused
-    attention_dp_config without attention DP                            warning    it is ignored
-    an installed engine outside the supported versions                  error      its arguments, handovers and events
-                                                                                   may differ; a warning if unknown
-                                                                                   arguments are allowed
-
-The longest input is `max_seq_len` - 1, because at least one token is generated. If `max_seq_len` is not given, the
-model defines it, and the buffer is not checked. The router checks that a prefill and a decode worker fit
-together (`router/fleet/registry.py`).
-
-Source: `docs/SOURCES.md` D4.2 (buffer), D6.3 (reuse) and E1.1; NVIDIA/TensorRT-LLM
-`tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`); of `_autodeploy`
-`tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses names that it does not know) at 01e5db066ef7;
-versions: `kv_protocol/trtllm_versions.py`.
+`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`); `tensorrt_llm/llmapi/llm_args.py`
+(`_ParallelConfig.world_size`); of `_autodeploy` `tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses
+names that it does not know) at 01e5db066ef7. Versions: `kv_protocol/trtllm_versions.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -67,6 +32,13 @@ Backend = Literal["pytorch", "_autodeploy"]
 
 EVENT_BUFFER_SIZE = 100_000
 _STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
+_EVENT_BUFFER: Path = ("kv_cache_config", "event_buffer_max_size")
+_PARTIAL_REUSE: Path = ("kv_cache_config", "enable_partial_reuse")
+_REUSE: Path = ("kv_cache_config", "enable_block_reuse")
+_NO_TOKENIZER: Path = ("skip_tokenizer_init",)
+_BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
+_TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
+_WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
 _ONLY_AUTODEPLOY = """
     compile_backend device draft_checkpoint_loader mode model_factory runtime skip_loading_weights
     speculative_model_kwargs tokenizer_kwargs transforms world_size yaml_extra
@@ -146,39 +118,28 @@ def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Values
 
 
 def forced_layer(values: Values, circumstances: Circumstances) -> Values:
-    """Return the forced values of the table that differ from the merged ones'."""
-    if circumstances.role == "encode":
-        return layer("forced", [])
-    forced = [*_for_events(values, circumstances), *_for_others(values, circumstances)]
+    """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
+
+    The runtime `demollm` has no KV events. They are polled, because a polled engine says more than one that streams
+    (salts, adapters, media). Guides, logits processors and media need the engine's own tokenizer.
+    """
+    events, role, version = circumstances.publishes_kv_events, circumstances.role, circumstances.engine_version
+    has_no_events = (at(values, "backend"), at(values, "runtime")) == ("_autodeploy", "demollm")
+    refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
+    overlap = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
+    guided = at(values, "guided_decoding_backend") is not None
+    rows: tuple[tuple[bool, Path, Any, str], ...] = (
+        (events and has_no_events, ("backend",), "pytorch", "KV events are published"),
+        (events and not at(values, *_EVENT_BUFFER), _EVENT_BUFFER, EVENT_BUFFER_SIZE, "KV events are published"),
+        (events and at(values, *_STREAMING) is True, _STREAMING, False, "KV events are polled"),
+        (circumstances.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
+        (refuses_overlap, ("disable_overlap_scheduler",), True, overlap),
+        (guided, _NO_TOKENIZER, False, "decoding is guided"),
+        (circumstances.has_logits_processors, _NO_TOKENIZER, False, "logits processors are loaded"),
+        (circumstances.is_multimodal, _NO_TOKENIZER, False, "the modality is multimodal"),
+    )
+    forced = [] if role == "encode" else [(path, value, why) for applies, path, value, why in rows if applies]
     return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
-
-
-def _for_events(values: Values, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
-    if not circumstances.publishes_kv_events:
-        return
-    if at(values, "backend") == "_autodeploy" and at(values, "runtime") == "demollm":
-        yield ("backend",), "pytorch", "KV events are published"
-    if not at(values, "kv_cache_config", "event_buffer_max_size"):
-        yield ("kv_cache_config", "event_buffer_max_size"), EVENT_BUFFER_SIZE, "KV events are published"
-    if at(values, *_STREAMING):
-        yield _STREAMING, False, "KV events are polled"
-
-
-def _for_others(values: Values, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
-    if circumstances.connector == "kvbm":
-        yield ("kv_cache_config", "enable_partial_reuse"), False, "the connector is kvbm"
-    version = circumstances.engine_version
-    if circumstances.role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP):
-        why = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
-        yield ("disable_overlap_scheduler",), True, why
-    for needs_tokenizer, why in (
-        (circumstances.is_multimodal, "the modality is multimodal"),
-        (circumstances.has_logits_processors, "logits processors are loaded"),
-        (at(values, "guided_decoding_backend") is not None, "decoding is guided"),
-    ):
-        if needs_tokenizer:
-            yield ("skip_tokenizer_init",), False, why
-            return
 
 
 def backend_of(values: Values) -> Backend:
@@ -212,18 +173,68 @@ def _left_out(values: Values, role: Role) -> Iterator[tuple[str, str]]:
             yield name, f"under backend {backend}: {LACKS[backend][name]}"
 
 
-_REUSE: Path = ("kv_cache_config", "enable_block_reuse")
-_BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
-_TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
-_WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
-
-Check = Callable[[Values, Circumstances], Iterator[ArgumentFinding]]
-
-
 def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFinding]:
-    """Return what the checks in the table above find in the engine's arguments."""
-    checks: tuple[Check, ...] = (_version, _reuse, _transceiver, _gpus, _attention_dp)
-    return [finding for check in checks for finding in check(values, circumstances)]
+    """Return what is wrong among the engine's arguments together: the rows of this table that apply.
+
+    A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
+    `max_seq_len`, which the model defines then; at least one token is generated, so the longest input is shorter by
+    one. A decode worker's prefill workers may allow only shorter inputs. The router checks that a prefill and a decode
+    worker fit together (`router/fleet/registry.py`).
+    """
+    role, count, version = circumstances.role, circumstances.gpu_count, circumstances.engine_version
+    buffer, longest = at(values, *_BUFFER), (at(values, "max_seq_len") or 0) - 1
+    transfers, attention_dp = role in ("prefill", "decode"), bool(at(values, "enable_attention_dp"))
+    ranks, gpus = attention_dp_size(values), world_size(values)
+    sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := at(values, *path)) is not None)
+    too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
+    counted_by_world = backend_of(values) == "_autodeploy"
+    rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
+        (
+            circumstances.publishes_kv_events and at(values, *_REUSE) is False, "warning", _REUSE, "false",
+            "true where KV events are published (without reuse there are none: the router only balances load)",
+        ),
+        (
+            transfers and at(values, *_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",
+            f"how a {role} worker's KV is transferred: NIXL, UCX",
+        ),
+        (
+            transfers and buffer is not None and buffer < longest, "error" if role == "prefill" else "warning",
+            _BUFFER, str(buffer),
+            f"{longest} or more, the longest input (max_seq_len - 1): a longer one is never transferred",
+        ),
+        (
+            too_large and counted_by_world, "error", ("world_size",), str(gpus),
+            f"at most {count}, the GPUs there are",
+        ),
+        (
+            too_large and not counted_by_world, "error", _WORLD[0], f"{sizes} = {gpus}",
+            f"at most {count} together, the GPUs there are",
+        ),
+        (
+            attention_dp and ranks == 1, "warning", ("enable_attention_dp",), "true",
+            "tensor_parallel_size above 1 with it (attention_dp_size is 1: nothing is parallel)",
+        ),
+        (
+            ranks > most, "error", _WORLD[0], str(ranks),
+            f"an attention_dp_size of at most {most}, the ranks that a worker may have",
+        ),
+        (
+            not attention_dp and bool(at(values, "attention_dp_config")), "warning", ("attention_dp_config",),
+            "a mapping", "enable_attention_dp with it (it is ignored)",
+        ),
+    )  # fmt: skip
+    findings = []
+    if version and not is_supported(version):
+        severity: Severity = "warning" if circumstances.allows_unknown else "error"
+        findings.append(
+            ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
+        )
+    for applies, severity, path, what, expected in rows:
+        if applies:
+            origin = origin_of(values, path)
+            place = "not given" if origin is None else origin.place
+            findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
+    return findings
 
 
 def world_size(values: Values) -> int:
@@ -237,62 +248,3 @@ def world_size(values: Values) -> int:
 def attention_dp_size(values: Values) -> int:
     """Return how many KV caches the engine has: with attention DP one for each tensor-parallel rank, else one."""
     return int(at(values, "tensor_parallel_size") or 1) if at(values, "enable_attention_dp") else 1
-
-
-def _reuse(values: Values, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    if circumstances.publishes_kv_events and at(values, *_REUSE) is False:
-        expected = "true where KV events are published (without reuse there are none: the router only balances load)"
-        yield _finding("warning", values, _REUSE, "false", expected)
-
-
-def _transceiver(values: Values, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    role = circumstances.role
-    if role not in ("prefill", "decode"):
-        return
-    if at(values, *_TRANSCEIVER) is None:
-        yield _finding(
-            "warning", values, _TRANSCEIVER, "nothing", f"how a {role} worker's KV is transferred: NIXL, UCX"
-        )
-    buffer, max_seq_len = at(values, *_BUFFER), at(values, "max_seq_len")
-    if buffer is not None and max_seq_len is not None and buffer < max_seq_len - 1:
-        expected = f"{max_seq_len - 1} or more, the longest input (max_seq_len - 1): a longer one is never transferred"
-        yield _finding("error" if role == "prefill" else "warning", values, _BUFFER, str(buffer), expected)
-
-
-def _gpus(values: Values, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    count, needed = circumstances.gpu_count, world_size(values)
-    if count is None or needed <= count:
-        return
-    if at(values, "backend") == "_autodeploy":
-        yield _finding("error", values, ("world_size",), str(needed), f"at most {count}, the GPUs there are")
-    else:
-        words = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := at(values, *path)) is not None)
-        yield _finding(
-            "error", values, _WORLD[0], f"{words} = {needed}", f"at most {count} together, the GPUs there are"
-        )
-
-
-def _attention_dp(values: Values, _circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    size = attention_dp_size(values)
-    if at(values, "enable_attention_dp") and size == 1:
-        expected = "tensor_parallel_size above 1 with it (attention_dp_size is 1: nothing is parallel)"
-        yield _finding("warning", values, ("enable_attention_dp",), "true", expected)
-    if size > DP_RANK_MAX + 1:
-        expected = f"an attention_dp_size of at most {DP_RANK_MAX + 1}, the ranks that a worker may have"
-        yield _finding("error", values, _WORLD[0], str(size), expected)
-    if not at(values, "enable_attention_dp") and at(values, "attention_dp_config"):
-        expected = "enable_attention_dp with it (it is ignored)"
-        yield _finding("warning", values, ("attention_dp_config",), "a mapping", expected)
-
-
-def _version(_values: Values, circumstances: Circumstances) -> Iterator[ArgumentFinding]:
-    version = circumstances.engine_version
-    if version and not is_supported(version):
-        severity: Severity = "warning" if circumstances.allows_unknown else "error"
-        yield ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
-
-
-def _finding(severity: Severity, values: Values, path: Path, found: str, expected: str) -> ArgumentFinding:
-    origin = origin_of(values, path)
-    place = "not given" if origin is None else origin.place
-    return ArgumentFinding(severity=severity, place=place, path=path, found=found, expected=expected)
