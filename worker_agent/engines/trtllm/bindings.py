@@ -13,11 +13,10 @@ Everything is imported on use, because it takes seconds and needs a GPU. Names a
 `SURFACE.md` of the fake.
 """
 
-# ruff: noqa: PLC0415  see above
-
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import structlog
@@ -105,9 +104,9 @@ class Bindings:
 
     def __init__(self, settings: TrtllmSettings) -> None:
         try:
-            import tensorrt_llm
-            from tensorrt_llm.executor.utils import RequestError
-            from tensorrt_llm.logger import logger
+            import tensorrt_llm  # noqa: PLC0415  see above
+
+            request_error = _named("executor.utils", "RequestError")
         except ModuleNotFoundError as error:
             if error.name != "tensorrt_llm":
                 raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
@@ -115,12 +114,12 @@ class Bindings:
         except (ImportError, OSError, RuntimeError) as error:  # a CUDA library is missing or incompatible
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
-        self.errors = LibraryErrors(self.version, RequestError)
+        self.errors = LibraryErrors(self.version, request_error)
         self._dropped: set[str] = set()
         self._loras = settings.loras
         self.llm: Any = None
         self.placing = asyncio.Lock()
-        logger.set_level(settings.log_level)
+        _named("logger", "logger").set_level(settings.log_level)
 
     def load(self, args: EngineArgs) -> None:
         """Load the engine; block this thread, for minutes.
@@ -129,7 +128,7 @@ class Bindings:
             EngineError: the library refuses the arguments, or cannot load the model.
         """
         try:
-            self.llm = self._class(args)(**args.as_dict())
+            self.llm = _engine_class(args)(**args.as_dict())
         except ValidationError as error:
             lines = "".join(f"\n  {refusal}" for refusal in dict.fromkeys(refusals(args, error)))
             raise EngineError(f"the engine refuses its arguments:{lines}") from error
@@ -144,8 +143,8 @@ class Bindings:
             RequestRefused: an image cannot be decoded.
             Exception: whatever the library raises.
         """
-        sampling = self._sampling(request, adapters)
-        disaggregated = _optional(self._disaggregated, request.disaggregated)
+        sampling = _sampling(request, adapters)
+        disaggregated = None if request.disaggregated is None else self._disaggregated(request.disaggregated)
         inputs: Any = list(request.asked.prompt)
         if request.text is not None or request.asked.media:
             inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
@@ -153,15 +152,22 @@ class Bindings:
 
     def generate(self, request: TrtllmRequest, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
         """Submit one request and return its result object at once; raise what the library raises."""
-        wishes = {
-            "lora_request": _optional(self._lora, request.asked.lora_name or None),
+        lora, rank, conversation = request.asked.lora_name, request.dp_rank, request.conversation_id
+        wishes: dict[str, Any] = {
             "disaggregated_params": call.disaggregated,
-            "scheduling_params": _optional(self._scheduling, request.dp_rank),
-            "conversation_params": _optional(self._conversation, request.conversation_id),
             "trace_headers": dict(request.asked.trace_headers) or None,
             "cache_salt": request.cache_salt,
             "priority": request.asked.queue_priority,
         }
+        if lora:
+            number = 1 + list(self._loras).index(lora)  # unique in the engine
+            wishes["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
+        if rank is not None:
+            scheduling = _named("scheduling_params", "SchedulingParams")
+            wishes["scheduling_params"] = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
+        if conversation is not None:
+            named = _named("conversation_params", "ConversationParams")
+            wishes["conversation_params"] = named(conversation_id=conversation)
         return self.llm.generate_async(
             call.inputs,
             call.sampling,
@@ -186,9 +192,8 @@ class Bindings:
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
         """Return the file of an encoder's handle, which can be used once. It may copy from a GPU."""
-        from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
-
-        return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
+        container = _named("_torch.shared_tensor", "SharedTensorContainer")
+        return file_of(container.from_dict(dict(handle)).get_local_view())
 
     def fault(self) -> BaseException | None:
         """Return why the engine is dead; None while it lives."""
@@ -209,58 +214,24 @@ class Bindings:
     def metrics_collector(self, model: str) -> Any:  # noqa: ANN401 - as above
         """Return a new collector of the engine's own metrics; None: this version has none."""
         try:
-            from tensorrt_llm.metrics import MetricsCollector
-        except ImportError as error:
+            collector = _named("metrics", "MetricsCollector")
+        except (ImportError, AttributeError) as error:
             _log.warning("engine_metrics_absent", version=self.version, reason=str(error))
             return None
-        return MetricsCollector({"model_name": model, "engine_type": "trtllm"})
-
-    @staticmethod
-    def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
-        if args.role == "encode":
-            from tensorrt_llm.llmapi import MultimodalEncoder
-
-            return MultimodalEncoder
-        if args.value("backend") == "_autodeploy":
-            from tensorrt_llm._torch import auto_deploy
-
-            return auto_deploy.LLM
-        from tensorrt_llm import LLM
-
-        return LLM
-
-    @staticmethod
-    def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
-
-        sampling = dict(request.sampling)
-        if request.guide is not None:
-            sampling["guided_decoding"] = GuidedDecodingParams(**request.guide)
-        if request.asked.logit_bias:
-            sampling["embedding_bias"] = bias_of(request.asked.logit_bias, request.vocab_size)
-        if adapters:
-            LogitsProcessor.register(LogitsAdapter)
-            sampling["logits_processor"] = adapters
-        return SamplingParams(**sampling)
-
-    @staticmethod
-    def _conversation(conversation_id: str) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.conversation_params import ConversationParams
-
-        return ConversationParams(conversation_id=conversation_id)
+        return collector({"model_name": model, "engine_type": "trtllm"})
 
     def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
         """Return the handoff as the library's class; keys that this version lacks are dropped."""
-        from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
-
-        known = DisaggregatedParams.__dataclass_fields__.keys()
+        params = _named("disaggregated_params", "DisaggregatedParams")
+        known = params.__dataclass_fields__.keys()
         accepted = {name: value for name, value in fields.items() if name in known}
         unknown = fields.keys() - known - self._dropped
         if unknown and len(self._dropped) < _DROPPED_MAX:
             self._dropped |= unknown
             _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
         if "schedule_style" in accepted:
-            accepted["schedule_style"] = DisaggScheduleStyle(accepted["schedule_style"])
+            style = _named("disaggregated_params", "DisaggScheduleStyle")
+            accepted["schedule_style"] = style(accepted["schedule_style"])
         if "first_gen_log_probs" in accepted:
             accepted["first_gen_log_probs"] = [
                 alternatives
@@ -268,18 +239,30 @@ class Bindings:
                 else {token: _logprob(each) for token, each in alternatives.items()}
                 for alternatives in accepted["first_gen_log_probs"]
             ]
-        return DisaggregatedParams(**accepted)
+        return params(**accepted)
 
-    @staticmethod
-    def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.scheduling_params import SchedulingParams
 
-        return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
+def _named(module: str, name: str) -> Any:  # noqa: ANN401 - as above
+    """Return what the library has under this name."""
+    return getattr(import_module(f"tensorrt_llm.{module}"), name)
 
-    def _lora(self, name: str) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.llmapi import LoRARequest
 
-        return LoRARequest(name, self._loras[name].number, self._loras[name].path)
+def _engine_class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
+    if args.role == "encode":
+        return _named("llmapi", "MultimodalEncoder")
+    return _named("_torch.auto_deploy" if args.value("backend") == "_autodeploy" else "llmapi", "LLM")
+
+
+def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+    sampling = dict(request.sampling)
+    if request.guide is not None:
+        sampling["guided_decoding"] = _named("sampling_params", "GuidedDecodingParams")(**request.guide)
+    if request.asked.logit_bias:
+        sampling["embedding_bias"] = bias_of(request.asked.logit_bias, request.vocab_size)
+    if adapters:
+        _named("sampling_params", "LogitsProcessor").register(LogitsAdapter)
+        sampling["logits_processor"] = adapters
+    return _named("sampling_params", "SamplingParams")(**sampling)
 
 
 def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
@@ -307,13 +290,7 @@ def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
 
 
 def _logprob(token: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
-    from tensorrt_llm.executor.result import Logprob
-
-    return Logprob(logprob=token.logprob, rank=token.rank)
-
-
-def _optional(make: Callable[[Any], Any], value: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
-    return None if value is None else make(value)
+    return _named("executor.result", "Logprob")(logprob=token.logprob, rank=token.rank)
 
 
 _WORD = re.compile(r"\w+")
