@@ -20,7 +20,7 @@ others           `EngineServer.info` of this kind of engine
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
@@ -86,11 +86,23 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """A client of one engine, between entering and leaving the block. `api_key` goes with every request."""
+    """A client of one engine, between entering and leaving the block. `api_key` goes with every request.
 
-    def __init__(self, base_url: str, *, api_key: str = "", answer_s: float = ANSWER_S) -> None:
-        self.base_url = base_url.rstrip("/")
-        """The engine's address, without a slash at its end."""
+    `kind` is a name in `SERVERS`, empty until it is known.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        kind: str = "",
+        metrics_path: str = "/metrics",
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.base_url, self.kind = base_url.rstrip("/"), kind
+        """The engine's address, without a slash at its end; and which engine it is."""
+        self.metrics_path = metrics_path
         self._answer_s = answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
@@ -159,39 +171,35 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
 
-
-class EngineSurvey:
-    """Queries one engine. `kind` is a name in `SERVERS`, empty until it is known."""
-
-    def __init__(self, kind: str, client: EngineClient, *, metrics_path: str) -> None:
-        self.kind = kind
-        self._client, self._metrics_path = client, metrics_path
-
+    # ------------------------------------------------------------------------------------------------ facts
     async def query(self, known: EngineFacts | None = None) -> EngineFacts | None:
         """Return the engine's current facts; None while it is not healthy.
 
         Of what is `known` only its names and adapters are read again.
         """
         try:
-            await self._client.get("health", "/health")
+            await self.get("health", "/health")
         except EngineUnanswered:
             return None
-        facts = await self._request("models", "/v1/models", facts_of_models)
+        facts = await self._read("models", "/v1/models", self.get("models", "/v1/models"), facts_of_models)
         if known is not None:
             read = facts.served_names or facts.loras
             return msgspec.structs.replace(known, served_names=facts.served_names, loras=facts.loras) if read else known
         self.kind = self.kind or facts.kind
-        facts = facts.with_more(await self._request("info", "/openapi.json", facts_of_openapi))
+        facts = facts.with_more(await self._stated(Info(facts_of_openapi, ("/openapi.json",))))
         for info in SERVERS[self.kind].info if self.kind else ():
             facts = facts.with_more(await self._stated(info))
         return facts
 
+    async def metrics(self) -> bytes:
+        """Return the engine's metrics; raise `EngineUnanswered`."""
+        return await self.get("metrics", self.metrics_path, answer_s=SERVERS[self.kind].metrics_answer_s)
+
     async def _stated(self, info: Info) -> EngineFacts:
         if not info.paths:
-            answer_s = SERVERS[self.kind].metrics_answer_s
-            return await self._request("metrics", self._metrics_path, info.read, answer_s=answer_s)
+            return await self._read("metrics", self.metrics_path, self.metrics(), info.read)
         for path in info.paths:
-            if (facts := await self._request("info", path, info.read)) != EngineFacts():
+            if (facts := await self._read("info", path, self.get("info", path), info.read)) != EngineFacts():
                 return facts
         return EngineFacts()
 
@@ -202,19 +210,19 @@ class EngineSurvey:
         """
         asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
         try:
-            return _tokens.decode(await self._client.get("info", "/tokenize", posted=asked)).tokens
+            return _tokens.decode(await self.get("info", "/tokenize", posted=asked)).tokens
         except (EngineUnanswered, msgspec.MsgspecError, ValueError):
             return None
 
-    async def _request(
-        self, what: Question, path: str, read: Callable[[bytes], EngineFacts], *, answer_s: float = 0.0
+    async def _read(
+        self, what: Question, path: str, answer: Awaitable[bytes], read: Callable[[bytes], EngineFacts]
     ) -> EngineFacts:
         try:
-            return read(await self._client.get(what, path, answer_s=answer_s))
+            return read(await answer)
         except EngineUnanswered as error:
             _log.info("engine_does_not_say", path=path, reason=str(error))
         except MalformedMessage as error:
-            self._client.unreadable(what)
+            self.unreadable(what)
             _log.warning("engine_answer_unreadable", path=path, reason=str(error))
         return EngineFacts()
 

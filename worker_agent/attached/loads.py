@@ -23,7 +23,8 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from worker_agent.attached.client import EngineClient, EngineUnanswered
-from worker_agent.engines.servers.base import EngineServer
+from worker_agent.engines.servers import SERVERS
+from worker_agent.events.event_path import WorkerStreams
 from worker_agent.load.engine_metrics import read_loads, samples_in
 from worker_agent.load.reports import LoadRows, announce_load
 
@@ -42,26 +43,18 @@ class EngineLoads:
 
     def __init__(
         self,
-        server: EngineServer,
         client: EngineClient,
         log: EventLog,
         clock: Clock,
+        worker: WorkerStreams,
         *,
-        model: str,
-        worker_id: str,
-        instance: str,
-        dp_ranks: tuple[int, ...],
-        block_size: int,
         total_blocks: int,
-        metrics_path: str,
         poll_s: float = POLL_S,
     ) -> None:
-        self._server, self._client, self._event_log, self._clock = server, client, log, clock
-        self._model, self._worker_id, self._instance = model, worker_id, instance
-        self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
-        self._metrics_path, self._poll_s = metrics_path, poll_s
+        self._client, self._event_log, self._clock, self._worker = client, log, clock, worker
+        self._server, self._total_blocks, self._poll_s = SERVERS[client.kind], total_blocks, poll_s
         self._text, self._text_at_s = b"", 0.0
-        self.rows = LoadRows(instance, dp_ranks)
+        self.rows = LoadRows(worker.instance, worker.dp_ranks)
         """The parser of iteration statistics, for its skipped rows."""
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
@@ -88,9 +81,8 @@ class EngineLoads:
             return []
         if age_s > STALE_READS * self._poll_s + self._server.metrics_answer_s:
             return "stale"
-        return engine_families(
-            self._server.metrics.prefix, self._text, {"worker": self._worker_id, "model": self._model}
-        )
+        ours = {"worker": self._worker.id, "model": self._worker.model}
+        return engine_families(self._server.metrics.prefix, self._text, ours)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read and announce until `stop` is set."""
@@ -100,19 +92,16 @@ class EngineLoads:
 
     async def _read_and_announce(self) -> None:
         try:
-            body = await self._client.get("metrics", self._metrics_path, answer_s=self._server.metrics_answer_s)
-            reports = self._read(body)
-        except EngineUnanswered as error:
-            self._log_problem(str(error))
-            return
-        except MalformedMessage as error:
-            self._client.unreadable("metrics")
+            reports = self._read(await self._client.metrics())
+        except (EngineUnanswered, MalformedMessage) as error:
+            if isinstance(error, MalformedMessage):
+                self._client.unreadable("metrics")
             self._log_problem(str(error))
             return
         self._log_problem("")
         self._newest |= reports
         for dp_rank, report in reports.items():
-            await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+            await announce_load(self._event_log, self._worker.model, self._worker.id, dp_rank, report)
 
     def _read(self, body: bytes) -> dict[int, LoadReport]:
         self._reads += 1
@@ -125,18 +114,18 @@ class EngineLoads:
         return read_loads(
             self._server.metrics,
             samples,
-            dp_ranks=self._dp_ranks,
-            block_size=self._block_size,
+            dp_ranks=self._worker.dp_ranks,
+            block_size=self._worker.block_size,
             total_blocks=self._total_blocks,
-            instance=self._instance,
+            instance=self._worker.instance,
             iteration=self._reads,
         )
 
     def _log_problem(self, problem: str) -> None:
         if problem and not self._problem:
-            _log.warning("engine_load_unknown", path=self._metrics_path, reason=problem)
+            _log.warning("engine_load_unknown", path=self._client.metrics_path, reason=problem)
         elif self._problem and not problem:
-            _log.info("engine_load_known_again", path=self._metrics_path)
+            _log.info("engine_load_known_again", path=self._client.metrics_path)
         self._problem = problem
 
 

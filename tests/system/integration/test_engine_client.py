@@ -13,7 +13,7 @@ from tests.system.integration.engine_doubles import (
     TrtllmServeDouble,
     VllmDouble,
 )
-from worker_agent.attached.client import EngineClient, EngineSurvey, EngineUnanswered, FetchOutcome
+from worker_agent.attached.client import EngineClient, EngineUnanswered, FetchOutcome
 from worker_agent.engines.servers import SERVERS
 from worker_agent.engines.servers.base import EngineFacts
 
@@ -50,8 +50,8 @@ async def test_an_engine_that_is_gone_is_unreachable() -> None:
 
 
 async def surveyed(kind: str, engine: EngineDouble) -> tuple[EngineFacts | None, EngineClient]:
-    async with EngineClient(engine.url) as client:
-        return await EngineSurvey(kind, client, metrics_path="/metrics").query(), client
+    async with EngineClient(engine.url, kind=kind) as client:
+        return await client.query(), client
 
 
 @pytest.mark.parametrize("kind", SERVERS)

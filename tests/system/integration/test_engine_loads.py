@@ -25,7 +25,7 @@ from tests.system.integration.engine_doubles import (
 )
 from worker_agent.attached.client import EngineClient, FetchOutcome
 from worker_agent.attached.loads import EngineLoads
-from worker_agent.engines.servers import SERVERS
+from worker_agent.events.event_path import WorkerStreams
 
 MODEL, WORKER = "m", "w0"
 WITH_TEXT = [kind for kind, double in DOUBLES.items() if issubclass(double, PrometheusDouble)]
@@ -50,19 +50,13 @@ async def reporting(
     for dp_rank in dp_ranks:
         await log.listen(subjects.load(MODEL, WorkerRank(WORKER, dp_rank)), on_report)
     stop = asyncio.Event()
-    async with EngineClient(engine.url, answer_s=10.0) as client, asyncio.TaskGroup() as group:
+    async with EngineClient(engine.url, kind=kind, answer_s=10.0) as client, asyncio.TaskGroup() as group:
         loads = EngineLoads(
-            SERVERS[kind],
             client,
             log,
             clock or SystemClock(),
-            model=MODEL,
-            worker_id=WORKER,
-            instance="i",
-            dp_ranks=dp_ranks,
-            block_size=engine.block_size,
+            WorkerStreams(id=WORKER, model=MODEL, instance="i", block_size=engine.block_size, dp_ranks=dp_ranks),
             total_blocks=engine.total_blocks,
-            metrics_path="/metrics",
             poll_s=0.01,
         )
         group.create_task(loads.run(stop))
