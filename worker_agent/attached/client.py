@@ -28,7 +28,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.openai.endpoints import PATHS, stated_paths
 from kv_runtime.http.answer_body import bounded_body
 from worker_agent.engines.servers import SERVERS
@@ -69,12 +69,6 @@ class _OpenApi(msgspec.Struct):
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
-
-
-_models = msgspec.json.Decoder(_Models)
-_openapi = msgspec.json.Decoder(_OpenApi)
-_tokens = msgspec.json.Decoder(_Tokens)
-_events = msgspec.json.Decoder(list[Any])
 
 
 class EngineUnanswered(Exception):
@@ -210,8 +204,8 @@ class EngineClient:
         """
         asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
         try:
-            return _tokens.decode(await self.get("info", "/tokenize", posted=asked)).tokens
-        except (EngineUnanswered, msgspec.MsgspecError, ValueError):
+            return decoded(_Tokens, await self.get("info", "/tokenize", posted=asked), "/tokenize").tokens
+        except (EngineUnanswered, MalformedMessage):
             return None
 
     async def _read(
@@ -229,7 +223,7 @@ class EngineClient:
 
 def facts_of_models(body: bytes) -> EngineFacts:
     """Return the facts of `GET /v1/models`; raise `MalformedMessage`, which names the field, for an invalid body."""
-    cards = decoded(_models, body, "/v1/models").data
+    cards = decoded(_Models, body, "/v1/models").data
     models = [card for card in cards if card.parent is None]
     known = [(card, server) for card in models if (server := _BY_OWNER.get(card.owned_by or "")) is not None]
     return EngineFacts(
@@ -243,7 +237,7 @@ def facts_of_models(body: bytes) -> EngineFacts:
 
 def facts_of_openapi(body: bytes) -> EngineFacts:
     """Return the facts of `GET /openapi.json`; the engine may still refuse an endpoint that its model lacks."""
-    paths = decoded(_openapi, body, "/openapi.json").paths
+    paths = decoded(_OpenApi, body, "/openapi.json").paths
     return EngineFacts(api_endpoints=(*(name for name, path in PATHS.items() if path in paths), *stated_paths(paths)))
 
 
@@ -275,10 +269,10 @@ class PolledEvents:
             "events", EVENTS_PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b""
         )
         try:
-            events = _events.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
+            events = decoded(list[Any], asyncio.run_coroutine_threadsafe(request, self._loop).result(), EVENTS_PATH)
         except EngineUnanswered as error:
             raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
-        except UNDECODABLE as error:
+        except MalformedMessage as error:
             self._loop.call_soon_threadsafe(self._client.unreadable, "events")
             raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
         if not events and timeout_s:

@@ -13,8 +13,7 @@ the package: an import takes seconds and wants a GPU. Source: NVIDIA/TensorRT-LL
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def load_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -
     """Return the effective arguments; every replacement of one layer by another, and every warning, is logged.
 
     Raises:
-        EngineArgsInvalid: with every source that cannot be read, or else with every invalid argument.
+        EngineArgsInvalid: with the first source that cannot be read, or else with every invalid argument.
     """
     circumstances = msgspec.structs.replace(circumstances, engine_version=installed_version())
     args = effective_args(_layers(sources, circumstances), circumstances)
@@ -131,27 +130,16 @@ def _model_problem(model: str) -> str:
 
 
 def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Values]:
-    problems: list[ArgumentFinding] = []
+    if sources.override is not None and sources.dynamic:
+        raise _invalid(_OVERRIDE, f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them")
     layers = [flag_layer(sources.flags, circumstances)]
     if sources.extra is not None:
-        layers += _read(partial(read_file, sources.extra), problems)
-    if sources.override is not None and sources.dynamic:
-        problems.append(_problem(_OVERRIDE, f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them"))
-    elif sources.override is not None:
-        layers += _read(partial(read_json, sources.override), problems)
-    elif sources.dynamic:
-        layers += _read(partial(read_flags, sources.dynamic), problems)
-    if problems:
-        raise EngineArgsInvalid(problems)
+        layers.append(read_file(sources.extra))
+    if sources.override is not None:
+        layers.append(read_json(sources.override))
+    if sources.dynamic:
+        layers.append(read_flags(sources.dynamic))
     return layers
-
-
-def _read(read: Callable[[], Values], problems: list[ArgumentFinding]) -> list[Values]:
-    try:
-        return [read()]
-    except EngineArgsInvalid as error:
-        problems += error.findings
-        return []
 
 
 def _log_replacement(replacement: Replacement) -> None:

@@ -109,18 +109,15 @@ class _Version(msgspec.Struct):
     version: Annotated[str, msgspec.Meta(max_length=256)]
 
 
-_version = msgspec.json.Decoder(_Version)
-
-
 def facts_of_version(body: bytes) -> EngineFacts:
     """Return the facts of `GET /version`, of vLLM and TensorRT-LLM; raise `MalformedMessage`."""
-    return EngineFacts(version=decoded(_version, body, "/version").version)
+    return EngineFacts(version=decoded(_Version, body, "/version").version)
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes, path: str) -> T:
+def decoded(shape: type[T], body: bytes, path: str) -> T:
     """Return the decoded answer of `path`; raise `MalformedMessage`, which names the path and the field."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=shape)
     except UNDECODABLE as error:
         raise MalformedMessage(0, f"{path}: {error}") from error
 

@@ -52,13 +52,9 @@ class _KvEvents(msgspec.Struct):
     replay_endpoint: str | None = None
 
 
-_server_info = msgspec.json.Decoder(_ServerInfo)
-_kv_events = msgspec.json.Decoder(_KvEvents)
-
-
 def facts_of_server_info(body: bytes) -> EngineFacts:
     """Return the facts of `GET /server_info`, a page being a block; raise `MalformedMessage`."""
-    info = decoded(_server_info, body, "/server_info")
+    info = decoded(_ServerInfo, body, "/server_info")
     described = info.kv_events or _Described()
     page = within(described.block_size or info.page_size, BLOCK_SIZE_MAX)
     publish_endpoint, replay_endpoint = _event_sockets(info.kv_events_config)
@@ -81,7 +77,7 @@ def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
     """Return the addresses in `kv_events_config`; empty where the server does not state it."""
     if config is msgspec.UNSET:
         return "", ""
-    stated = decoded(_kv_events, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()
+    stated = decoded(_KvEvents, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()
     return (stated.endpoint, stated.replay_endpoint or "") if stated.publisher == "zmq" else (NO_EVENTS_ENDPOINT, "")
 
 

@@ -7,8 +7,6 @@ statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from kv_protocol.ids import BLOCK_SIZE_MAX
 from worker_agent.engines.servers.base import (
     KV_BLOCKS_MAX,
@@ -24,12 +22,10 @@ from worker_agent.engines.servers.base import (
 )
 from worker_agent.load.engine_metrics import MetricNames
 
-_rows = msgspec.json.Decoder(list[dict[str, Any]])
-
 
 def iteration_rows(body: bytes) -> list[dict[str, Any]] | None:
     """Return the rows of a JSON list of objects; None: it is Prometheus text; raise `MalformedMessage`."""
-    return decoded(_rows, body, "/metrics") if body.lstrip()[:1] == b"[" else None
+    return decoded(list[dict[str, Any]], body, "/metrics") if body.lstrip()[:1] == b"[" else None
 
 
 def facts_of_metrics(body: bytes) -> EngineFacts:

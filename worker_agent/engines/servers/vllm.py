@@ -32,16 +32,13 @@ class _Source(msgspec.Struct):
     replay_endpoint: str | None = None
 
 
-_sources = msgspec.json.Decoder(dict[int, _Source])
-
-
 def facts_of_event_sources(body: bytes) -> EngineFacts:
     """Return the addresses of events that vLLM 0.33 states, in the order of ranks; any port, if 0 was configured.
 
     Raises:
         MalformedMessage: the body has another form.
     """
-    sources = [source for _, source in sorted(decoded(_sources, body, "/kv_event_sources").items())]
+    sources = [source for _, source in sorted(decoded(dict[int, _Source], body, "/kv_event_sources").items())]
     return EngineFacts(
         publish_endpoint=",".join(each.endpoint for each in sources) or NO_EVENTS_ENDPOINT,
         replay_endpoint=",".join(each.replay_endpoint or "" for each in sources).strip(","),

@@ -7,7 +7,7 @@
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
-`errors.py` classifies its errors; `fault` reports a dead engine, and is checked before them.
+`fault` reports a dead engine, and is checked before `meaning`, which classifies other errors.
 
 Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
 `SURFACE.md` of the fake.
@@ -37,8 +37,8 @@ from worker_agent.port.sampling import TokenLogprob
 from worker_agent.port.types import EngineError, Media, RequestRefused
 
 EXTRA = "trtllm"
-_DROPPED_MAX = 64
-"""Names of dropped handoff keys that are logged, each once."""
+_LOGGED_MAX = 64
+"""Dropped handoff keys, and messages of mismatches, that are logged, each once."""
 _log = structlog.get_logger("trtllm")
 
 
@@ -50,9 +50,6 @@ class Call(NamedTuple):
     disaggregated: Any
 
 
-_MISMATCHES = (AttributeError, TypeError, ImportError)
-_LOGGED_MESSAGES_MAX = 64
-"""Different messages that are logged, each once."""
 _MESSAGE_CHARACTERS_MAX = 300
 """Of a message: the missing name stands at its end."""
 
@@ -61,9 +58,10 @@ class LibraryMismatch(EngineError):
     """The installed TensorRT-LLM does not fit the agent's calls: the agent's fault, not the client's."""
 
 
-class LibraryErrors:
-    """Classifies the errors of one installed `version`; `request_error`: its class of errors of one request.
+class Bindings:
+    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
 
+    An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
                                                      arguments than the agent gives. 500, one log line a message
     any other, at submission                         `RequestRefused`: a value of the request, or what it names
@@ -73,30 +71,6 @@ class LibraryErrors:
 
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/utils.py` (`RequestError`), `tensorrt_llm/llmapi/llm.py`
     (`_check_arguments` raises ValueError).
-    """
-
-    def __init__(self, version: str, request_error: type[Exception]) -> None:
-        self._version, self._of_requests = version, (request_error, HandoffInvalid)
-        self._logged: set[str] = set()
-
-    def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
-        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
-        if isinstance(error, _MISMATCHES):
-            return self._mismatch(error)
-        if is_new or isinstance(error, self._of_requests):
-            return RequestRefused("request", str(error), "what the engine can serve")
-        return None
-
-    def _mismatch(self, error: Exception) -> LibraryMismatch:
-        found = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS_MAX)
-        if found not in self._logged and len(self._logged) < _LOGGED_MESSAGES_MAX:
-            self._logged.add(found)
-            _log.error("library_mismatch", version=self._version, reason=found, exc_info=error)
-        return LibraryMismatch(f"tensorrt_llm {self._version} lacks what the agent asks for: {found}")
-
-
-class Bindings:
-    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
 
     Raises:
         EngineError: the library is not installed, or cannot be imported.
@@ -114,12 +88,24 @@ class Bindings:
         except (ImportError, OSError, RuntimeError) as error:  # a CUDA library is missing or incompatible
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
-        self.errors = LibraryErrors(self.version, request_error)
-        self._dropped: set[str] = set()
+        self._of_requests = (request_error, HandoffInvalid)
+        self._dropped, self._mismatches = set[str](), set[str]()
         self._loras = settings.loras
         self.llm: Any = None
         self.placing = asyncio.Lock()
         _named("logger", "logger").set_level(settings.log_level)
+
+    def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
+        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
+        if isinstance(error, (AttributeError, TypeError, ImportError)):
+            found = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS_MAX)
+            if found not in self._mismatches and len(self._mismatches) < _LOGGED_MAX:
+                self._mismatches.add(found)
+                _log.error("library_mismatch", version=self.version, reason=found, exc_info=error)
+            return LibraryMismatch(f"tensorrt_llm {self.version} lacks what the agent asks for: {found}")
+        if is_new or isinstance(error, self._of_requests):
+            return RequestRefused("request", str(error), "what the engine can serve")
+        return None
 
     def load(self, args: EngineArgs) -> None:
         """Load the engine; block this thread, for minutes.
@@ -226,7 +212,7 @@ class Bindings:
         known = params.__dataclass_fields__.keys()
         accepted = {name: value for name, value in fields.items() if name in known}
         unknown = fields.keys() - known - self._dropped
-        if unknown and len(self._dropped) < _DROPPED_MAX:
+        if unknown and len(self._dropped) < _LOGGED_MAX:
             self._dropped |= unknown
             _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
         if "schedule_style" in accepted:

@@ -326,7 +326,7 @@ class TensorRTLLMEngine:
         if self._over.is_set() or self._bindings is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
         fault = self._fault or self._bindings.fault()
-        meaning = self._bindings.errors.meaning(error, is_new=is_new) if fault is None else None
+        meaning = self._bindings.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning
