@@ -22,11 +22,13 @@ from kv_protocol.load import LoadReport
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, by_name, gauge
 from worker_agent.attached.client import EngineClient, EngineUnanswered
 from worker_agent.engines.servers import SERVERS
 from worker_agent.events.event_path import WorkerStreams
 from worker_agent.load.engine_metrics import read_loads, samples_in
 from worker_agent.load.reports import LoadRows, announce_load
+from worker_agent.metrics import load_families, row_families
 
 _log = structlog.get_logger("engine_loads")
 POLL_S = 0.5
@@ -83,6 +85,20 @@ class EngineLoads:
             return "stale"
         ours = {"worker": self._worker.id, "model": self._worker.model}
         return engine_families(self._server.metrics.prefix, self._text, ours)
+
+    def families(self) -> Iterator[Family]:
+        """Yield load, rows, and the engine's own families under their own names, how old they are, or why not shown."""
+        worker = self._worker.id
+        yield from load_families(worker, self.newest)
+        yield from row_families(worker, self.rows)
+        found, at, age_s = self.own_families(), (worker,), self.text_age_s
+        if not isinstance(found, str):
+            yield from found
+        meaning = "Age of the engine's own metrics as they were read last"
+        yield gauge("engine_metrics_age_seconds", meaning, ("worker",), [] if age_s is None else [(at, age_s)])
+        problems = {} if age_s is None else {reason: reason == found for reason in EXPORT_PROBLEMS}
+        meaning = "1 while the engine's own metrics are not shown here, by reason"
+        yield gauge("engine_metrics_not_shown", meaning, ("worker", "reason"), by_name(at, problems))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read and announce until `stop` is set."""

@@ -31,18 +31,17 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
-from kv_runtime.telemetry import Family
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
 from kv_runtime.text.loading import local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
-from worker_agent.api.in_flight import worker_tracer
+from worker_agent.api.in_flight import RequestOutcome, worker_tracer
 from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
 from worker_agent.attached.health import HealthWatch
 from worker_agent.attached.loads import EngineLoads
-from worker_agent.attached.metrics import attach_families
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
@@ -50,12 +49,14 @@ from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
+from worker_agent.metrics import drain_families, engine_event_families, event_threads, thread_family
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
 _ONLY_A_NAME = EngineFacts(served_names=("model",))
 """Stands for an engine's answer while settings are checked before the engine answers."""
 _PROBED_TEXT = "What is 2 + 2?"
+_FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
 _log = structlog.get_logger("attach")
 
@@ -351,3 +352,33 @@ async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
     )
     await server.start()
     return server
+
+
+def attach_families(
+    worker: str,
+    streams: Consolidator,
+    client: EngineClient | None,
+    watch: HealthWatch | None,
+    loads: EngineLoads | None,
+    forwarder: Forwarder | None,
+) -> Iterator[Family]:
+    """Yield the families of the parts that there are, but those of the streams' consolidator."""
+    requests = {} if client is None else client.requests_total
+    samples = [((worker, *question), count) for question, count in requests.items()]
+    meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
+    yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+    if watch is not None:
+        meaning = "1 while the worker is registered because the engine is healthy"
+        yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
+    if loads is not None:
+        yield from loads.families()
+    if forwarder is not None:
+        outcomes = by_name((worker,), {each: forwarder.requests_total[each] for each in _FORWARDED})
+        meaning = "Requests forwarded to the engine, by outcome"
+        yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
+        running = [((worker,), forwarder.running)]
+        yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
+    if streams.poller is not None:
+        yield from engine_event_families(worker, streams.poller.source.rules)
+        yield from drain_families(worker, streams)
+        yield thread_family(worker, event_threads(streams))

@@ -21,8 +21,10 @@ Source: `docs/SOURCES.md` D6.6.
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -34,7 +36,7 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
-from worker_agent.engines.trtllm.loading import EngineLoader, described
+from worker_agent.engines.trtllm.loading import load_engine
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
@@ -129,18 +131,14 @@ class TensorRTLLMEngine:
         Raises:
             EngineError: the library is missing, refuses the arguments, or cannot load the model.
         """
-        began_s, loading = self._clock.now(), EngineLoader(self._args, self._settings)
+        began_s, abandoned = self._clock.now(), threading.Event()
+        load = partial(load_engine, self._args, self._settings, self._model, abandoned)
         try:
-            loaded = await self._on_its_thread(loading.run)
+            bindings, self._description = await self._on_its_thread(load)
         except asyncio.CancelledError:
-            loading.abandon()
+            abandoned.set()
             raise
-        bindings = self._bindings = loaded.bindings
-        try:
-            self._description = described(self._args, loaded, self._model)
-        except EngineError:
-            await self._shut_down()
-            raise
+        self._bindings = bindings
         self.load_s = self._clock.now() - began_s
         if self._args.value("return_perf_metrics") and self._args.role != "encode":
             collector = bindings.metrics_collector(self._model)
