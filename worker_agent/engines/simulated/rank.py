@@ -79,7 +79,7 @@ class Rank:
         self._began_s = self._planned_s = 0.0
         self._engine = engine
         self._token_source = token_source
-        self.events = RankEventLog(attention_dp_rank)
+        self.events = RankEventLog(engine.max_seq_len, attention_dp_rank)
         self.pool = new_pool(engine, self.events, block_hash)
         self._moved_blocks = 0
         self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
@@ -357,7 +357,7 @@ class Rank:
 
         Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no
         load. With several ranks every row is its own rank's, block counts and queue included, where TensorRT-LLM copies
-        the base row's. With several windows the block counts are the widest pool's. Source: `docs/SOURCES.md` E1.7.
+        the base row's. Source: `docs/SOURCES.md` E1.7.
         """
         rank = {} if self._attention_dp_rank is msgspec.UNSET else {"attentionDpRank": self._attention_dp_rank}
         return {

@@ -224,7 +224,7 @@ class Simulator:
         return drained
 
     def pool_statistics(self, dp_rank: int = 0) -> PoolStatistics:
-        """Return the figures of the blocks on a rank's GPU, in the widest window's pool."""
+        """Return the figures of a rank's blocks."""
         return self._ranks[dp_rank].pool.statistics()
 
     def reused_blocks(self, dp_rank: int, prompt: Sequence[int], namespace: EngineNamespace) -> int:
@@ -232,10 +232,7 @@ class Simulator:
         return len(self._ranks[dp_rank].pool.match(prompt, namespace))
 
     def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.
-
-        The rank would reuse them, on GPU and host together.
-        """
+        """Return the engine hashes of the full blocks that a rank holds on `tier`, and would reuse."""
         return self._ranks[dp_rank].pool.held_hashes(tier)
 
 
