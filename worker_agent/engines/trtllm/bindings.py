@@ -28,13 +28,19 @@ from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engine_args.layers import Path, ValueOrigin, dotted, found, shown
 from worker_agent.engines.trtllm.logits import LogitsAdapter
-from worker_agent.engines.trtllm.requests import TrtllmRequest
+from worker_agent.engines.trtllm.requests import (
+    Abilities,
+    disaggregated_fields,
+    guide_fields,
+    rank_and_conversation,
+    sampling_fields,
+)
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.media.inputs import of_kind
+from worker_agent.media.inputs import cache_salt_of, has_media, of_kind
 from worker_agent.port.handoff import HandoffInvalid
 from worker_agent.port.sampling import TokenLogprob
-from worker_agent.port.types import EngineError, Media, RequestRefused
+from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRefused
 
 EXTRA = "trtllm"
 _LOGGED_MAX = 64
@@ -43,11 +49,11 @@ _log = structlog.get_logger("trtllm")
 
 
 class Call(NamedTuple):
-    """A request in the library's types: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+    """The arguments of `generate_async`: the prompt, `SamplingParams`, and what else is set, by name."""
 
     inputs: Any
     sampling: Any
-    disaggregated: Any
+    others: dict[str, Any]
 
 
 _MESSAGE_CHARACTERS_MAX = 300
@@ -122,44 +128,42 @@ class Bindings:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
 
-    def call(self, request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Call:
+    def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Call:
         """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
+
+        `request` has passed `check_request`.
 
         Raises:
             RequestRefused: an image cannot be decoded.
             Exception: whatever the library raises.
         """
-        sampling = _sampling(request, adapters)
-        disaggregated = None if request.disaggregated is None else self._disaggregated(request.disaggregated)
-        inputs: Any = list(request.asked.prompt)
-        if request.text is not None or request.asked.media:
+        sampling, fields = _sampling(request, abilities, adapters), disaggregated_fields(request, abilities.role)
+        disaggregated = None if fields is None else self._disaggregated(fields)
+        inputs: Any = list(request.prompt)
+        if request.media or (has_media(request) and request.text is not None):
             inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
-        return Call(inputs, sampling, disaggregated)
-
-    def generate(self, request: TrtllmRequest, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
-        """Submit one request and return its result object at once; raise what the library raises."""
-        lora, rank, conversation = request.asked.lora_name, request.dp_rank, request.conversation_id
-        wishes: dict[str, Any] = {
-            "disaggregated_params": call.disaggregated,
-            "trace_headers": dict(request.asked.trace_headers) or None,
-            "cache_salt": request.cache_salt,
-            "priority": request.asked.queue_priority,
+        rank, conversation = rank_and_conversation(request, abilities)
+        others: dict[str, Any] = {
+            "streaming": abilities.role != "prefill",
+            "disaggregated_params": disaggregated,
+            "trace_headers": dict(request.trace_headers) or None,
+            "cache_salt": cache_salt_of(request),
+            "priority": request.queue_priority,
         }
-        if lora:
+        if lora := request.lora_name:
             number = 1 + list(self._loras).index(lora)  # unique in the engine
-            wishes["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
+            others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
         if rank is not None:
             scheduling = _named("scheduling_params", "SchedulingParams")
-            wishes["scheduling_params"] = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
+            others["scheduling_params"] = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
         if conversation is not None:
             named = _named("conversation_params", "ConversationParams")
-            wishes["conversation_params"] = named(conversation_id=conversation)
-        return self.llm.generate_async(
-            call.inputs,
-            call.sampling,
-            streaming=request.streaming,
-            **{name: wish for name, wish in wishes.items() if wish is not None},
-        )
+            others["conversation_params"] = named(conversation_id=conversation)
+        return Call(inputs, sampling, {name: each for name, each in others.items() if each is not None})
+
+    def generate(self, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
+        """Submit one request and return its result object at once; raise what the library raises."""
+        return self.llm.generate_async(call.inputs, call.sampling, **call.others)
 
     def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
         """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
@@ -239,34 +243,35 @@ def _engine_class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
     return _named("_torch.auto_deploy" if args.value("backend") == "_autodeploy" else "llmapi", "LLM")
 
 
-def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
-    sampling = dict(request.sampling)
-    if request.guide is not None:
-        sampling["guided_decoding"] = _named("sampling_params", "GuidedDecodingParams")(**request.guide)
-    if request.asked.logit_bias:
-        sampling["embedding_bias"] = bias_of(request.asked.logit_bias, request.vocab_size)
+def _sampling(request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401
+    sampling = sampling_fields(request, abilities.role, abilities.end_ids)
+    if request.sampling.guide is not None:
+        guide = guide_fields(request.sampling.guide)
+        sampling["guided_decoding"] = _named("sampling_params", "GuidedDecodingParams")(**guide)
+    if request.logit_bias:
+        sampling["embedding_bias"] = bias_of(request.logit_bias, abilities.vocab_size)
     if adapters:
         _named("sampling_params", "LogitsProcessor").register(LogitsAdapter)
         sampling["logits_processor"] = adapters
     return _named("sampling_params", "SamplingParams")(**sampling)
 
 
-def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
     """Return the prompt as `TextPrompt`; as `TokensPrompt` if its text is unknown and the model accepts tokens.
 
     For other models the tokens are decoded to text. The library does that itself, but in some versions it drops
     embeddings and UUIDs, and has None for `mm_processor_kwargs`.
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
-    text, prompt, tokenizer = request.text, list(request.asked.prompt), getattr(llm, "tokenizer", None)
+    text, prompt, tokenizer = request.text, list(request.prompt), getattr(llm, "tokenizer", None)
     if text is None and tokenizer is not None and not _takes_tokens(llm):
         text = tokenizer.decode(prompt)
     inputs: dict[str, Any] = {"prompt_token_ids": prompt} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
-    if images := of_kind(request.asked.media, "image"):
+    if images := of_kind(request.media, "image"):
         inputs["multi_modal_data"] = {"image": [image_of(each) for each in images]}
         inputs["multi_modal_uuids"] = {"image": [each.digest for each in images]}
-    if embeddings := of_kind(request.asked.media, "embeddings"):
+    if embeddings := of_kind(request.media, "embeddings"):
         inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in embeddings]}
     return inputs
 

@@ -40,7 +40,7 @@ from worker_agent.engines.trtllm.loading import load_engine
 from worker_agent.engines.trtllm.logits import LogitsProcessors
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
-from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
+from worker_agent.engines.trtllm.requests import Abilities, check_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
 from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds
@@ -247,10 +247,8 @@ class TensorRTLLMEngine:
         bindings = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
-        library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(bindings, library_request)
-            result = bindings.generate(library_request, call)
+            result = bindings.generate(await self._call(bindings, self._with_transfer_id(request)))
             self._has_submitted = True
         except EngineError:
             raise
@@ -259,7 +257,7 @@ class TensorRTLLMEngine:
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
-            max_tokens=library_request.sampling["max_tokens"],
+            max_tokens=1 if self._args.role == "prefill" else request.max_tokens,
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
             hands_over=self._args.role == "prefill",
@@ -269,17 +267,16 @@ class TensorRTLLMEngine:
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, library_request: TrtllmRequest) -> Call:
+    async def _call(self, bindings: Bindings, request: EngineRequest) -> Call:
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
-        request = library_request.asked
         adapters = self._processors.adapters(request.logits_processors)
         if not has_media(request):
-            return bindings.call(library_request, adapters)
+            return bindings.call(request, self._abilities, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
             async with bindings.placing:
-                call = await asyncio.to_thread(bindings.call, library_request, adapters)
+                call = await asyncio.to_thread(bindings.call, request, self._abilities, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
