@@ -26,9 +26,8 @@ from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import UnreadText, load_text
 from kv_runtime.text.model import Text
 from worker_agent.config import SIMULATED, AgentSettings
-from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engine_args.arguments import FLAGS, Circumstances, EngineArgs
 from worker_agent.engine_args.layers import ArgumentFinding, EngineArgsInvalid
-from worker_agent.engine_args.rules import FLAGS, Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
 from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.engine import SimulatedEngine

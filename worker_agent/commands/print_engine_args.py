@@ -12,9 +12,8 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_runtime.telemetry import configure_logs
-from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs
 from worker_agent.engine_args.layers import EngineArgsInvalid, dotted, shown
-from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
 
 _ENGINE_DEFAULT = "engine default"

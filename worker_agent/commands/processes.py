@@ -41,8 +41,8 @@ from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
+from worker_agent.engine_args.arguments import Circumstances
 from worker_agent.engine_args.layers import EngineArgsInvalid
-from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
 from worker_agent.engines.servers import SERVERS
 from worker_agent.port.types import EngineError

@@ -1,55 +1,118 @@
-"""Computes the engine's effective arguments: all layers merged, forced values, and pruned arguments.
+"""The engine's effective arguments: all layers merged, with what the agent sets itself, leaves out, and checks.
 
-An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
+    default < flag < file < override < forced    `layers.py`: merged, each value with its origin
+    each layer                                   types of what the agent reads: `_READ`
+    merged                                       forced values: `forced_layer`; conflicting arguments: `conflicts`
 
-    default < flag < file < override < forced                 `layers.py`: merged, each value with its origin
-    each layer: types of what the agent reads                 `_READ`
-    merged: forced values, arguments that the backend lacks   `rules.py`
-    merged: conflicting arguments                             `rules.py`
+    left out                                                         reason
+    arguments that the backend lacks           each with a warning   the engine refuses it
+    num_postprocess_workers                    with a warning        the agent does that work itself
+    all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
+
+The engine gets only a user's arguments and these: every other argument has the engine's own default, which a model's
+defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
+gets no forced arguments.
 
 Which names there are and what any other value may be is the engine's to say, and differs between its versions: its own
 pydantic model refuses it before the model is loaded (`worker_agent/engines/trtllm/bindings.py` names layer and place).
 
-Source of the types: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py` at 0004396720054fd8e205cbf616f21f0b57c6b412.
+Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
+(100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
+tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
+`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`); `tensorrt_llm/llmapi/llm_args.py` at
+0004396720054fd8e205cbf616f21f0b57c6b412 (types, `_ParallelConfig.world_size`); of `_autodeploy`
+`tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses names that it does not know) at 01e5db066ef7.
+Versions: `kv_protocol/trtllm_versions.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from kv_protocol.fleet import Role
+from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported
 from worker_agent.engine_args.layers import (
     ArgumentFinding,
     EffectiveValue,
     EngineArgsInvalid,
     Path,
     Replacement,
+    Severity,
     ValueOrigin,
     Values,
     at,
     found,
+    layer,
     merge,
     nested,
     origin_of,
     shown,
 )
-from worker_agent.engine_args.rules import (
-    DEFAULTS,
-    ENCODE,
-    FLAGS,
-    LACKS,
-    Backend,
-    Circumstances,
-    attention_dp_size,
-    backend_of,
-    conflicts,
-    forced_layer,
-    pruned,
-    world_size,
-)
 
+Backend = Literal["pytorch", "_autodeploy"]
+
+EVENT_BUFFER_SIZE = 100_000
+_STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
+_EVENT_BUFFER: Path = ("kv_cache_config", "event_buffer_max_size")
+_PARTIAL_REUSE: Path = ("kv_cache_config", "enable_partial_reuse")
+_REUSE: Path = ("kv_cache_config", "enable_block_reuse")
+_NO_TOKENIZER: Path = ("skip_tokenizer_init",)
+_BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
+_TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
+_WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
+_ONLY_AUTODEPLOY = """
+    compile_backend device draft_checkpoint_loader mode model_factory runtime skip_loading_weights
+    speculative_model_kwargs tokenizer_kwargs transforms world_size yaml_extra
+"""
+_SHARDS = """
+    context_parallel_size cp_config enable_attention_dp moe_cluster_parallel_size moe_expert_parallel_size
+    moe_tensor_parallel_size pipeline_parallel_size tensor_parallel_size
+"""
+LACKS: dict[Backend, dict[str, str]] = {
+    "pytorch": dict.fromkeys(_ONLY_AUTODEPLOY.split(), "only `_autodeploy` knows it"),
+    "_autodeploy": {
+        **dict.fromkeys(_SHARDS.split(), "it shards by `world_size` alone"),
+        "gpus_per_node": "it counts the GPUs itself",
+    },
+}
+"""The arguments that a backend does not get, and why."""
+ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
+
+KVBM: Mapping[str, str] = {
+    "connector_module": "kvbm.trtllm_integration.connector",
+    "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+    "connector_worker_class": "DynamoKVBMConnectorWorker",
+}
+"""The arguments of the preset `kvbm` of newer versions. Every supported version takes them written out."""
+
+DEFAULTS = layer(
+    "default", [((), {"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True}, "default")]
+)
+"""The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
+
+FLAGS: Mapping[str, Path] = {
+    "model": ("model",),
+    "backend": ("backend",),
+    "tensor-parallel-size": ("tensor_parallel_size",),
+    "pipeline-parallel-size": ("pipeline_parallel_size",),
+    "expert-parallel-size": ("moe_expert_parallel_size",),
+    "enable-attention-dp": ("enable_attention_dp",),
+    "kv-block-size": ("kv_cache_config", "tokens_per_block"),
+    "gpus-per-node": ("gpus_per_node",),
+    "max-batch-size": ("max_batch_size",),
+    "max-num-tokens": ("max_num_tokens",),
+    "max-seq-len": ("max_seq_len",),
+    "max-beam-width": ("max_beam_width",),
+    "free-gpu-memory-fraction": ("kv_cache_config", "free_gpu_memory_fraction"),
+    "load-format": ("load_format",),
+    "guided-decoding-backend": ("guided_decoding_backend",),
+    "publish-metrics": ("enable_iter_perf_stats",),
+}
+"""The agent's named flags, and the argument that each sets; `publish-metrics` sets `return_perf_metrics`, too."""
 _Count = Annotated[int, Meta(ge=1)]
 _READ: dict[str, Any] = {
     "backend": Backend,
@@ -76,6 +139,167 @@ _READ: dict[str, Any] = {
 the fleet's own bound."""
 
 
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's options that engine arguments depend on.
+
+    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
+    unsupported version is used, with a warning. `engine_version` is the installed engine's; empty: none is installed.
+    """
+
+    role: Role = "aggregated"
+    publishes_kv_events: bool = False
+    connector: Literal["none", "kvbm"] = "none"
+    is_multimodal: bool = False
+    has_logits_processors: bool = False
+    gpu_count: int | None = None
+    allows_unknown: bool = False
+    engine_version: str = ""
+
+
+def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Values:
+    """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
+    entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
+    if flags.get("publish-metrics"):
+        entries.append((("return_perf_metrics",), True, "--publish-metrics"))
+    if circumstances.connector == "kvbm":
+        entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
+    return layer("flag", entries)
+
+
+def forced_layer(values: Values, circumstances: Circumstances) -> Values:
+    """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
+
+    The runtime `demollm` has no KV events. They are polled, because a polled engine says more than one that streams
+    (salts, adapters, media). Guides, logits processors and media need the engine's own tokenizer.
+    """
+    events, role, version = circumstances.publishes_kv_events, circumstances.role, circumstances.engine_version
+    has_no_events = (at(values, "backend"), at(values, "runtime")) == ("_autodeploy", "demollm")
+    refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
+    overlap = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
+    guided = at(values, "guided_decoding_backend") is not None
+    rows: tuple[tuple[bool, Path, Any, str], ...] = (
+        (events and has_no_events, ("backend",), "pytorch", "KV events are published"),
+        (events and not at(values, *_EVENT_BUFFER), _EVENT_BUFFER, EVENT_BUFFER_SIZE, "KV events are published"),
+        (events and at(values, *_STREAMING) is True, _STREAMING, False, "KV events are polled"),
+        (circumstances.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
+        (refuses_overlap, ("disable_overlap_scheduler",), True, overlap),
+        (guided, _NO_TOKENIZER, False, "decoding is guided"),
+        (circumstances.has_logits_processors, _NO_TOKENIZER, False, "logits processors are loaded"),
+        (circumstances.is_multimodal, _NO_TOKENIZER, False, "the modality is multimodal"),
+    )
+    forced = [] if role == "encode" else [(path, value, why) for applies, path, value, why in rows if applies]
+    return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
+
+
+def backend_of(values: Values) -> Backend:
+    """Return the engine's backend: `pytorch` if none is named."""
+    return "_autodeploy" if at(values, "backend") == "_autodeploy" else "pytorch"
+
+
+def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
+    """Return the values without arguments that the engine does not get, and a warning for each that a user gave."""
+    left_out, warnings = dict(_left_out(values, role)), []
+    for name, why in left_out.items():
+        given = [each for path, each in values.items() if path[0] == name]
+        places = [each.origin.place for each in given if each.origin.layer not in ("default", "forced")]
+        if places:
+            what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
+            warnings.append(
+                ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
+            )
+    return {path: each for path, each in values.items() if path[0] not in left_out}, warnings
+
+
+def _left_out(values: Values, role: Role) -> Iterator[tuple[str, str]]:
+    backend = backend_of(values)
+    for name in sorted({path[0] for path in values}):
+        if role == "encode":
+            if name not in ENCODE:
+                yield name, "of an encode worker, which takes only " + ", ".join(sorted(ENCODE))
+        elif name == "num_postprocess_workers":
+            yield name, "because the agent processes what the engine generates itself"
+        elif name in LACKS[backend]:
+            yield name, f"under backend {backend}: {LACKS[backend][name]}"
+
+
+def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFinding]:
+    """Return what is wrong among the engine's arguments together: the rows of this table that apply.
+
+    A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
+    `max_seq_len`, which the model defines then; at least one token is generated, so the longest input is shorter by
+    one. A decode worker's prefill workers may allow only shorter inputs. The router checks that a prefill and a decode
+    worker fit together (`router/fleet/registry.py`).
+    """
+    role, count, version = circumstances.role, circumstances.gpu_count, circumstances.engine_version
+    buffer, longest = at(values, *_BUFFER), (at(values, "max_seq_len") or 0) - 1
+    transfers, attention_dp = role in ("prefill", "decode"), bool(at(values, "enable_attention_dp"))
+    ranks, gpus = attention_dp_size(values), world_size(values)
+    sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := at(values, *path)) is not None)
+    too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
+    counted_by_world = backend_of(values) == "_autodeploy"
+    rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
+        (
+            circumstances.publishes_kv_events and at(values, *_REUSE) is False, "warning", _REUSE, "false",
+            "true where KV events are published (without reuse there are none: the router only balances load)",
+        ),
+        (
+            transfers and at(values, *_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",
+            f"how a {role} worker's KV is transferred: NIXL, UCX",
+        ),
+        (
+            transfers and buffer is not None and buffer < longest, "error" if role == "prefill" else "warning",
+            _BUFFER, str(buffer),
+            f"{longest} or more, the longest input (max_seq_len - 1): a longer one is never transferred",
+        ),
+        (
+            too_large and counted_by_world, "error", ("world_size",), str(gpus),
+            f"at most {count}, the GPUs there are",
+        ),
+        (
+            too_large and not counted_by_world, "error", _WORLD[0], f"{sizes} = {gpus}",
+            f"at most {count} together, the GPUs there are",
+        ),
+        (
+            attention_dp and ranks == 1, "warning", ("enable_attention_dp",), "true",
+            "tensor_parallel_size above 1 with it (attention_dp_size is 1: nothing is parallel)",
+        ),
+        (
+            ranks > most, "error", _WORLD[0], str(ranks),
+            f"an attention_dp_size of at most {most}, the ranks that a worker may have",
+        ),
+        (
+            not attention_dp and bool(at(values, "attention_dp_config")), "warning", ("attention_dp_config",),
+            "a mapping", "enable_attention_dp with it (it is ignored)",
+        ),
+    )  # fmt: skip
+    findings = []
+    if version and not is_supported(version):
+        severity: Severity = "warning" if circumstances.allows_unknown else "error"
+        findings.append(
+            ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
+        )
+    for applies, severity, path, what, expected in rows:
+        if applies:
+            origin = origin_of(values, path)
+            place = "not given" if origin is None else origin.place
+            findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
+    return findings
+
+
+def world_size(values: Values) -> int:
+    """Return how many GPUs the engine uses, on all nodes."""
+    if at(values, "backend") == "_autodeploy":
+        return int(at(values, "world_size") or 1)
+    tensor, pipeline, context = (at(values, *path) or 1 for path in _WORLD)
+    return int(tensor * pipeline * context)
+
+
+def attention_dp_size(values: Values) -> int:
+    """Return how many KV caches the engine has: with attention DP one for each tensor-parallel rank, else one."""
+    return int(at(values, "tensor_parallel_size") or 1) if at(values, "enable_attention_dp") else 1
+
+
+# ---------------------------------------------------------------- effective arguments
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
 
@@ -129,11 +353,11 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
     Raises:
         EngineArgsInvalid: with all errors of the layers, or, if there are none, of the merged arguments.
     """
-    findings = [each for layer in layers for each in _findings(layer)]
+    findings = [each for values in layers for each in _findings(values)]
     _refuse_errors(findings)
     values, replaced = DEFAULTS, list[Replacement]()
-    for layer in layers:
-        values, gone = merge(values, layer)
+    for higher in layers:
+        values, gone = merge(values, higher)
         replaced += gone
     values, gone = merge(values, forced_layer(values, circumstances))
     values, left_out = pruned(values, circumstances.role)
@@ -148,11 +372,11 @@ def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:
         raise EngineArgsInvalid(errors)
 
 
-def _findings(layer: Values) -> Iterator[ArgumentFinding]:
+def _findings(values: Values) -> Iterator[ArgumentFinding]:
     """Yield the values of a layer that the agent reads and that have a wrong type, or are out of range."""
     for name, kind in _READ.items():
         path = tuple(name.split("."))
-        origin, value = origin_of(layer, path), at(layer, *path)
+        origin, value = origin_of(values, path), at(values, *path)
         if origin is None or not (expected := _expected(kind, value)):
             continue
         what = found(shown(path, value))

@@ -23,7 +23,7 @@ import structlog
 import yaml
 
 from kv_protocol.errors import UNDECODABLE, shortened
-from worker_agent.engine_args.arguments import EngineArgs, effective_args
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args, flag_layer
 from worker_agent.engine_args.layers import (
     ArgumentFinding,
     EngineArgsInvalid,
@@ -35,7 +35,6 @@ from worker_agent.engine_args.layers import (
     shown,
 )
 from worker_agent.engine_args.layers import Path as ArgumentPath
-from worker_agent.engine_args.rules import Circumstances, flag_layer
 
 _log = structlog.get_logger("engine_args")
 _OVERRIDE = "--override-engine-args"
@@ -55,7 +54,7 @@ _NULLS, _BOOLEANS = {"none", "null"}, {"true": True, "false": False}
 
 
 class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
-    """The sources of arguments: `flags` by name (`rules.FLAGS`), None: not given; `dynamic`: the remaining flags."""
+    """The sources of arguments: `flags` by their names in `FLAGS`, None: not given; `dynamic`: the remaining flags."""
 
     flags: Mapping[str, Any] = {}
     extra: Path | None = None

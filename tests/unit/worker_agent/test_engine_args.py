@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
+from worker_agent.engine_args.arguments import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
 MODEL = DEFAULTS["model",].value

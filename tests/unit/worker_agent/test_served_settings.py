@@ -12,8 +12,8 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text
 from worker_agent.config import AgentSettings
+from worker_agent.engine_args.arguments import Circumstances
 from worker_agent.engine_args.layers import EngineArgsInvalid
-from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources, installed_version
 
 TRTLLM = "engine.kind=trtllm"
