@@ -72,25 +72,23 @@ class HealthWatch:
     async def _probe(self) -> None:
         before, self._log_seen = self._log_seen, self._log_connections()
         self._is_current = self._is_current and self._log_seen == before
-        problem = await self._problem()
-        if is_asleep := not problem and self._is_asleep():
+        problem, is_asleep = "", self._is_asleep()
+        try:
+            await self._client.get("health", "/health")
+        except EngineUnanswered as error:
+            problem, is_asleep = str(error), False
+        if is_asleep:
             problem = "it sleeps"
         self._failures = self._failures + 1 if problem else 0
         is_lost = is_asleep or self._failures >= FAILURES_MAX
         self._log_problem(problem)
-        if not problem and not self._is_current:
-            if await self._described(anew=True) is not None and await self._membership.register():
-                self.is_in = self._is_current = True
-        elif not problem:
-            if await self._described(anew=False):
-                await self._membership.register()
+        if not problem:
+            registration = await self._describe(not self._is_current)
+            if registration is not None and (self._membership.renew(registration) or not self._is_current):
+                self._is_current = await self._membership.register() or self._is_current
+                self.is_in = self.is_in or self._is_current
         elif self.is_in and is_lost and await self._membership.leave(problem if is_asleep else _UNANSWERED):
             self.is_in = self._is_current = False
-
-    async def _described(self, *, anew: bool) -> bool | None:
-        """Query the engine; return whether its registration differs from the last one; None: it cannot join."""
-        registration = await self._describe(anew)
-        return None if registration is None else self._membership.renew(registration)
 
     def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not registered, or is about to leave, until it answers again."""
@@ -98,11 +96,3 @@ class HealthWatch:
         if is_out and not self._is_logged:
             _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
         self._is_logged = is_out
-
-    async def _problem(self) -> str:
-        """Return why the engine is not healthy; empty when it is."""
-        try:
-            await self._client.get("health", "/health")
-        except EngineUnanswered as error:
-            return str(error)
-        return ""

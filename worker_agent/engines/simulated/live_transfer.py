@@ -3,28 +3,24 @@
     fetch     the decode engine: the transfer's time passes, then it tells the prefill engine that all has come
     answer    the prefill engine: releases the context
 
-    POST /v1/kv_transfers {"transfer_id", "state"}    200 {"transfer_id"}; 404: not held
+    POST /v1/kv_transfers/ID, the handoff's state    200; 404: not held
 
-`state` is base64. A fetch needs no other secret, and there is no TLS: the network between workers must be closed. An
-engine fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged
-handoff cannot name any other target.
+A fetch needs no secret but that state, and there is no TLS: the network between workers must be closed. An engine
+fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff
+cannot name any other target.
 """
 
 import asyncio
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Annotated
 
 import aiohttp
-import msgspec
 from aiohttp import web
-from msgspec import Meta
 from yarl import URL
 
-from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
-from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.answers import error_response, openai_errors
 from kv_runtime.http.server import HttpServer
 from worker_agent.engines.simulated.handovers import TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
@@ -32,7 +28,7 @@ from worker_agent.media.config import TransferSection, parsed_networks
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import EngineError, RequestRefused
 
-PATH = "/v1/kv_transfers"
+PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
 """The engine ends before the server, so that no transfer is in progress."""
@@ -44,13 +40,6 @@ class TransferFailed(EngineError):
     """A prompt's KV did not come to the decode engine, before any output."""
 
 
-class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The context that has been fetched."""
-
-    transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    state: Annotated[bytes, Meta(max_length=1024)]
-
-
 class LiveTransfers:
     """One engine's transfers; `changed` is called whenever the simulator may have work again."""
 
@@ -60,7 +49,7 @@ class LiveTransfers:
         self._section, self._networks = section, parsed_networks(section.networks)
         self._simulator, self._clock, self._speed, self._changed = simulator, clock, speed, changed
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
-        app.add_routes([web.post(PATH, self._answer)])
+        app.add_routes([web.post(PATH + "{name:[0-9]{1,19}}", self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
         self.run = self._server.run
         """Serve until a stop, after which the address is free."""
@@ -104,25 +93,20 @@ class LiveTransfers:
         return outcome == "done"
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
-        try:
-            asked = msgspec.json.decode(await http.read(), type=CarrierRequest)
-        except UNDECODABLE as error:
-            return error_response(400, f"body: {error}", "invalid_request_error")
-        name = asked.transfer_id
-        if not self._simulator.hand_over(name, asked.state):
+        name = http.match_info["name"]
+        if not self._simulator.hand_over(int(name), await http.read()):
             return error_response(404, f"transfer {name}: not held here", "invalid_request_error", code=_OUTCOMES[404])
         self._changed()
-        return json_response({"transfer_id": name})
+        return web.Response()
 
 
 async def _told(handoff: Handoff) -> TransferOutcome:
     """Return what the prefill engine answers when its context has been fetched."""
-    asked = CarrierRequest(transfer_id=handoff.ctx_request_id or 0, state=handoff.opaque_state or b"")
-    url, headers = URL(handoff.ctx_info_endpoint or "").with_path(PATH), {"Content-Type": "application/json"}
+    url = URL(handoff.ctx_info_endpoint or "").with_path(f"{PATH}{handoff.ctx_request_id}")
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-            session.post(url, data=msgspec.json.encode(asked), headers=headers, allow_redirects=False) as response,
+            session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
         ):
             return _OUTCOMES.get(response.status, "lost")
     except (aiohttp.ClientError, OSError):
