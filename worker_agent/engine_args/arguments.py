@@ -26,7 +26,8 @@ fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #107
 Versions: `kv_protocol/trtllm_versions.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -72,11 +73,13 @@ _SHARDS = """
     context_parallel_size cp_config enable_attention_dp moe_cluster_parallel_size moe_expert_parallel_size
     moe_tensor_parallel_size pipeline_parallel_size tensor_parallel_size
 """
+_OURS = {"num_postprocess_workers": "because the agent processes what the engine generates itself"}
 LACKS: dict[Backend, dict[str, str]] = {
-    "pytorch": dict.fromkeys(_ONLY_AUTODEPLOY.split(), "only `_autodeploy` knows it"),
+    "pytorch": _OURS | dict.fromkeys(_ONLY_AUTODEPLOY.split(), "under backend pytorch: only `_autodeploy` knows it"),
     "_autodeploy": {
-        **dict.fromkeys(_SHARDS.split(), "it shards by `world_size` alone"),
-        "gpus_per_node": "it counts the GPUs itself",
+        **_OURS,
+        **dict.fromkeys(_SHARDS.split(), "under backend _autodeploy: it shards by `world_size` alone"),
+        "gpus_per_node": "under backend _autodeploy: it counts the GPUs itself",
     },
 }
 """The arguments that a backend does not get, and why."""
@@ -196,10 +199,18 @@ def backend_of(values: Values) -> Backend:
     return "_autodeploy" if at(values, "backend") == "_autodeploy" else "pytorch"
 
 
+def left_out(role: Role, backend: Backend, names: Iterable[str]) -> dict[str, str]:
+    """Return which of the arguments the engine does not get, and why."""
+    if role == "encode":
+        why = f"of an encode worker, which takes only {', '.join(sorted(ENCODE))}"
+        return {name: why for name in names if name not in ENCODE}
+    return {name: LACKS[backend][name] for name in names if name in LACKS[backend]}
+
+
 def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
     """Return the values without arguments that the engine does not get, and a warning for each that a user gave."""
-    left_out, warnings = dict(_left_out(values, role)), []
-    for name, why in left_out.items():
+    lacks, warnings = left_out(role, backend_of(values), sorted({path[0] for path in values})), []
+    for name, why in lacks.items():
         given = [each for path, each in values.items() if path[0] == name]
         places = [each.origin.place for each in given if each.origin.layer not in ("default", "forced")]
         if places:
@@ -207,22 +218,60 @@ def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
             warnings.append(
                 ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
             )
-    return {path: each for path, each in values.items() if path[0] not in left_out}, warnings
+    return {path: each for path, each in values.items() if path[0] not in lacks}, warnings
 
 
-def _left_out(values: Values, role: Role) -> Iterator[tuple[str, str]]:
-    backend = backend_of(values)
-    for name in sorted({path[0] for path in values}):
-        if role == "encode":
-            if name not in ENCODE:
-                yield name, "of an encode worker, which takes only " + ", ".join(sorted(ENCODE))
-        elif name == "num_postprocess_workers":
-            yield name, "because the agent processes what the engine generates itself"
-        elif name in LACKS[backend]:
-            yield name, f"under backend {backend}: {LACKS[backend][name]}"
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
+
+    role: Role
+    values: Values
+    replaced: tuple[Replacement, ...]
+    warnings: tuple[ArgumentFinding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a new copy of the arguments as nested mappings."""
+        return nested({path: each.value for path, each in self.values.items()})
+
+    def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
+        """Return a copy of the value at `path`, a section as a mapping; None without a value."""
+        return at(self.values, *path)
+
+    def origin(self, *path: str) -> ValueOrigin | None:
+        """Return the origin of the value at `path`; None without a value."""
+        return origin_of(self.values, path)
+
+    @property
+    def backend(self) -> Backend:
+        """The engine's backend: `pytorch` if none is named."""
+        return backend_of(self.values)
+
+    @property
+    def settings(self) -> tuple[EffectiveValue, ...]:
+        """Every value with its path and origin, by path."""
+        return tuple(each for _, each in sorted(self.values.items()))
+
+    @property
+    def left_to_engine(self) -> tuple[Path, ...]:
+        """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
+        lacks = left_out(self.role, self.backend, {path[0] for path in FLAGS.values()})
+        known = (path for path in FLAGS.values() if path[0] not in lacks)
+        return tuple(sorted(path for path in known if self.origin(*path) is None))
+
+    @property
+    def attention_dp_size(self) -> int:
+        """How many ranks with a KV cache of their own the engine has: with attention DP each tensor-parallel one."""
+        return int(self.value("tensor_parallel_size") or 1) if self.value("enable_attention_dp") else 1
+
+    @property
+    def world_size(self) -> int:
+        """How many GPUs the engine takes, on all nodes."""
+        if self.backend == "_autodeploy":
+            return int(self.value("world_size") or 1)
+        return int(prod(self.value(*path) or 1 for path in _WORLD))
 
 
-def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFinding]:
+def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFinding]:
     """Return what is wrong among the engine's arguments together: the rows of this table that apply.
 
     A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
@@ -231,19 +280,19 @@ def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFind
     worker fit together (`router/fleet/registry.py`).
     """
     role, count, version = circumstances.role, circumstances.gpu_count, circumstances.engine_version
-    buffer, longest = at(values, *_BUFFER), (at(values, "max_seq_len") or 0) - 1
-    transfers, attention_dp = role in ("prefill", "decode"), bool(at(values, "enable_attention_dp"))
-    ranks, gpus = attention_dp_size(values), world_size(values)
-    sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := at(values, *path)) is not None)
+    buffer, longest = args.value(*_BUFFER), (args.value("max_seq_len") or 0) - 1
+    transfers, attention_dp = role in ("prefill", "decode"), bool(args.value("enable_attention_dp"))
+    ranks, gpus = args.attention_dp_size, args.world_size
+    sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := args.value(*path)) is not None)
     too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
-    counted_by_world = backend_of(values) == "_autodeploy"
+    counted_by_world = args.backend == "_autodeploy"
     rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
         (
-            circumstances.publishes_kv_events and at(values, *_REUSE) is False, "warning", _REUSE, "false",
+            circumstances.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
             "true where KV events are published (without reuse there are none: the router only balances load)",
         ),
         (
-            transfers and at(values, *_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",
+            transfers and args.value(*_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",
             f"how a {role} worker's KV is transferred: NIXL, UCX",
         ),
         (
@@ -268,7 +317,7 @@ def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFind
             f"an attention_dp_size of at most {most}, the ranks that a worker may have",
         ),
         (
-            not attention_dp and bool(at(values, "attention_dp_config")), "warning", ("attention_dp_config",),
+            not attention_dp and bool(args.value("attention_dp_config")), "warning", ("attention_dp_config",),
             "a mapping", "enable_attention_dp with it (it is ignored)",
         ),
     )  # fmt: skip
@@ -280,69 +329,10 @@ def conflicts(values: Values, circumstances: Circumstances) -> list[ArgumentFind
         )
     for applies, severity, path, what, expected in rows:
         if applies:
-            origin = origin_of(values, path)
+            origin = args.origin(*path)
             place = "not given" if origin is None else origin.place
             findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
     return findings
-
-
-def world_size(values: Values) -> int:
-    """Return how many GPUs the engine uses, on all nodes."""
-    if at(values, "backend") == "_autodeploy":
-        return int(at(values, "world_size") or 1)
-    tensor, pipeline, context = (at(values, *path) or 1 for path in _WORLD)
-    return int(tensor * pipeline * context)
-
-
-def attention_dp_size(values: Values) -> int:
-    """Return how many KV caches the engine has: with attention DP one for each tensor-parallel rank, else one."""
-    return int(at(values, "tensor_parallel_size") or 1) if at(values, "enable_attention_dp") else 1
-
-
-# ---------------------------------------------------------------- effective arguments
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's arguments. `replaced` is in the order of the layers, with pruned ones."""
-
-    role: Role
-    values: Values
-    replaced: tuple[Replacement, ...]
-    warnings: tuple[ArgumentFinding, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a new copy of the arguments as nested mappings."""
-        return nested({path: each.value for path, each in self.values.items()})
-
-    def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
-        """Return a copy of the value at `path`, a section as a mapping; None without a value."""
-        return at(self.values, *path)
-
-    def origin(self, *path: str) -> ValueOrigin | None:
-        """Return the origin of the value at `path`; None without a value."""
-        return origin_of(self.values, path)
-
-    @property
-    def settings(self) -> tuple[EffectiveValue, ...]:
-        """Every value with its path and origin, by path."""
-        return tuple(each for _, each in sorted(self.values.items()))
-
-    @property
-    def left_to_engine(self) -> tuple[Path, ...]:
-        """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        lacks = LACKS[backend_of(self.values)]
-        known = (
-            path for path in FLAGS.values() if path[0] not in lacks and (self.role != "encode" or path[0] in ENCODE)
-        )
-        return tuple(sorted(path for path in known if self.origin(*path) is None))
-
-    @property
-    def attention_dp_size(self) -> int:
-        """How many ranks, each with a KV cache of its own, the engine has."""
-        return attention_dp_size(self.values)
-
-    @property
-    def world_size(self) -> int:
-        """How many GPUs the engine takes, on all nodes."""
-        return world_size(self.values)
 
 
 def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> EngineArgs:
@@ -360,10 +350,11 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
         values, gone = merge(values, higher)
         replaced += gone
     values, gone = merge(values, forced_layer(values, circumstances))
-    values, left_out = pruned(values, circumstances.role)
-    findings += [*left_out, *conflicts(values, circumstances)]
+    values, warnings = pruned(values, circumstances.role)
+    args = EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=())
+    findings += [*warnings, *conflicts(args, circumstances)]
     _refuse_errors(findings)
-    return EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=tuple(findings))
+    return msgspec.structs.replace(args, warnings=tuple(findings))
 
 
 def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:

@@ -15,7 +15,6 @@ Source: `docs/SOURCES.md` D4.2; 60 s: `kv_transfer_timeout_ms` (`SURFACE.md` of 
 """
 
 from collections.abc import Sequence
-from itertools import chain, repeat
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ from blake3 import blake3
 from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.scheduling import RunningRequest
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.port.sampling import TokenLogprobs
 
 TransferOutcome = Literal["done", "timeout", "gone", "lost"]
 OUTCOMES: tuple[TransferOutcome, ...] = ("done", "timeout", "gone", "lost")
@@ -162,15 +161,7 @@ def first_logprobs(running: RunningRequest) -> tuple[TokenLogprobs | None, ...]:
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None or not running.unreported:
         return ()
-    reported = handoff.first_gen_log_probs or ()
-    return tuple(
-        _first_logprob(token, alternatives, top)
-        for token, alternatives in zip(running.unreported, chain(reported, repeat(None)), strict=False)
-    )
-
-
-def _first_logprob(token: int, alternatives: tuple[TokenLogprob, ...] | float | None, top: int) -> TokenLogprobs | None:
-    if isinstance(alternatives, float):
-        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=alternatives))
-    chosen = next((each for each in alternatives or () if each.token_id == token), None)
-    return None if chosen is None else TokenLogprobs(chosen=chosen, top=(alternatives or ())[:top])
+    (token,), reported = running.unreported, handoff.first_gen_log_probs
+    alternatives = reported[0] if reported and isinstance(reported[0], tuple) else ()
+    chosen = next((each for each in alternatives if each.token_id == token), None)
+    return (None if chosen is None else TokenLogprobs(chosen=chosen, top=alternatives[:top]),)

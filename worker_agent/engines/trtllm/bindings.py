@@ -309,8 +309,5 @@ def _origin(args: EngineArgs, path: Path) -> ValueOrigin | None:
 
     Parts of a path may be pydantic's own: the number of a list's item, the tag of a union.
     """
-    for size in range(len(path), 0, -1):
-        for setting in args.settings:
-            if setting.path[:size] == path[:size]:
-                return setting.origin
-    return None
+    origins = (args.origin(*path[:size]) for size in range(len(path), 0, -1))
+    return next((origin for origin in origins if origin is not None), None)
