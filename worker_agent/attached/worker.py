@@ -285,8 +285,9 @@ class AttachedWorker:
             loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
             parts.append(Part("engine-loads", loads.run, 2))
         if settings.engine.is_forwarded:
-            forwarder = await cleanup.enter_async_context(_forwarder(settings, worker, base_url, host.tracing))
-            served = await _served(settings, forwarder)
+            forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
+            await cleanup.enter_async_context(forwarder)
+            await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
@@ -329,29 +330,23 @@ class AttachedWorker:
         return registration
 
 
-def _forwarder(settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None) -> Forwarder:
-    return Forwarder(
+def _forwarder(
+    settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None
+) -> tuple[Forwarder, HttpServer]:
+    """Return what forwards requests to the engine, and its server, neither of which has begun."""
+    section = settings.worker
+    forwarder = Forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),
         dp_ranks=worker.dp_ranks,
-        inflight_requests_max=settings.worker.inflight_requests_max,
-        tracer=worker_tracer(tracing, worker.id, settings.worker.role, worker.model),
+        inflight_requests_max=section.inflight_requests_max,
+        tracer=worker_tracer(tracing, worker.id, section.role, worker.model),
     )
-
-
-async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
-    worker = settings.worker
-    app = forwarder.app(token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
-    server = HttpServer(
-        app,
-        worker.host,
-        worker.port,
-        hosts=worker.host_names(),
-        drain_s=worker.drain_s,
-        handler_cancellation=True,
+    app = forwarder.app(token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+    names, drain_s = section.host_names(), section.drain_s
+    return forwarder, HttpServer(
+        app, section.host, section.port, hosts=names, drain_s=drain_s, handler_cancellation=True
     )
-    await server.start()
-    return server
 
 
 def attach_families(

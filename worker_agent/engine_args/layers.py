@@ -31,6 +31,7 @@ _SECRET_IF_TEXT = {"key", "token"}
 """Words of secret names; `max_tokens` and `mask_token_id` are numbers."""
 _SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
 _CHARACTERS_MAX = 64
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a text", list: "a list"}
 _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
@@ -180,21 +181,13 @@ def _is_secret(path: Path, value: object) -> bool:
 
 def found(value: Any) -> str:  # noqa: ANN401 - whatever was found
     """Return the value and its kind, in words, short enough for one line."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return f"{str(value).lower()} (a boolean)"
-        case int():
-            return f"{_short(str(value))} (an integer)"
-        case float():
-            return f"{value} (a number)"
-        case str():
-            return f"{_short(repr(value))} (a text)"
-        case list():
-            return f"{_short(repr(value))} (a list)"
-        case _:
-            return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if (kind := _KINDS.get(type(value))) is None:
+        return f"a {type(value).__name__}"
+    return f"{_short(str(value).lower() if isinstance(value, bool) else repr(value))} ({kind})"
 
 
 def _short(words: str) -> str:
