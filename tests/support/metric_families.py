@@ -40,7 +40,7 @@ from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.service import Budget, shadow_families
 from tests.unit.router.test_routing import Bench
-from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.watch import EngineLoads
 from worker_agent.attached.worker import attach_families
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
 from worker_agent.commands.served_metrics import served_families, transfer_families

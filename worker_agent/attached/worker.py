@@ -40,8 +40,7 @@ from worker_agent.api.forwarder import Forwarder
 from worker_agent.api.in_flight import RequestOutcome, worker_tracer
 from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
-from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.watch import EngineLoads, HealthWatch
 from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules

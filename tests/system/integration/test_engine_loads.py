@@ -24,7 +24,7 @@ from tests.system.integration.engine_doubles import (
     VllmDouble,
 )
 from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.watch import EngineLoads
 from worker_agent.events.event_path import WorkerStreams
 
 MODEL, WORKER = "m", "w0"
