@@ -22,7 +22,8 @@ Source: `docs/SOURCES.md` D6.6.
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -37,7 +38,7 @@ from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
 from worker_agent.engines.trtllm.loading import load_engine
-from worker_agent.engines.trtllm.logits import LogitsProcessors
+from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
 from worker_agent.engines.trtllm.requests import Abilities, check_request
@@ -78,11 +79,15 @@ class TensorRTLLMEngine:
         self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
         self._transfer_ids = TransferIds(secrets.randbits(LIFE_BITS)) if args.role == "prefill" else None
-        self._processors = LogitsProcessors(self._settings.logits_processors)
+        processors = self._settings.logits_processors
+        for name, specification in processors.items():
+            factory_at(name, specification)
+        self.logits_errors_total: Counter[str] = Counter(dict.fromkeys(processors, 0))
+        """How often each configured logits processor failed, in this process."""
         self._abilities = Abilities(
             role=args.role,
             end_ids=self._settings.end_ids,
-            logits_processors=self._processors.names,
+            logits_processors=frozenset(processors),
             guided_by=args.value("guided_decoding_backend"),
             attention_dp=args.attention_dp_size > 1,
             vocab_size=self._settings.vocab_size or 0,
@@ -108,11 +113,6 @@ class TensorRTLLMEngine:
         self.load_s: float | None = None
         self.failed_requests_total = 0
         self.transfers = MeasuredTransfers()
-
-    @property
-    def logits_errors_total(self) -> Mapping[str, int]:
-        """How often each configured logits processor failed, in this process."""
-        return self._processors.errors_total
 
     @property
     def fault(self) -> str | None:
@@ -269,7 +269,8 @@ class TensorRTLLMEngine:
 
     async def _call(self, bindings: Bindings, request: EngineRequest) -> Call:
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
-        adapters = self._processors.adapters(request.logits_processors)
+        specifications, errors = self._settings.logits_processors, self.logits_errors_total
+        adapters = [LogitsAdapter(name, specifications[name], errors) for name in request.logits_processors]
         if not has_media(request):
             return bindings.call(request, self._abilities, adapters)
         self._preparing.add(request.request_id)
