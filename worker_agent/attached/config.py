@@ -31,6 +31,7 @@ from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publishers import rank_endpoints
 
 _ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
+_EVENTS = ", ".join(f"{server.events} of {server.name}" for server in SERVERS.values())
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
 
 
@@ -89,7 +90,7 @@ class AttachedEngineSection(Section):
     publish_endpoint: str = Field(
         "",
         description="PUB socket of rank 0, rank r: port + r; or each rank's, between commas; `poll`: /kv_cache_events"
-        f" is polled; `none`: it has none; empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
+        f" is polled; `none`: it has none; empty: as the engine says, else {_EVENTS}",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     stream_token_ids: bool = Field(

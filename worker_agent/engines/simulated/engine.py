@@ -75,7 +75,7 @@ class SimulatedEngine:
         self.transfers: LiveTransfers | None = None
         """Of an engine that has started with a `transfer` section."""
         self._streams: dict[str, _ChoiceQueue] = {}
-        self._to_fetch: deque[EngineRequest] = deque()
+        self._to_fetch: deque[tuple[EngineRequest, _ChoiceQueue]] = deque()
         self._fetching = 0
         self._fetches_max = len(simulator.description.dp_ranks) * simulator.description.max_num_seqs
         self._accepting = False
@@ -133,7 +133,7 @@ class SimulatedEngine:
         self._streams |= {name: _ChoiceQueue(outputs, choice) for choice, name in enumerate(names)}
         try:
             if takes_transfer(request, self._simulator.role):
-                self._to_fetch.append(request)
+                self._to_fetch.append((request, self._streams[request.request_id]))
             else:
                 for choice, name in enumerate(names):
                     named = msgspec.structs.replace(request, request_id=name)
@@ -230,7 +230,7 @@ class SimulatedEngine:
         self._simulator.expire(self._clock.now() * self.speed)
         while self._to_fetch and self._fetching < self._fetches_max:
             self._fetching += 1
-            tasks.spawn(self._fetch(self._to_fetch.popleft()), name="kv fetch")
+            tasks.spawn(self._fetch(*self._to_fetch.popleft()), name="kv fetch")
         if self._simulator.has_work and not self._is_overdue:
             await self._iterate()
             return
@@ -248,14 +248,14 @@ class SimulatedEngine:
             times_s.append(self._stop_at_s)
         return min(times_s, default=None)
 
-    async def _fetch(self, request: EngineRequest) -> None:
+    async def _fetch(self, request: EngineRequest, stream: _ChoiceQueue) -> None:
         """Submit a request whose KV has come, unless it was cancelled meanwhile; let it fail otherwise."""
         assert self.transfers is not None
         assert request.handoff is not None
-        stream, tokens = self._streams.get(request.request_id), self._simulator.uncached_tokens(request)
+        tokens = self._simulator.uncached_tokens(request)
         has_come = await until(self._ended, self.transfers.fetch(request.handoff, tokens))
         self._fetching -= 1
-        if stream is not None and stream is self._streams.get(request.request_id):
+        if stream is self._streams.get(request.request_id):
             if has_come:
                 self._simulator.submit(request, self._clock.now() * self.speed)
             else:
