@@ -9,8 +9,8 @@ in,  failed `FAILURES_MAX` probes        leave
 in,  sleeps                              leave at once: it answers /health and computes nothing
 out, does not answer                     nothing
 
-Before each registration the engine is queried again, for it may have restarted with another cache, and at each probe of
-its models: it may have loaded an adapter.
+Before each registration the engine is queried again: it may have restarted with another cache. At each probe its models
+are read: it may have loaded an adapter.
 
 Its metrics become load reports: they are read every `POLL_S`, the newest of each rank is sent.
 

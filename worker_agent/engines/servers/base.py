@@ -54,9 +54,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(NamedTuple):
-    """Where an engine states facts: the paths, of which the next is asked where one says nothing, and their reader.
+    """A source of facts: `read` finds them in the answer of the first path that has any, without paths in the metrics.
 
-    `read` raises `MalformedMessage` for another body. Without a path the answer is the engine's metrics.
+    `read` raises `MalformedMessage` for a body of another form.
     """
 
     read: Callable[[bytes], EngineFacts]
