@@ -242,11 +242,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         return origin_of(self.values, path)
 
     @property
-    def backend(self) -> Backend:
-        """The engine's backend: `pytorch` if none is named."""
-        return backend_of(self.values)
-
-    @property
     def settings(self) -> tuple[EffectiveValue, ...]:
         """Every value with its path and origin, by path."""
         return tuple(each for _, each in sorted(self.values.items()))
@@ -254,7 +249,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        lacks = left_out(self.role, self.backend, {path[0] for path in FLAGS.values()})
+        lacks = left_out(self.role, backend_of(self.values), {path[0] for path in FLAGS.values()})
         known = (path for path in FLAGS.values() if path[0] not in lacks)
         return tuple(sorted(path for path in known if self.origin(*path) is None))
 
@@ -266,7 +261,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        if self.backend == "_autodeploy":
+        if backend_of(self.values) == "_autodeploy":
             return int(self.value("world_size") or 1)
         return int(prod(self.value(*path) or 1 for path in _WORLD))
 
@@ -285,7 +280,7 @@ def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFi
     ranks, gpus = args.attention_dp_size, args.world_size
     sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := args.value(*path)) is not None)
     too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
-    counted_by_world = args.backend == "_autodeploy"
+    counted_by_world = backend_of(args.values) == "_autodeploy"
     rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
         (
             circumstances.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
