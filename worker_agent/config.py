@@ -21,7 +21,7 @@ from worker_agent.api.parsers.families import (
     canonical_reasoning_parser,
     canonical_tool_call_parser,
 )
-from worker_agent.engines.simulated.transfer import NETWORK
+from worker_agent.engines.simulated.handovers import NETWORK
 from worker_agent.engines.trtllm.settings import TrtllmSection
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.outbox import RING_BYTES_MAX

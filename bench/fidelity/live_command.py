@@ -18,11 +18,11 @@ from rich.progress import track
 
 from bench.fidelity.live_fleet import EngineModel, LiveFleet
 from bench.fidelity.live_recording import WORKERS, LiveRun, Recording, RecordingInvalid, live_workload, load_runs
+from bench.fidelity.live_timings import H100_4B_SGLANG, H200_4B
 from bench.placement.policies import PLACEMENTS, Placement
 from bench.report import machine_line, percentile
 from bench.routing.virtual_fleet import RequestFigures
 from worker_agent.engines.simulated.scheduling import SGLANG
-from worker_agent.engines.simulated.timing import H100_4B_SGLANG, H200_4B
 
 HIT_BOUND = 0.02
 RATIO_BOUND = 0.25

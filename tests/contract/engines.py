@@ -20,12 +20,11 @@ from kv_runtime.clock import SystemClock
 from tests.support.engine_description import described
 from tests.support.trtllm import Fake
 from worker_agent.api.encode_endpoint import ImageEncoder
-from worker_agent.engine_args.arguments import EngineArgs, effective_args
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args
 from worker_agent.engine_args.layers import layer
-from worker_agent.engine_args.rules import Circumstances
 from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.handovers import TransferRules
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import TransferRules
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import TransferSection

@@ -45,7 +45,7 @@ from worker_agent.commands import engine_choice
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
 
 PLACEHOLDER, IMAGE_TOKEN = "<image>", ord("<")

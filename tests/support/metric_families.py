@@ -40,7 +40,8 @@ from router.prompt.engine_parity import EngineParity
 from router.replicas.service import Replicas, replica_families
 from router.shadows.service import Budget, shadow_families
 from tests.unit.router.test_routing import Bench
-from worker_agent.attached.metrics import attach_families
+from worker_agent.attached.watch import EngineLoads
+from worker_agent.attached.worker import attach_families
 from worker_agent.commands.served_media import asking_families, encode_families, media_families
 from worker_agent.commands.served_metrics import served_families, transfer_families
 from worker_agent.events.metrics import consolidator_families
@@ -181,6 +182,7 @@ def _attach() -> Iterator[MadeFamily]:
         yield from _of_function(make, arguments)
     yield from _families_of(thread_family, [thread_family("", {})])
     yield from _of_function(attach_families, 6)
+    yield from _of_function(EngineLoads.families, 1)
     yield from _of_object(Membership(NOTHING, NOTHING, NOTHING, NOTHING))
     yield from _spans()
 

@@ -1,4 +1,4 @@
-"""Sends HTTP requests to an engine, bounds each answer in time and size, and counts the outcomes.
+"""Sends HTTP requests to an attached engine: bounds and counts the answers, reads facts and events from them.
 
 outcome       the answer
 -----------   ----------------------------------------------------------------------------
@@ -8,20 +8,31 @@ slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
 unreadable    is complete, but invalid: the caller tells `EngineClient.unreadable`
+
+path             facts
+--------------   -------------------------------------------------------------------------------------------------------
+/v1/models       kind: `owned_by`; names: cards without a `parent`; adapters: those with one; `max_model_len`; where the
+                 engine states it in `root`, the model's directory
+/openapi.json    endpoints, by their paths; a server may be configured to hide it
+others           `EngineServer.info` of this kind of engine
 """
 
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import aiohttp
 import msgspec
+import structlog
 
-from kv_protocol.errors import UNDECODABLE
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.openai.endpoints import PATHS, stated_paths
 from kv_runtime.http.answer_body import bounded_body
-from worker_agent.engines.trtllm_serve import WAITED_ANSWER_S
+from worker_agent.engines.servers import SERVERS
+from worker_agent.engines.servers.base import PATH_CHARACTERS_MAX, TOKENS_MAX, EngineFacts, Info, decoded, within
 from worker_agent.port.types import EngineError
 
 ANSWER_S = 2.0
@@ -30,10 +41,34 @@ _CONNECTIONS = 8
 EVENTS_PATH = "/kv_cache_events"
 EVENTS_BYTES_MAX = 64 << 20
 _OK = 200
-_decoder = msgspec.json.Decoder(list[Any])
+_BY_OWNER = {server.owned_by: server for server in SERVERS.values()}
+_log = structlog.get_logger("engine_survey")
 
 Question = Literal["health", "metrics", "models", "info", "events"]
 FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
+
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class _Card(msgspec.Struct):
+    id: _Name
+    owned_by: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    root: Annotated[str, msgspec.Meta(max_length=PATH_CHARACTERS_MAX)] | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Card], msgspec.Meta(max_length=1024)]
+
+
+class _OpenApi(msgspec.Struct):
+    paths: dict[str, msgspec.Raw]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 class EngineUnanswered(Exception):
@@ -45,11 +80,23 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """A client of one engine, between entering and leaving the block. `api_key` goes with every request."""
+    """A client of one engine, between entering and leaving the block. `api_key` goes with every request.
 
-    def __init__(self, base_url: str, *, api_key: str = "", answer_s: float = ANSWER_S) -> None:
-        self.base_url = base_url.rstrip("/")
-        """The engine's address, without a slash at its end."""
+    `kind` is a name in `SERVERS`, empty until it is known.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        kind: str = "",
+        metrics_path: str = "/metrics",
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.base_url, self.kind = base_url.rstrip("/"), kind
+        """The engine's address, without a slash at its end; and which engine it is."""
+        self.metrics_path = metrics_path
         self._answer_s = answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
@@ -118,6 +165,81 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
 
+    # ------------------------------------------------------------------------------------------------ facts
+    async def query(self, known: EngineFacts | None = None) -> EngineFacts | None:
+        """Return the engine's current facts; None while it is not healthy.
+
+        Of what is `known` only its names and adapters are read again.
+        """
+        try:
+            await self.get("health", "/health")
+        except EngineUnanswered:
+            return None
+        facts = await self._read("models", "/v1/models", self.get("models", "/v1/models"), facts_of_models)
+        if known is not None:
+            read = facts.served_names or facts.loras
+            return msgspec.structs.replace(known, served_names=facts.served_names, loras=facts.loras) if read else known
+        self.kind = self.kind or facts.kind
+        facts = facts.with_more(await self._stated(Info(facts_of_openapi, ("/openapi.json",))))
+        for info in SERVERS[self.kind].info if self.kind else ():
+            facts = facts.with_more(await self._stated(info))
+        return facts
+
+    async def metrics(self) -> bytes:
+        """Return the engine's metrics; raise `EngineUnanswered`."""
+        return await self.get("metrics", self.metrics_path, answer_s=SERVERS[self.kind].metrics_answer_s)
+
+    async def _stated(self, info: Info) -> EngineFacts:
+        if not info.paths:
+            return await self._read("metrics", self.metrics_path, self.metrics(), info.read)
+        for path in info.paths:
+            if (facts := await self._read("info", path, self.get("info", path), info.read)) != EngineFacts():
+                return facts
+        return EngineFacts()
+
+    async def token_ids(self, prompt: str, model: str) -> list[int] | None:
+        """Return the engine's ids of a prompt; None if it does not tokenize.
+
+        Source: vllm-project/vllm, `vllm/entrypoints/serve/tokenize/protocol.py` (`TokenizeCompletionRequest`).
+        """
+        asked = msgspec.json.encode({"model": model, "prompt": prompt, "add_special_tokens": False})
+        try:
+            return decoded(_Tokens, await self.get("info", "/tokenize", posted=asked), "/tokenize").tokens
+        except (EngineUnanswered, MalformedMessage):
+            return None
+
+    async def _read(
+        self, what: Question, path: str, answer: Awaitable[bytes], read: Callable[[bytes], EngineFacts]
+    ) -> EngineFacts:
+        try:
+            return read(await answer)
+        except EngineUnanswered as error:
+            _log.info("engine_does_not_say", path=path, reason=str(error))
+        except MalformedMessage as error:
+            self.unreadable(what)
+            _log.warning("engine_answer_unreadable", path=path, reason=str(error))
+        return EngineFacts()
+
+
+def facts_of_models(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /v1/models`; raise `MalformedMessage`, which names the field, for an invalid body."""
+    cards = decoded(_Models, body, "/v1/models").data
+    models = [card for card in cards if card.parent is None]
+    known = [(card, server) for card in models if (server := _BY_OWNER.get(card.owned_by or "")) is not None]
+    return EngineFacts(
+        kind=next((server.name for _, server in known), ""),
+        directory=next((card.root for card, server in known if card.root and server.states_directory), ""),
+        served_names=tuple(card.id for card in models),
+        loras=tuple(card.id for card in cards if card.parent is not None),
+        max_seq_len=max((within(card.max_model_len, TOKENS_MAX) for card in models), default=0),
+    )
+
+
+def facts_of_openapi(body: bytes) -> EngineFacts:
+    """Return the facts of `GET /openapi.json`; the engine may still refuse an endpoint that its model lacks."""
+    paths = decoded(_OpenApi, body, "/openapi.json").paths
+    return EngineFacts(api_endpoints=(*(name for name, path in PATHS.items() if path in paths), *stated_paths(paths)))
+
 
 class PolledEvents:
     """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
@@ -130,9 +252,7 @@ class PolledEvents:
     Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
     """
 
-    def __init__(
-        self, client: EngineClient, *, answer_s: float = WAITED_ANSWER_S, bytes_max: int = EVENTS_BYTES_MAX
-    ) -> None:
+    def __init__(self, client: EngineClient, *, answer_s: float, bytes_max: int = EVENTS_BYTES_MAX) -> None:
         """The requests run in the event loop of the caller, which is that of `client`."""
         self._client, self._answer_s, self._bytes_max = client, answer_s, bytes_max
         self._loop = asyncio.get_running_loop()
@@ -149,10 +269,10 @@ class PolledEvents:
             "events", EVENTS_PATH, bytes_max=self._bytes_max, answer_s=self._answer_s, posted=b""
         )
         try:
-            events = _decoder.decode(asyncio.run_coroutine_threadsafe(request, self._loop).result())
+            events = decoded(list[Any], asyncio.run_coroutine_threadsafe(request, self._loop).result(), EVENTS_PATH)
         except EngineUnanswered as error:
             raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
-        except UNDECODABLE as error:
+        except MalformedMessage as error:
             self._loop.call_soon_threadsafe(self._client.unreadable, "events")
             raise EngineError(f"POST {EVENTS_PATH}: {error}") from error
         if not events and timeout_s:

@@ -4,7 +4,6 @@ The registration has what is configured, what the engine says, and what is known
 """
 
 import re
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -23,21 +22,16 @@ from kv_runtime.config.words import allowed
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import TracingSection
 from worker_agent.config import EventsSection, WorkerSection
-from worker_agent.engines.server import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
-from worker_agent.engines.sglang import Sglang
-from worker_agent.engines.trtllm_serve import TrtllmServe
-from worker_agent.engines.vllm import Vllm
+from worker_agent.engines.servers import ASSUMED, SERVERS
+from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, POLL, EngineFacts, EngineServer
 from worker_agent.events.consolidation import Origin
 from worker_agent.events.engine_event_subscriber import PublisherAddress
 from worker_agent.events.event_path import WorkerStreams
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.publishers import rank_endpoints
 
-SERVERS: Mapping[str, EngineServer] = {each.name: each for each in (Vllm(), Sglang(), TrtllmServe())}
-"""The engines that can be attached, by name."""
-ASSUMED = Vllm.name
-"""The engine without an address, which can say nothing of itself."""
 _ANY_INTERFACE = re.compile(r"//(?:\*|0\.0\.0\.0|\[::\]):")
+_EVENTS = ", ".join(f"{server.events} of {server.name}" for server in SERVERS.values())
 _POLLED = ", ".join(server.name for server in SERVERS.values() if server.events == POLL)
 
 
@@ -96,7 +90,7 @@ class AttachedEngineSection(Section):
     publish_endpoint: str = Field(
         "",
         description="PUB socket of rank 0, rank r: port + r; or each rank's, between commas; `poll`: /kv_cache_events"
-        f" is polled; `none`: it has none; empty: as the engine says, else `poll` of {_POLLED}, port 5557 of others",
+        f" is polled; `none`: it has none; empty: as the engine says, else {_EVENTS}",
     )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     stream_token_ids: bool = Field(

@@ -5,7 +5,7 @@
     KV events         its ZMQ frames and replays, or POST /kv_cache_events         its streams in the log, heartbeats
     load              its /metrics                                                 load reports
     description       configuration, then the engine's HTTP answers                `WorkerRegistered`, while its /health
-                      (`survey.py`), before each registration                      answers
+                      (`client.py`), before each registration                      answers
     requests          routers                                                      the engine, directly or forwarded by
                                                                                    this process (`api/forwarder.py`)
 
@@ -31,32 +31,31 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.http.hosts import url_of
 from kv_runtime.http.server import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
-from kv_runtime.telemetry import Family
+from kv_runtime.telemetry import Family, by_name, counter, gauge
 from kv_runtime.text.byte_model import BYTE_MODEL, ByteText
 from kv_runtime.text.loading import local_directory
 from kv_runtime.text.model import Text
 from kv_runtime.tracing.service import Tracing, events_of
 from worker_agent.api.forwarder import Forwarder
-from worker_agent.api.in_flight import worker_tracer
+from worker_agent.api.in_flight import RequestOutcome, worker_tracer
 from worker_agent.attached.client import EngineClient, PolledEvents
 from worker_agent.attached.config import AttachSettings, attached_facts, attached_registration
-from worker_agent.attached.health import HealthWatch
-from worker_agent.attached.loads import EngineLoads
-from worker_agent.attached.metrics import attach_families
-from worker_agent.attached.survey import EngineSurvey
-from worker_agent.engines.server import NO_EVENTS_ENDPOINT, EngineFacts
+from worker_agent.attached.watch import EngineLoads, HealthWatch
+from worker_agent.engines.servers.base import NO_EVENTS_ENDPOINT, EngineFacts
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.event_path import WorkerStreams, end_unrun, event_path
 from worker_agent.events.source_poller import Source
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
+from worker_agent.metrics import drain_families, engine_event_families, event_threads, thread_family
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
 _ONLY_A_NAME = EngineFacts(served_names=("model",))
 """Stands for an engine's answer while settings are checked before the engine answers."""
 _PROBED_TEXT = "What is 2 + 2?"
+_FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
 _log = structlog.get_logger("attach")
 
@@ -84,17 +83,24 @@ def check(settings: AttachSettings) -> None:
 
 async def reported_facts(settings: AttachSettings) -> EngineFacts | None:
     """Return what the engine says of itself; None while it is not healthy."""
+    async with _client(settings) as client:
+        return await client.query()
+
+
+def _client(settings: AttachSettings) -> EngineClient:
     engine = settings.engine
-    async with EngineClient(engine.base_url, api_key=engine.api_key.get_secret_value()) as client:
-        kind = "" if engine.kind == "auto" else engine.kind
-        return await EngineSurvey(kind, client, metrics_path=engine.metrics_path).query()
+    return EngineClient(
+        engine.base_url,
+        api_key=engine.api_key.get_secret_value(),
+        kind="" if engine.kind == "auto" else engine.kind,
+        metrics_path=engine.metrics_path,
+    )
 
 
 class _Engine(NamedTuple):
     """An engine that has an address."""
 
     client: EngineClient
-    survey: EngineSurvey
     facts: EngineFacts
     text: Text
 
@@ -106,6 +112,7 @@ class AttachedWorker:
         self._settings = settings.model_copy(update={"worker": settings.worker.identified()})
         self._given, self._host, self._report = settings.engine, host, report
         self._instance = uuid.uuid4().hex[:16]
+        self._facts = EngineFacts()  # as the engine said them last
         self._metrics: Callable[[], Iterator[Family]] | None = None
         self._membership: Membership | None = None
         self._streams: Consolidator | None = None
@@ -158,11 +165,8 @@ class AttachedWorker:
             self._settings = self._settings.settled(EngineFacts())
             return None
         text = await self._loaded(settings.text) if settings.text else None
-        api_key = settings.api_key.get_secret_value()
-        client = await cleanup.enter_async_context(EngineClient(settings.base_url, api_key=api_key))
-        kind = "" if settings.kind == "auto" else settings.kind
-        survey = EngineSurvey(kind, client, metrics_path=settings.metrics_path)
-        reported = await self._first_facts(survey, stop)
+        client = await cleanup.enter_async_context(_client(self._settings))
+        reported = await self._first_facts(client, stop)
         if reported is None:
             return None
         self._settings = self._settings.settled(reported)
@@ -171,17 +175,17 @@ class AttachedWorker:
             _log.warning("engine_publishes_no_events", worker=self.worker_id, flag=flag)
         facts = attached_facts(self._settings.engine, reported)
         text = text or await self._loaded(self._directory(facts))
-        await self._check_text(survey, facts, text)
-        return _Engine(client, survey, facts, text)
+        await self._check_text(client, facts, text)
+        return _Engine(client, facts, text)
 
-    async def _first_facts(self, survey: EngineSurvey, stop: asyncio.Event) -> EngineFacts | None:
+    async def _first_facts(self, client: EngineClient, stop: asyncio.Event) -> EngineFacts | None:
         """Return the engine's facts; empty if it does not answer and none is needed; None once `stop` is set."""
         engine = self._settings.engine
         needs_none = bool(engine.model and engine.block_size and engine.text and engine.kind != "auto")
         is_logged = False
         while not stop.is_set():
-            facts = await survey.query()
-            if facts is not None and not survey.kind:
+            facts = await client.query()
+            if facts is not None and not client.kind:
                 raise ConfigurationError(
                     ["engine.kind: found no owned_by of a known engine at /v1/models, allowed --engine: which it is"]
                 )
@@ -203,11 +207,11 @@ class AttachedWorker:
             raise ConfigurationError([f"engine.text: found {found}, allowed the model's directory: --text DIR"])
         return directory
 
-    async def _check_text(self, survey: EngineSurvey, facts: EngineFacts, text: Text) -> None:
+    async def _check_text(self, client: EngineClient, facts: EngineFacts, text: Text) -> None:
         """Raise `ConfigurationError` if prompts are taken for bytes that the engine tokenizes."""
         if self._settings.engine.text != BYTE_MODEL or "/tokenize" not in facts.api_endpoints:
             return
-        ids = await survey.token_ids(_PROBED_TEXT, facts.served_names[0])
+        ids = await client.token_ids(_PROBED_TEXT, facts.served_names[0])
         if ids is not None and ids != text.encode(_PROBED_TEXT, add_special_tokens=False):
             raise ConfigurationError(
                 [f"engine.text: found {BYTE_MODEL!r}, allowed the directory of {facts.served_names[0]}: --text DIR"]
@@ -227,7 +231,8 @@ class AttachedWorker:
         events, source = settings.events, None
         if engine is not None and settings.engine.is_polled:
             rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
-            source = Source(PolledEvents(engine.client).take, rules)
+            polled = PolledEvents(engine.client, answer_s=settings.engine.server.metrics_answer_s)
+            source = Source(polled.take, rules)
         streams = event_path(
             worker,
             source,
@@ -273,12 +278,15 @@ class AttachedWorker:
             self._metrics = partial(attach_families, worker.id, streams, None, None, None, None)
             return []
         settings, host, parts = self._settings, self._host, list[Part]()
-        base_url, forwarder, loads = engine.client.base_url, None, self._loads(engine, worker)
-        if loads is not None:
+        base_url, forwarder, loads = engine.client.base_url, None, None
+        if settings.engine.metrics_path:
+            total_blocks = engine.facts.total_kv_blocks
+            loads = EngineLoads(engine.client, host.log, host.clock, worker, total_blocks=total_blocks)
             parts.append(Part("engine-loads", loads.run, 2))
         if settings.engine.is_forwarded:
-            forwarder = await cleanup.enter_async_context(_forwarder(settings, worker, base_url, host.tracing))
-            served = await _served(settings, forwarder)
+            forwarder, served = _forwarder(settings, worker, base_url, host.tracing)
+            await cleanup.enter_async_context(forwarder)
+            await served.start()
             base_url = url_of(settings.worker.advertised_host, served.port)
             parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
         registration = attached_registration(settings, engine.facts, engine.text, worker.instance, base_url)
@@ -288,43 +296,23 @@ class AttachedWorker:
             membership,
             host.clock,
             log_connections=lambda: host.log.statistics().reconnects_total,
-            describe=_Description(settings, engine, worker, base_url).describe,
+            describe=partial(self._described, engine, worker, base_url),
             is_asleep=lambda: loads is not None and loads.is_asleep,
         )
         cleanup.push_async_callback(watch.leave, "stopped")
         self._metrics = partial(attach_families, worker.id, streams, engine.client, watch, loads, forwarder)
         return [*parts, Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
 
-    def _loads(self, engine: _Engine, worker: WorkerStreams) -> EngineLoads | None:
-        settings = self._settings.engine
-        if not settings.metrics_path:
-            return None
-        return EngineLoads(
-            settings.server,
-            engine.client,
-            self._host.log,
-            self._host.clock,
-            model=worker.model,
-            worker_id=worker.id,
-            instance=worker.instance,
-            dp_ranks=worker.dp_ranks,
-            block_size=worker.block_size,
-            total_blocks=engine.facts.total_kv_blocks,
-            metrics_path=settings.metrics_path,
-        )
-
-
-class _Description:
-    """The registration of an engine as it is now; `base_url` is where requests go."""
-
-    def __init__(self, settings: AttachSettings, engine: _Engine, worker: WorkerStreams, base_url: str) -> None:
-        self._settings, self._engine, self._worker, self._base_url = settings, engine, worker, base_url
-        self._facts = engine.facts
-
-    async def describe(self, anew: bool) -> WorkerRegistered | None:  # noqa: FBT001 - as `Describe` has it
-        """Query the engine; return None, and log why, if it cannot join."""
-        settings, worker = self._settings, self._worker
-        reported = await self._engine.survey.query(None if anew else self._facts)
+    async def _described(
+        self,
+        engine: _Engine,
+        worker: WorkerStreams,
+        base_url: str,
+        anew: bool,  # noqa: FBT001 - as `Describe` has it
+    ) -> WorkerRegistered | None:
+        """Return the registration of the engine as it is now; return None, and log why, if it cannot join."""
+        settings = self._settings
+        reported = await engine.client.query(None if anew else self._facts)
         if reported is None:
             return None
         self._facts = reported
@@ -334,33 +322,57 @@ class _Description:
         if reported.dp_ranks not in (0, settings.engine.dp_ranks):
             _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=reported.dp_ranks)
         facts = attached_facts(settings.engine, reported)
-        registration = attached_registration(settings, facts, self._engine.text, worker.instance, self._base_url)
+        registration = attached_registration(settings, facts, engine.text, worker.instance, base_url)
         if registration.model != worker.model:
             _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None
         return registration
 
 
-def _forwarder(settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None) -> Forwarder:
-    return Forwarder(
+def _forwarder(
+    settings: AttachSettings, worker: WorkerStreams, base_url: str, tracing: Tracing | None
+) -> tuple[Forwarder, HttpServer]:
+    """Return what forwards requests to the engine, and its server, neither of which has begun."""
+    section = settings.worker
+    forwarder = Forwarder(
         base_url,
         api_key=settings.engine.api_key.get_secret_value(),
         dp_ranks=worker.dp_ranks,
-        inflight_requests_max=settings.worker.inflight_requests_max,
-        tracer=worker_tracer(tracing, worker.id, settings.worker.role, worker.model),
+        inflight_requests_max=section.inflight_requests_max,
+        tracer=worker_tracer(tracing, worker.id, section.role, worker.model),
+    )
+    app = forwarder.app(token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+    names, drain_s = section.host_names(), section.drain_s
+    return forwarder, HttpServer(
+        app, section.host, section.port, hosts=names, drain_s=drain_s, handler_cancellation=True
     )
 
 
-async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
-    worker = settings.worker
-    app = forwarder.app(token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
-    server = HttpServer(
-        app,
-        worker.host,
-        worker.port,
-        hosts=worker.host_names(),
-        drain_s=worker.drain_s,
-        handler_cancellation=True,
-    )
-    await server.start()
-    return server
+def attach_families(
+    worker: str,
+    streams: Consolidator,
+    client: EngineClient | None,
+    watch: HealthWatch | None,
+    loads: EngineLoads | None,
+    forwarder: Forwarder | None,
+) -> Iterator[Family]:
+    """Yield the families of the parts that there are, but those of the streams' consolidator."""
+    requests = {} if client is None else client.requests_total
+    samples = [((worker, *question), count) for question, count in requests.items()]
+    meaning = "Requests of the agent to the engine's HTTP endpoint, by outcome"
+    yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+    if watch is not None:
+        meaning = "1 while the worker is registered because the engine is healthy"
+        yield gauge("engine_attached", meaning, ("worker",), [((worker,), watch.is_in)])
+    if loads is not None:
+        yield from loads.families()
+    if forwarder is not None:
+        outcomes = by_name((worker,), {each: forwarder.requests_total[each] for each in _FORWARDED})
+        meaning = "Requests forwarded to the engine, by outcome"
+        yield counter("forwarded_requests", meaning, ("worker", "outcome"), outcomes)
+        running = [((worker,), forwarder.running)]
+        yield gauge("forwarded_inflight_requests", "Requests being forwarded now", ("worker",), running)
+    if streams.poller is not None:
+        yield from engine_event_families(worker, streams.poller.source.rules)
+        yield from drain_families(worker, streams)
+        yield thread_family(worker, event_threads(streams))

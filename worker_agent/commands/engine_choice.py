@@ -26,10 +26,9 @@ from kv_runtime.text.byte_model import BYTE_MODEL
 from kv_runtime.text.loading import UnreadText, load_text
 from kv_runtime.text.model import Text
 from worker_agent.config import SIMULATED, AgentSettings
-from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
-from worker_agent.engine_args.rules import FLAGS, Circumstances
-from worker_agent.engine_args.sources import EngineArgsSources, check_files, check_model, load_engine_args
+from worker_agent.engine_args.arguments import FLAGS, Circumstances, EngineArgs
+from worker_agent.engine_args.layers import ArgumentFinding, EngineArgsInvalid
+from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
 from worker_agent.engines.simulated.blocks import rank_pool
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import EVENT_BUFFER_MAX_SIZE, Simulator
@@ -97,7 +96,6 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
         circumstances, role=role, has_logits_processors=bool(settings.trtllm.logits_processors)
     )
     args = load_engine_args(msgspec.structs.replace(sources, flags={**sources.flags, "model": model or None}), around)
-    check_model(args)
     check_files(args)
     _check_together(settings, args)
     model = model or str(args.value("model"))

@@ -12,10 +12,8 @@ import msgspec
 
 from kv_protocol.fleet import Role
 from kv_runtime.telemetry import configure_logs
-from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import EngineArgsInvalid, shown
-from worker_agent.engine_args.layers import dotted
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs
+from worker_agent.engine_args.layers import EngineArgsInvalid, dotted, shown
 from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
 
 _ENGINE_DEFAULT = "engine default"
@@ -62,7 +60,7 @@ _OTHERS = (
                  help="what prompts are made of"),
     click.option("--gpu-count", type=click.IntRange(0), help="GPUs for the engine, on all nodes; absent: not checked"),
     click.option("--allow-unknown-engine-args", is_flag=True,
-                 help="pass on arguments that are not known here, and use an unsupported engine, with a warning each"),
+                 help="use an engine of an unsupported version, with a warning"),
     click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]..."),
 )  # fmt: skip
 

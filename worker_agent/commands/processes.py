@@ -35,15 +35,16 @@ from kv_runtime.tracing.service import opened_event_tracing, opened_tracing
 from worker_agent.api.app import status_server
 from worker_agent.api.in_flight import SERVICE
 from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
-from worker_agent.attached.config import SERVERS, AttachSettings
+from worker_agent.attached.config import AttachSettings
 from worker_agent.attached.worker import AttachedWorker, Host, check
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances
+from worker_agent.engine_args.layers import EngineArgsInvalid
 from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engines.servers import SERVERS
 from worker_agent.port.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)

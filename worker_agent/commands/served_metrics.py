@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_runtime.telemetry import Family, by_name, counter, gauge
-from worker_agent.attached.loads import labelled
+from worker_agent.attached.watch import labelled
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.fleet.canary import CanaryWatch

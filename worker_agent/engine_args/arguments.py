@@ -1,48 +1,224 @@
-"""Computes the engine's effective arguments: all layers merged, forced values, and pruned arguments.
+"""The engine's effective arguments: all layers merged, with what the agent sets itself, leaves out, and checks.
 
-An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
+    default < flag < file < override < forced    `layers.py`: merged, each value with its origin
+    each layer                                   types of what the agent reads: `_READ`
+    merged                                       forced values: `forced_layer`; conflicting arguments: `conflicts`
 
-    default < flag < file < override < forced                 `layers.py`: merged, each value with its origin
-    each layer: names, and types of what the agent reads      `fields.py`
-    merged: forced values, arguments that the backend lacks   `rules.py`
-    merged: conflicting arguments                             `rules.py`
+    left out                                                         reason
+    arguments that the backend lacks           each with a warning   the engine refuses it
+    num_postprocess_workers                    with a warning        the agent does that work itself
+    all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
 
-A name that `fields.py` does not have is an error where no engine is installed: a misspelt name is likelier than one of
-a newer engine, for which `allows_unknown` passes it on with a warning. With an installed engine there is the warning
-alone: the engine refuses what it does not know, before the model is loaded.
+The engine gets only a user's arguments and these: every other argument has the engine's own default, which a model's
+defaults may replace only while the argument is unset. An encode worker, which has neither a KV cache nor our tokenizer,
+gets no forced arguments.
+
+Which names there are and what any other value may be is the engine's to say, and differs between its versions: its own
+pydantic model refuses it before the model is loaded (`worker_agent/engines/trtllm/bindings.py` names layer and place).
+
+Source: `docs/SOURCES.md` D4.2 (buffer), D6.2 and D6.3 (flags, forced values, reuse, the encoder's list), E1.1, E2.1
+(100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
+tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
+`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`); `tensorrt_llm/llmapi/llm_args.py` at
+0004396720054fd8e205cbf616f21f0b57c6b412 (types, `_ParallelConfig.world_size`); of `_autodeploy`
+`tensorrt_llm/_torch/auto_deploy/llm_args.py` (`LlmArgs`, which refuses names that it does not know) at 01e5db066ef7.
+Versions: `kv_protocol/trtllm_versions.py`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from kv_protocol.fleet import Role
-from worker_agent.engine_args.fields import LACKS, layer_findings
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid
+from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, SUPPORTED, is_before, is_supported
 from worker_agent.engine_args.layers import (
+    ArgumentFinding,
     EffectiveValue,
+    EngineArgsInvalid,
     Path,
     Replacement,
+    Severity,
     ValueOrigin,
     Values,
     at,
+    found,
+    layer,
     merge,
     nested,
     origin_of,
+    shown,
 )
-from worker_agent.engine_args.rules import (
-    DEFAULTS,
-    ENCODE,
-    FLAGS,
-    Circumstances,
-    attention_dp_size,
-    backend_of,
-    conflicts,
-    forced_layer,
-    pruned,
-    world_size,
+
+Backend = Literal["pytorch", "_autodeploy"]
+
+EVENT_BUFFER_SIZE = 100_000
+_STREAMING: Path = ("kv_cache_config", "kv_events_config", "enable_kv_cache_events")
+_EVENT_BUFFER: Path = ("kv_cache_config", "event_buffer_max_size")
+_PARTIAL_REUSE: Path = ("kv_cache_config", "enable_partial_reuse")
+_REUSE: Path = ("kv_cache_config", "enable_block_reuse")
+_NO_TOKENIZER: Path = ("skip_tokenizer_init",)
+_BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
+_TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
+_WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
+_ONLY_AUTODEPLOY = """
+    compile_backend device draft_checkpoint_loader mode model_factory runtime skip_loading_weights
+    speculative_model_kwargs tokenizer_kwargs transforms world_size yaml_extra
+"""
+_SHARDS = """
+    context_parallel_size cp_config enable_attention_dp moe_cluster_parallel_size moe_expert_parallel_size
+    moe_tensor_parallel_size pipeline_parallel_size tensor_parallel_size
+"""
+_OURS = {"num_postprocess_workers": "because the agent processes what the engine generates itself"}
+LACKS: dict[Backend, dict[str, str]] = {
+    "pytorch": _OURS | dict.fromkeys(_ONLY_AUTODEPLOY.split(), "under backend pytorch: only `_autodeploy` knows it"),
+    "_autodeploy": {
+        **_OURS,
+        **dict.fromkeys(_SHARDS.split(), "under backend _autodeploy: it shards by `world_size` alone"),
+        "gpus_per_node": "under backend _autodeploy: it counts the GPUs itself",
+    },
+}
+"""The arguments that a backend does not get, and why."""
+ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
+
+KVBM: Mapping[str, str] = {
+    "connector_module": "kvbm.trtllm_integration.connector",
+    "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+    "connector_worker_class": "DynamoKVBMConnectorWorker",
+}
+"""The arguments of the preset `kvbm` of newer versions. Every supported version takes them written out."""
+
+DEFAULTS = layer(
+    "default", [((), {"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True}, "default")]
 )
+"""The agent's defaults that differ from the engine's: a model, and no tokenizer, because the agent tokenizes."""
+
+FLAGS: Mapping[str, Path] = {
+    "model": ("model",),
+    "backend": ("backend",),
+    "tensor-parallel-size": ("tensor_parallel_size",),
+    "pipeline-parallel-size": ("pipeline_parallel_size",),
+    "expert-parallel-size": ("moe_expert_parallel_size",),
+    "enable-attention-dp": ("enable_attention_dp",),
+    "kv-block-size": ("kv_cache_config", "tokens_per_block"),
+    "gpus-per-node": ("gpus_per_node",),
+    "max-batch-size": ("max_batch_size",),
+    "max-num-tokens": ("max_num_tokens",),
+    "max-seq-len": ("max_seq_len",),
+    "max-beam-width": ("max_beam_width",),
+    "free-gpu-memory-fraction": ("kv_cache_config", "free_gpu_memory_fraction"),
+    "load-format": ("load_format",),
+    "guided-decoding-backend": ("guided_decoding_backend",),
+    "publish-metrics": ("enable_iter_perf_stats",),
+}
+"""The agent's named flags, and the argument that each sets; `publish-metrics` sets `return_perf_metrics`, too."""
+_Count = Annotated[int, Meta(ge=1)]
+_READ: dict[str, Any] = {
+    "backend": Backend,
+    "cache_transceiver_config.max_tokens_in_buffer": _Count | None,
+    "context_parallel_size": _Count,
+    "enable_attention_dp": bool,
+    "enable_chunked_prefill": bool,
+    "enable_iter_perf_stats": bool,
+    "enable_lora": bool,
+    "kv_cache_config.enable_block_reuse": bool,
+    "kv_cache_config.event_buffer_max_size": Annotated[int, Meta(ge=0)],
+    "kv_cache_config.kv_events_config.enable_kv_cache_events": bool,
+    "kv_cache_config.tokens_per_block": Literal[2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
+    "max_batch_size": _Count | None,
+    "max_num_tokens": _Count | None,
+    "max_seq_len": Annotated[int, Meta(ge=2)] | None,
+    "model": Annotated[str, Meta(min_length=1)],
+    "model_kwargs": dict[Any, Any] | None,
+    "pipeline_parallel_size": _Count,
+    "tensor_parallel_size": _Count,
+    "world_size": Annotated[int, Meta(ge=0)],
+}
+"""The arguments that the agent computes with. A block is a power of two above 1: `docs/SOURCES.md` E1.1; the largest is
+the fleet's own bound."""
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's options that engine arguments depend on.
+
+    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: unknown. `allows_unknown`: an engine of an
+    unsupported version is used, with a warning. `engine_version` is the installed engine's; empty: none is installed.
+    """
+
+    role: Role = "aggregated"
+    publishes_kv_events: bool = False
+    connector: Literal["none", "kvbm"] = "none"
+    is_multimodal: bool = False
+    has_logits_processors: bool = False
+    gpu_count: int | None = None
+    allows_unknown: bool = False
+    engine_version: str = ""
+
+
+def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Values:
+    """Return the layer of the named flags; `flags` maps names of `FLAGS` to values, None: not given."""
+    entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
+    if flags.get("publish-metrics"):
+        entries.append((("return_perf_metrics",), True, "--publish-metrics"))
+    if circumstances.connector == "kvbm":
+        entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
+    return layer("flag", entries)
+
+
+def forced_layer(values: Values, circumstances: Circumstances) -> Values:
+    """Return the values of this table that differ from the merged ones; of several rows for a path the last counts.
+
+    The runtime `demollm` has no KV events. They are polled, because a polled engine says more than one that streams
+    (salts, adapters, media). Guides, logits processors and media need the engine's own tokenizer.
+    """
+    events, role, version = circumstances.publishes_kv_events, circumstances.role, circumstances.engine_version
+    has_no_events = (at(values, "backend"), at(values, "runtime")) == ("_autodeploy", "demollm")
+    refuses_overlap = role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP)
+    overlap = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
+    guided = at(values, "guided_decoding_backend") is not None
+    rows: tuple[tuple[bool, Path, Any, str], ...] = (
+        (events and has_no_events, ("backend",), "pytorch", "KV events are published"),
+        (events and not at(values, *_EVENT_BUFFER), _EVENT_BUFFER, EVENT_BUFFER_SIZE, "KV events are published"),
+        (events and at(values, *_STREAMING) is True, _STREAMING, False, "KV events are polled"),
+        (circumstances.connector == "kvbm", _PARTIAL_REUSE, False, "the connector is kvbm"),
+        (refuses_overlap, ("disable_overlap_scheduler",), True, overlap),
+        (guided, _NO_TOKENIZER, False, "decoding is guided"),
+        (circumstances.has_logits_processors, _NO_TOKENIZER, False, "logits processors are loaded"),
+        (circumstances.is_multimodal, _NO_TOKENIZER, False, "the modality is multimodal"),
+    )
+    forced = [] if role == "encode" else [(path, value, why) for applies, path, value, why in rows if applies]
+    return layer("forced", [(path, value, why) for path, value, why in forced if at(values, *path) != value])
+
+
+def backend_of(values: Values) -> Backend:
+    """Return the engine's backend: `pytorch` if none is named."""
+    return "_autodeploy" if at(values, "backend") == "_autodeploy" else "pytorch"
+
+
+def left_out(role: Role, backend: Backend, names: Iterable[str]) -> dict[str, str]:
+    """Return which of the arguments the engine does not get, and why."""
+    if role == "encode":
+        why = f"of an encode worker, which takes only {', '.join(sorted(ENCODE))}"
+        return {name: why for name in names if name not in ENCODE}
+    return {name: LACKS[backend][name] for name in names if name in LACKS[backend]}
+
+
+def pruned(values: Values, role: Role) -> tuple[Values, list[ArgumentFinding]]:
+    """Return the values without arguments that the engine does not get, and a warning for each that a user gave."""
+    lacks, warnings = left_out(role, backend_of(values), sorted({path[0] for path in values})), []
+    for name, why in lacks.items():
+        given = [each for path, each in values.items() if path[0] == name]
+        places = [each.origin.place for each in given if each.origin.layer not in ("default", "forced")]
+        if places:
+            what, expected = f"{found(shown((name,), at(values, name)))}; left out", f"nothing {why}"
+            warnings.append(
+                ArgumentFinding(severity="warning", place=places[0], path=(name,), expected=expected, found=what)
+            )
+    return {path: each for path, each in values.items() if path[0] not in lacks}, warnings
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,21 +249,85 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_to_engine(self) -> tuple[Path, ...]:
         """The paths of arguments with an agent's flag that no layer sets: the engine's or the model's default holds."""
-        lacks = LACKS[backend_of(self.values)]
-        known = (
-            path for path in FLAGS.values() if path[0] not in lacks and (self.role != "encode" or path[0] in ENCODE)
-        )
+        lacks = left_out(self.role, backend_of(self.values), {path[0] for path in FLAGS.values()})
+        known = (path for path in FLAGS.values() if path[0] not in lacks)
         return tuple(sorted(path for path in known if self.origin(*path) is None))
 
     @property
     def attention_dp_size(self) -> int:
-        """How many ranks, each with a KV cache of its own, the engine has."""
-        return attention_dp_size(self.values)
+        """How many ranks with a KV cache of their own the engine has: with attention DP each tensor-parallel one."""
+        return int(self.value("tensor_parallel_size") or 1) if self.value("enable_attention_dp") else 1
 
     @property
     def world_size(self) -> int:
         """How many GPUs the engine takes, on all nodes."""
-        return world_size(self.values)
+        if backend_of(self.values) == "_autodeploy":
+            return int(self.value("world_size") or 1)
+        return int(prod(self.value(*path) or 1 for path in _WORLD))
+
+
+def conflicts(args: EngineArgs, circumstances: Circumstances) -> list[ArgumentFinding]:
+    """Return what is wrong among the engine's arguments together: the rows of this table that apply.
+
+    A transceiver without backend is a warning, because the environment may set it. The buffer is not checked without
+    `max_seq_len`, which the model defines then; at least one token is generated, so the longest input is shorter by
+    one. A decode worker's prefill workers may allow only shorter inputs. The router checks that a prefill and a decode
+    worker fit together (`router/fleet/registry.py`).
+    """
+    role, count, version = circumstances.role, circumstances.gpu_count, circumstances.engine_version
+    buffer, longest = args.value(*_BUFFER), (args.value("max_seq_len") or 0) - 1
+    transfers, attention_dp = role in ("prefill", "decode"), bool(args.value("enable_attention_dp"))
+    ranks, gpus = args.attention_dp_size, args.world_size
+    sizes = " x ".join(f"{path[0]} {size}" for path in _WORLD if (size := args.value(*path)) is not None)
+    too_large, most = count is not None and gpus > count, DP_RANK_MAX + 1
+    counted_by_world = backend_of(args.values) == "_autodeploy"
+    rows: tuple[tuple[bool, Severity, Path, str, str], ...] = (
+        (
+            circumstances.publishes_kv_events and args.value(*_REUSE) is False, "warning", _REUSE, "false",
+            "true where KV events are published (without reuse there are none: the router only balances load)",
+        ),
+        (
+            transfers and args.value(*_TRANSCEIVER) is None, "warning", _TRANSCEIVER, "nothing",
+            f"how a {role} worker's KV is transferred: NIXL, UCX",
+        ),
+        (
+            transfers and buffer is not None and buffer < longest, "error" if role == "prefill" else "warning",
+            _BUFFER, str(buffer),
+            f"{longest} or more, the longest input (max_seq_len - 1): a longer one is never transferred",
+        ),
+        (
+            too_large and counted_by_world, "error", ("world_size",), str(gpus),
+            f"at most {count}, the GPUs there are",
+        ),
+        (
+            too_large and not counted_by_world, "error", _WORLD[0], f"{sizes} = {gpus}",
+            f"at most {count} together, the GPUs there are",
+        ),
+        (
+            attention_dp and ranks == 1, "warning", ("enable_attention_dp",), "true",
+            "tensor_parallel_size above 1 with it (attention_dp_size is 1: nothing is parallel)",
+        ),
+        (
+            ranks > most, "error", _WORLD[0], str(ranks),
+            f"an attention_dp_size of at most {most}, the ranks that a worker may have",
+        ),
+        (
+            not attention_dp and bool(args.value("attention_dp_config")), "warning", ("attention_dp_config",),
+            "a mapping", "enable_attention_dp with it (it is ignored)",
+        ),
+    )  # fmt: skip
+    findings = []
+    if version and not is_supported(version):
+        severity: Severity = "warning" if circumstances.allows_unknown else "error"
+        findings.append(
+            ArgumentFinding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
+        )
+    for applies, severity, path, what, expected in rows:
+        if applies:
+            origin = args.origin(*path)
+            place = "not given" if origin is None else origin.place
+            findings.append(ArgumentFinding(severity=severity, place=place, path=path, found=what, expected=expected))
+    return findings
 
 
 def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> EngineArgs:
@@ -98,21 +338,43 @@ def effective_args(layers: Sequence[Values], circumstances: Circumstances) -> En
     Raises:
         EngineArgsInvalid: with all errors of the layers, or, if there are none, of the merged arguments.
     """
-    passes_unknown = circumstances.allows_unknown or bool(circumstances.engine_version)
-    findings = [each for layer in layers for each in layer_findings(layer, allows_unknown=passes_unknown)]
+    findings = [each for values in layers for each in _findings(values)]
     _refuse_errors(findings)
     values, replaced = DEFAULTS, list[Replacement]()
-    for layer in layers:
-        values, gone = merge(values, layer)
+    for higher in layers:
+        values, gone = merge(values, higher)
         replaced += gone
     values, gone = merge(values, forced_layer(values, circumstances))
-    values, left_out = pruned(values, circumstances.role)
-    findings += [*left_out, *conflicts(values, circumstances)]
+    values, warnings = pruned(values, circumstances.role)
+    args = EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=())
+    findings += [*warnings, *conflicts(args, circumstances)]
     _refuse_errors(findings)
-    return EngineArgs(role=circumstances.role, values=values, replaced=(*replaced, *gone), warnings=tuple(findings))
+    return msgspec.structs.replace(args, warnings=tuple(findings))
 
 
 def _refuse_errors(findings: Sequence[ArgumentFinding]) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise EngineArgsInvalid(errors)
+
+
+def _findings(values: Values) -> Iterator[ArgumentFinding]:
+    """Yield the values of a layer that the agent reads and that have a wrong type, or are out of range."""
+    for name, kind in _READ.items():
+        path = tuple(name.split("."))
+        origin, value = origin_of(values, path), at(values, *path)
+        if origin is None or not (expected := _expected(kind, value)):
+            continue
+        what = found(shown(path, value))
+        yield ArgumentFinding(severity="error", place=origin.place, path=path, expected=expected, found=what)
+
+
+def _expected(kind: Any, value: object) -> str:  # noqa: ANN401 - a type, in any of its forms
+    """Return what is allowed of a type; empty where the value is."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(map(str, get_args(kind)))}"
+        return str(error).partition(", got ")[0].removeprefix("Expected ").replace("`", "")
+    return ""

@@ -1,13 +1,18 @@
-"""Merges layers of engine arguments and keeps for each value which layer it is from.
+"""Layers of engine arguments, merged so that each value keeps the layer it is from, and what is found wrong in them.
 
 A layer is a table of values by path. A mapping with only texts as keys is a section, whose values have paths of their
 own; anything else (a number, a list, null, an empty section, any other mapping) is a value, which is kept or replaced
 as a whole. A value of a higher layer replaces the lower ones at its path, above it and below it; an empty section
 replaces no section.
+
+A finding is an error, which ends the start, or a warning, which is printed. It names the place (a file's line, a flag),
+the dotted path, what is expected there and what was found. `MASK` is shown of what looks like a secret: a value whose
+name is a secret's, and a text with the marks of well-known keys.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -16,6 +21,18 @@ import msgspec
 LayerName = Literal["default", "flag", "file", "override", "forced"]
 """From the lowest to the highest; a higher layer replaces values of a lower one."""
 Path = tuple[str, ...]
+
+MASK = "**********"
+_SECRET_WORDS = {
+    "apikey", "auth", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase", "passwd",
+    "password", "pwd", "secret", "secrets",
+}  # fmt: skip
+_SECRET_IF_TEXT = {"key", "token"}
+"""Words of secret names; `max_tokens` and `mask_token_id` are numbers."""
+_SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
+_CHARACTERS_MAX = 64
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a text", list: "a list"}
+_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
 class ValueOrigin(msgspec.Struct, frozen=True):
@@ -114,3 +131,64 @@ def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
             inner = inner.setdefault(name, {})
         inner[path[-1]] = deepcopy(value)
     return whole
+
+
+# ---------------------------------------------------------------- findings
+Severity = Literal["error", "warning"]
+
+
+class ArgumentFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem of the arguments. `found` and `expected` are texts without secrets."""
+
+    severity: Severity
+    place: str
+    path: Path = ()
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        where = f"{self.place}: {dotted(self.path)}" if self.path else self.place
+        return f"{where}: expected {self.expected}, found {self.found}"
+
+
+class EngineArgsInvalid(Exception):
+    """The engine arguments are invalid; `findings` are all errors."""
+
+    def __init__(self, findings: Sequence[ArgumentFinding]) -> None:
+        super().__init__("\n".join(["engine arguments:", *(f"  {finding}" for finding in findings)]))
+        self.findings = tuple(findings)
+
+
+def shown(path: Path, value: Any) -> Any:  # noqa: ANN401 - whatever YAML and JSON can say
+    """Return the value for printing: anything that looks like a secret, at any depth, is `MASK`."""
+    if isinstance(value, Mapping):
+        return {name: shown((*path, str(name)), inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shown(path, inner) for inner in value]
+    return MASK if _is_secret(path, value) else value
+
+
+def _is_secret(path: Path, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return False
+    named = [{word.lower() for word in _WORDS.findall(name)} for name in path]
+    if any(words & _SECRET_WORDS for words in named):
+        return True
+    if not isinstance(value, str):
+        return False
+    return bool(named and named[-1] & _SECRET_IF_TEXT) or bool(_SECRET_TEXT.search(value))
+
+
+def found(value: Any) -> str:  # noqa: ANN401 - whatever was found
+    """Return the value and its kind, in words, short enough for one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if (kind := _KINDS.get(type(value))) is None:
+        return f"a {type(value).__name__}"
+    return f"{_short(str(value).lower() if isinstance(value, bool) else repr(value))} ({kind})"
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _CHARACTERS_MAX else f"{words[:_CHARACTERS_MAX]}..."

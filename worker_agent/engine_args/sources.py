@@ -2,42 +2,59 @@
 
     --extra-engine-args FILE          YAML, over our own flags
     --override-engine-args JSON       over both; or, instead, any number of
-    --trtllm.a.b.c VALUE
+    --trtllm.a.b.c VALUE              null (`none`, `null`), a boolean, an integer, a number, else a text
 
-`arguments.py` defines the layers. No value that looks like a secret is logged.
+`arguments.py` defines the layers. All errors of flags are reported together, of a file or JSON the first, each with its
+place. No value that looks like a secret is logged.
 
 The version of the installed engine is read from its `version.py`, which states it in every release, without importing
 the package: an import takes seconds and wants a GPU. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/version.py`.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import structlog
+import yaml
 
-from kv_protocol.errors import shortened
-from worker_agent.engine_args.arguments import EngineArgs, effective_args
-from worker_agent.engine_args.findings import ArgumentFinding, EngineArgsInvalid, shown
-from worker_agent.engine_args.layers import Replacement, Values
-from worker_agent.engine_args.rules import Circumstances, flag_layer
-from worker_agent.engine_args.text import FLAG_PREFIX, read_file, read_flags, read_json
+from kv_protocol.errors import UNDECODABLE, shortened
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args, flag_layer
+from worker_agent.engine_args.layers import (
+    ArgumentFinding,
+    EngineArgsInvalid,
+    LayerName,
+    Replacement,
+    Values,
+    found,
+    layer,
+    shown,
+)
+from worker_agent.engine_args.layers import Path as ArgumentPath
 
 _log = structlog.get_logger("engine_args")
 _OVERRIDE = "--override-engine-args"
+FLAG_PREFIX = "--trtllm."
 _PACKAGE = "tensorrt_llm"
 _VERSION = re.compile(r"""^__version__ *= *["']([^"']{1,64})["']""", re.MULTILINE)
 _UNKNOWN_VERSION = "unknown"
+_BALANCER: ArgumentPath = ("moe_config", "load_balancer")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 """A repository on the hub. Source: huggingface_hub, `huggingface_hub/utils/_validators.py`, `validate_repo_id`."""
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_MERGE = "tag:yaml.org,2002:merge"
+_KINDS = ("null", "bool", "int", "float", "seq", "map", "str")
+_NULLS, _BOOLEANS = {"none", "null"}, {"true": True, "false": False}
 
 
 class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
-    """The sources of arguments: `flags` by name (`rules.FLAGS`), None: not given; `dynamic`: the remaining flags."""
+    """The sources of arguments: `flags` by their names in `FLAGS`, None: not given; `dynamic`: the remaining flags."""
 
     flags: Mapping[str, Any] = {}
     extra: Path | None = None
@@ -49,7 +66,7 @@ def load_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -
     """Return the effective arguments; every replacement of one layer by another, and every warning, is logged.
 
     Raises:
-        EngineArgsInvalid: with every source that cannot be read, or else with every invalid argument.
+        EngineArgsInvalid: with the first source that cannot be read, or else with every invalid argument.
     """
     circumstances = msgspec.structs.replace(circumstances, engine_version=installed_version())
     args = effective_args(_layers(sources, circumstances), circumstances)
@@ -67,46 +84,38 @@ def installed_version() -> str:
         return ""
     for folder in spec.submodule_search_locations:
         try:
-            found = _VERSION.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
+            stated = _VERSION.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
-        if found is not None:
-            return found[1]
+        if stated is not None:
+            return stated[1]
     return _UNKNOWN_VERSION
 
 
-def check_model(args: EngineArgs) -> None:
-    """Check that the model is a directory that has a `config.json`, or a name on the hub (`org/name`).
-
-    A directory comes first, as in the engine itself. Whether the hub has the name is not asked.
-
-    Raises:
-        EngineArgsInvalid: it is neither.
-    """
-    model = str(args.value("model"))
-    if found := _model_problem(model):
-        _refuse(args, ("model",), model, found, "a directory with config.json, or a name on the hub (org/name)")
-
-
 def check_files(args: EngineArgs) -> None:
-    """Check that the files which arguments name are there: `moe_config.load_balancer`, where it is a text.
+    """Check what arguments name on this machine.
 
-    The engine opens it in its worker processes, minutes later, relative to the directory of this process.
+    The model is a directory that has a `config.json`, or a name on the hub (`org/name`). A directory comes first, as in
+    the engine itself; whether the hub has the name is not asked. `moe_config.load_balancer`, where it is a text, is a
+    file: the engine opens it in its worker processes, minutes later, relative to the directory of this process.
     Source: NVIDIA/TensorRT-LLM, `examples/wide_ep/README.md` (a path, or the values themselves).
 
     Raises:
-        EngineArgsInvalid: there is no such file.
+        EngineArgsInvalid: the model is neither, or there is no such file.
     """
-    path = ("moe_config", "load_balancer")
-    named = args.value(*path)
-    if isinstance(named, str) and not Path(named).is_file():
-        _refuse(args, path, named, "which is no file here", "a file")
+    model, balancer = str(args.value("model")), args.value(*_BALANCER)
+    if problem := _model_problem(model):
+        raise _refusal(
+            args, ("model",), model, problem, "a directory with config.json, or a name on the hub (org/name)"
+        )
+    if isinstance(balancer, str) and not Path(balancer).is_file():
+        raise _refusal(args, _BALANCER, balancer, "which is no file here", "a file")
 
 
-def _refuse(args: EngineArgs, path: tuple[str, ...], value: str, problem: str, expected: str) -> NoReturn:
-    origin, found = args.origin(*path), f"{shortened(value)!r}, {problem}"
+def _refusal(args: EngineArgs, path: ArgumentPath, value: str, problem: str, expected: str) -> EngineArgsInvalid:
+    origin, what = args.origin(*path), f"{shortened(value)!r}, {problem}"
     place = "" if origin is None else origin.place
-    raise EngineArgsInvalid([ArgumentFinding(severity="error", place=place, path=path, found=found, expected=expected)])
+    return EngineArgsInvalid([ArgumentFinding(severity="error", place=place, path=path, found=what, expected=expected)])
 
 
 def _model_problem(model: str) -> str:
@@ -120,28 +129,16 @@ def _model_problem(model: str) -> str:
 
 
 def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Values]:
-    problems: list[ArgumentFinding] = []
+    if sources.override is not None and sources.dynamic:
+        raise _invalid(_OVERRIDE, f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them")
     layers = [flag_layer(sources.flags, circumstances)]
     if sources.extra is not None:
-        layers += _read(partial(read_file, sources.extra, "file"), problems)
-    if sources.override is not None and sources.dynamic:
-        found, expected = f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them"
-        problems.append(ArgumentFinding(severity="error", place=_OVERRIDE, found=found, expected=expected))
-    elif sources.override is not None:
-        layers += _read(partial(read_json, sources.override, _OVERRIDE, "override"), problems)
-    elif sources.dynamic:
-        layers += _read(partial(read_flags, sources.dynamic, "override"), problems)
-    if problems:
-        raise EngineArgsInvalid(problems)
+        layers.append(read_file(sources.extra))
+    if sources.override is not None:
+        layers.append(read_json(sources.override))
+    if sources.dynamic:
+        layers.append(read_flags(sources.dynamic))
     return layers
-
-
-def _read(read: Callable[[], Values], problems: list[ArgumentFinding]) -> list[Values]:
-    try:
-        return [read()]
-    except EngineArgsInvalid as error:
-        problems += error.findings
-        return []
 
 
 def _log_replacement(replacement: Replacement) -> None:
@@ -157,3 +154,131 @@ def _log_replacement(replacement: Replacement) -> None:
         old_layer=str(old.origin),
         new_layer=str(new.origin),
     )
+
+
+# ---------------------------------------------------------------- texts
+def read_file(file: Path) -> Values:
+    """Return the layer of a YAML file; an empty file is an empty layer.
+
+    Raises:
+        EngineArgsInvalid: the file cannot be read.
+    """
+    try:
+        loader = _Loader(file.read_bytes().decode())
+        root = loader.get_single_node()
+        lines = _lines(root)
+        values = None if root is None else loader.construct_document(root)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise _invalid(str(file), why, "a readable file in UTF-8") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = str(file) if mark is None else f"{file}:{mark.line + 1}"
+        raise _invalid(place, error.problem or "something else", "YAML") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise _invalid(str(file), str(error).partition("\n")[0], "YAML") from error
+    return _named("file", values or {}, str(file), {path: f"{file}:{line}" for path, line in lines.items()})
+
+
+def read_json(text: str) -> Values:
+    """Return a JSON object's values as a layer of engine arguments.
+
+    Raises:
+        EngineArgsInvalid: the text is not a JSON object.
+    """
+    try:
+        return _named("override", msgspec.json.decode(text), _OVERRIDE, {})
+    except UNDECODABLE as error:
+        raise _invalid(_OVERRIDE, str(error), "JSON") from error
+
+
+def _named(name: LayerName, values: object, place: str, places: Mapping[ArgumentPath, str]) -> Values:
+    """Return the layer of the values; a value without a place has that of the section above it."""
+    if not isinstance(values, dict) or not all(isinstance(each, str) for each in values):
+        raise _invalid(place, found(values), "a mapping, whose names are texts")
+    whole = layer(name, [((), values, place)])
+    for path in whole:
+        named = [places[path[:size]] for size in range(1, len(path) + 1) if path[:size] in places]
+        whole |= layer(name, [(path, whole[path].value, named[-1])]) if named else {}
+    return whole
+
+
+def read_flags(arguments: Sequence[str]) -> Values:
+    """Return the layer of flags `--trtllm.a.b.c value` or `--trtllm.a.b.c=value`.
+
+    Raises:
+        EngineArgsInvalid: with every argument that is not such a flag, lacks its value, or contradicts an earlier one.
+    """
+    values: Values = {}
+    problems: list[ArgumentFinding] = []
+    for flag, text in _pairs(arguments, problems):
+        path = tuple(flag.removeprefix(FLAG_PREFIX).split("."))
+        one = layer("override", [(path, typed(text), flag)])
+        if not all(map(_NAME.fullmatch, path)):
+            problems.append(_problem(flag, "no such path", f"{FLAG_PREFIX}a.b.c, of letters, digits and _"))
+        elif any(path[: len(each)] == each[: len(path)] for each in values):
+            problems.append(_problem(flag, "an earlier flag for the same path, or one above it", "one flag for a path"))
+        values |= one
+    if problems:
+        raise EngineArgsInvalid(problems)
+    return values
+
+
+def typed(text: str) -> Any:  # noqa: ANN401 - one of the types above
+    """Return the value of a flag's text."""
+    small = text.lower()
+    if small in _NULLS:
+        return None
+    if small in _BOOLEANS:
+        return _BOOLEANS[small]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Constructs texts, numbers, booleans, null, lists and mappings alone."""
+
+
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag[18:] in _KINDS
+}
+
+
+def _lines(node: yaml.Node | None, above: ArgumentPath = ()) -> dict[ArgumentPath, int]:
+    """Return the line of every name in the document; raise `MarkedYAMLError` where one is twice in a mapping."""
+    lines: dict[ArgumentPath, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        path = (*above, str(key.value))
+        if path in lines and key.tag != _MERGE:
+            raise yaml.MarkedYAMLError(problem=f"{key.value!r} twice", problem_mark=key.start_mark)
+        lines |= {path: key.start_mark.line + 1, **_lines(value, path)}
+    return lines
+
+
+def _pairs(arguments: Sequence[str], problems: list[ArgumentFinding]) -> Iterator[tuple[str, str]]:
+    rest = iter(arguments)
+    for argument in rest:
+        flag, has_value, text = argument.partition("=")
+        if not flag.startswith(FLAG_PREFIX):
+            what = "no option of this command" if flag.startswith("-") else "a value that belongs to no option"
+            place = flag if flag.startswith("-") else "arguments"
+            problems.append(_problem(place, what, f"this command's options, or {FLAG_PREFIX}a.b.c VALUE"))
+        elif has_value:
+            yield flag, text
+        else:
+            value = next(rest, None)
+            if value is None or value.startswith("--"):
+                problems.append(_problem(flag, "nothing", "a value behind it"))
+            else:
+                yield flag, value
+
+
+def _problem(place: str, what: str, expected: str) -> ArgumentFinding:
+    return ArgumentFinding(severity="error", place=place, found=what, expected=expected)
+
+
+def _invalid(place: str, what: str, expected: str) -> EngineArgsInvalid:
+    return EngineArgsInvalid([_problem(place, what, expected)])

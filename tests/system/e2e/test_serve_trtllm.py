@@ -22,7 +22,7 @@ from tests.system.integration.fleet_events import fleet_events
 from worker_agent.commands.engine_choice import chosen_engine
 from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
 
 WORKER = "trtllm-0"

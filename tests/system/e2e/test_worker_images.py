@@ -18,7 +18,7 @@ from tests.contract.workers import Ground, Worker, comes, ground
 from tests.support.image_model import write_image_model
 from tests.system.integration.agent_http import CHAT
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances
 from worker_agent.engine_args.sources import EngineArgsSources
 
 __all__ = ["ground"]

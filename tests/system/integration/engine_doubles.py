@@ -3,7 +3,8 @@
 They are strict: a path that the real server does not have is 404, another method 405, and both stand in `surprises`,
 which a test finds empty at the end. What is read once is gone, as it is there. Sources and versions: `docs/ATTACH.md`.
 
-A prefill and a decode server are two doubles with the same `contexts`: what the one holds for the other.
+A prefill and a decode server are two doubles with the same `contexts`: what the one holds for the other. Every engine
+of `SERVERS` has its double in `DOUBLES`, with the facts that are to be found of it: tests of all engines go through it.
 """
 
 import asyncio
@@ -13,12 +14,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 from aiohttp import web
 
 from tests.system.integration.double_contexts import DISAGGREGATED_KEYS, FIRST_TOKEN, Contexts, first_answer, prompt_of
+from worker_agent.engines.servers.base import EngineFacts
 
 OPENAI_KEYS = frozenset({"model", "messages", "prompt", "max_tokens", "stream", "stream_options", "temperature", "n"})
 CHUNKS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"b"}]}\n\n', b"data: [DONE]\n\n")
@@ -46,8 +48,10 @@ class Rank:
 
 @dataclass
 class EngineDouble(ABC):
-    """What all three have. `asked` counts paths; `requests` are generations: path, headers by lower-case name, body."""
+    """What all have. `asked` counts paths; `requests` are generations: path, headers by lower-case name, body."""
 
+    facts: ClassVar[EngineFacts]
+    """What is to be found of a new one that has computed something."""
     model: str = "m"
     ranks: list[Rank] = field(default_factory=lambda: [Rank()])
     block_size: int = 16
@@ -172,6 +176,9 @@ class EngineDouble(ABC):
         del body
         return {"prompt_tokens": 1}
 
+    def compute(self) -> None:  # noqa: B027 - most tell nothing of it
+        """It computes something."""
+
     def failed(self, status: int, message: str) -> web.Response:
         return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
@@ -190,6 +197,18 @@ class PrometheusDouble(EngineDouble):
 class VllmDouble(PrometheusDouble):
     """vLLM's OpenAI server, 0.33. `adapters` are LoRA names."""
 
+    facts: ClassVar = EngineFacts(
+        kind="vllm",
+        directory="m",
+        publish_endpoint="tcp://*:5557",
+        dp_ranks=1,
+        served_names=("m",),
+        block_size=16,
+        total_kv_blocks=1000,
+        max_seq_len=4096,
+        version="0.33.0",
+        api_endpoints=("chat", "completions"),
+    )
     adapters: tuple[str, ...] = ()
     publishes_at: tuple[str, ...] = ()
     """The addresses that its ranks bound; empty: those of its default configuration."""
@@ -266,6 +285,20 @@ class VllmDouble(PrometheusDouble):
 class SglangDouble(PrometheusDouble):
     """SGLang's HTTP server, started with `--enable-metrics`. An old one has `/get_server_info` alone."""
 
+    facts: ClassVar = EngineFacts(
+        kind="sglang",
+        directory="m",
+        publish_endpoint="none",
+        dp_ranks=1,
+        served_names=("m",),
+        block_size=16,
+        total_kv_blocks=1000,
+        max_num_seqs=48,
+        max_num_batched_tokens=8192,
+        max_seq_len=4096,
+        version="0.5.9",
+        api_endpoints=("chat", "completions"),
+    )
     is_old: bool = False
     kv_events_config: str | None = None
     """`--kv-events-config` as it was given."""
@@ -322,6 +355,16 @@ class SglangDouble(PrometheusDouble):
 class TrtllmServeDouble(EngineDouble):
     """`trtllm-serve`, which refuses unknown keys. Events and iterations, put there by a test, are answered once."""
 
+    facts: ClassVar = EngineFacts(
+        kind="trtllm-serve",
+        served_names=("m",),
+        block_size=32,
+        total_kv_blocks=1000,
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+        version="1.2.0",
+        api_endpoints=("chat", "completions"),
+    )
     block_size: int = 32
     events: list[dict[str, Any]] = field(default_factory=list)
     iterations: list[dict[str, Any]] = field(default_factory=list)
@@ -386,6 +429,9 @@ class TrtllmServeDouble(EngineDouble):
             return self.failed(500, "the context is not held")
         return None
 
+    def compute(self) -> None:
+        self.iterate()
+
     def iterate(self, *, number: int = 1) -> None:
         """One more iteration of rank 0 was computed. Source: `docs/SOURCES.md` E1.7."""
         load = self.ranks[0]
@@ -426,3 +472,9 @@ class TrtllmServeDouble(EngineDouble):
         """The first event of every life."""
         data = {"type": "created", "num_blocks_per_cache_level": [self.total_blocks, 0]}
         self.events.append({"event_id": event_id, "data": data, "window_size": 4096, "attention_dp_rank": dp_rank})
+
+
+DOUBLES: dict[str, type[EngineDouble]] = {
+    double.facts.kind: double for double in (VllmDouble, SglangDouble, TrtllmServeDouble)
+}
+"""By the engine's name in `SERVERS`."""

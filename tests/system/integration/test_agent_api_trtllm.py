@@ -58,7 +58,7 @@ async def test_a_request_that_fails_after_it_began_fails_alone(trtllm: Fake, str
         (result,) = trtllm.control.results
         trtllm.control.allow(1)
         await eventually(lambda: result.outputs[0].token_ids)
-        result.queue.put(trtllm.llmapi.RequestError("lost its blocks"))
+        result.put(trtllm.llmapi.RequestError("lost its blocks"))
         answered = await asking
         assert engine.fault is None
         assert running.api.in_flight.requests_total == {"ok": 0, "refused": 0, "failed": 1, "cancelled": 0}

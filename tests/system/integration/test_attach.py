@@ -36,8 +36,8 @@ from tests.system.integration.event_path import endpoint_of, playing, running_in
 from tests.system.integration.fleet_events import fleet_events
 from tests.system.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.attached.client import EngineClient
-from worker_agent.attached.health import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
-from worker_agent.engines.vllm import Vllm
+from worker_agent.attached.watch import FAILURES_MAX, PROBE_PERIOD_S, HealthWatch
+from worker_agent.engines.servers.vllm import Vllm
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId

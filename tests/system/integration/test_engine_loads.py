@@ -15,19 +15,20 @@ from kv_runtime.event_log import EventLog, LogMessage
 from tests.support.manual_clock import ManualClock
 from tests.system.integration.broker import eventually
 from tests.system.integration.engine_doubles import (
+    DOUBLES,
     EngineDouble,
     Fault,
+    PrometheusDouble,
     Rank,
-    SglangDouble,
     TrtllmServeDouble,
     VllmDouble,
 )
 from worker_agent.attached.client import EngineClient, FetchOutcome
-from worker_agent.attached.config import SERVERS
-from worker_agent.attached.loads import EngineLoads
+from worker_agent.attached.watch import EngineLoads
+from worker_agent.events.event_path import WorkerStreams
 
 MODEL, WORKER = "m", "w0"
-DOUBLES: list[tuple[str, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]
+WITH_TEXT = [kind for kind, double in DOUBLES.items() if issubclass(double, PrometheusDouble)]
 TWO = [Rank(running=3, waiting=1, used_blocks=250), Rank(running=0, waiting=2, used_blocks=10)]
 
 
@@ -49,19 +50,13 @@ async def reporting(
     for dp_rank in dp_ranks:
         await log.listen(subjects.load(MODEL, WorkerRank(WORKER, dp_rank)), on_report)
     stop = asyncio.Event()
-    async with EngineClient(engine.url, answer_s=10.0) as client, asyncio.TaskGroup() as group:
+    async with EngineClient(engine.url, kind=kind, answer_s=10.0) as client, asyncio.TaskGroup() as group:
         loads = EngineLoads(
-            SERVERS[kind],
             client,
             log,
             clock or SystemClock(),
-            model=MODEL,
-            worker_id=WORKER,
-            instance="i",
-            dp_ranks=dp_ranks,
-            block_size=engine.block_size,
+            WorkerStreams(id=WORKER, model=MODEL, instance="i", block_size=engine.block_size, dp_ranks=dp_ranks),
             total_blocks=engine.total_blocks,
-            metrics_path="/metrics",
             poll_s=0.01,
         )
         group.create_task(loads.run(stop))
@@ -73,10 +68,12 @@ def figures(report: LoadReport) -> tuple[int, int, int, int]:
     return report.running_requests, report.waiting_requests, report.used_blocks, report.total_blocks
 
 
-@pytest.mark.parametrize(("kind", "double"), DOUBLES)
-async def test_each_rank_is_reported_as_the_engine_counts_it(log: EventLog, kind: str, double: EngineDouble) -> None:
-    double.ranks = TWO
-    async with double.serving() as engine, reporting(log, kind, engine, dp_ranks=(0, 1)) as (loads, _, heard):
+@pytest.mark.parametrize("kind", WITH_TEXT)
+async def test_each_rank_is_reported_as_the_engine_counts_it(log: EventLog, kind: str) -> None:
+    async with (
+        DOUBLES[kind](ranks=TWO).serving() as engine,
+        reporting(log, kind, engine, dp_ranks=(0, 1)) as (loads, _, heard),
+    ):
         await eventually(lambda: len(heard) == 2)
         assert {rank: figures(report) for rank, report in heard.items()} == {0: (3, 1, 250, 1000), 1: (0, 2, 10, 1000)}
         engine.ranks = [Rank(running=9), Rank()]

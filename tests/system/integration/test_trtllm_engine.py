@@ -26,7 +26,7 @@ from tests.contract.engines import (
 from tests.support.engine_description import handoff_of_json
 from tests.support.trtllm import Fake
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
-from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.port.handoff import handoff_json
 from worker_agent.port.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.port.types import EngineError, EngineOutput, EngineStopped, RequestRefused
@@ -211,7 +211,7 @@ async def test_each_attention_dp_rank_is_a_rank_of_ours_and_can_be_asked_for(trt
 
 
 async def test_adapters_and_guides_reach_the_engine(trtllm: Fake, tmp_path: Any) -> None:
-    settings = TrtllmSettings(loras={"law": LoraAdapter(number=7, path=str(tmp_path))})
+    settings = TrtllmSettings(loras={"law": str(tmp_path)})
     arguments = {"enable_lora": True, "guided_decoding_backend": "xgrammar"}
     async with running(trtllm_engine(arguments, settings)) as engine:
         await outputs(engine, request("a"))

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import outputs, request
 from tests.support.trtllm import Fake
-from worker_agent.engine_args.arguments import effective_args
+from worker_agent.engine_args.arguments import Circumstances, effective_args, flag_layer
 from worker_agent.engine_args.layers import layer
-from worker_agent.engine_args.rules import Circumstances, flag_layer
 from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.events.dialects.trtllm import TrtllmRules

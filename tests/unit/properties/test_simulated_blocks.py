@@ -28,7 +28,7 @@ from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
 from tests.support.amount import examples
 from worker_agent.engines.simulated.blocks import BlockPool, BlockTable, HostTier
-from worker_agent.engines.simulated.events import RankEventLog, WindowLog
+from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.identity import Block, EngineNamespace, trtllm_hash
 
 TOTAL_BLOCKS = 10
@@ -106,13 +106,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(host_blocks=st.sampled_from([0, 1, 4]))
     def build(self, host_blocks: int) -> None:
-        self.events = RankEventLog()
+        self.events = RankEventLog(WIDEST)
         self.mirror = Mirror()
         self.next_id = 0
-        window = self.events.window(WIDEST, TOTAL_BLOCKS)
-        host = HostTier(host_blocks, window) if host_blocks else None
+        self.events.created(TOTAL_BLOCKS)
+        host = HostTier(host_blocks, self.events) if host_blocks else None
         self.host_blocks = host_blocks
-        self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, window, host=host)
+        self.pool = self.pool_class(TOTAL_BLOCKS, BLOCK_SIZE, self.events, host=host)
         self.running: list[Running] = []
 
     @rule(target=sequences, prompt=tokens, more=st.integers(0, 6), name=names)
@@ -193,8 +193,8 @@ def test_what_the_pool_tells_is_what_it_holds_and_reuses() -> None:
     run_state_machine_as_test(PoolMachine, settings=settings(max_examples=examples(100), stateful_step_count=40))
 
 
-def nowhere() -> WindowLog:
-    return RankEventLog().window(0, 0)
+def nowhere() -> RankEventLog:
+    return RankEventLog(0)
 
 
 class EvictsSilently(BlockPool):

@@ -1,13 +1,11 @@
 """A class or function of a package as one line, and the lines that `SURFACE.md` of the fake has of them.
 
-    model       a pydantic model's fields: `name: type = default`
-    dataclass   the fields that its constructor takes, likewise
-    map         a typed dictionary's keys: `name: type`
-    enum        `MEMBER=value`
-    exception   its first base
-    callable    a function's, or a class's constructor's, parameters: `name=default`, `*` and `**` as they are
-
-Types are shown, and compared with the fake's alone; names, order and defaults with the real package's, too.
+model       a pydantic model's fields: `name=default`, `name` alone where one is required
+dataclass   the fields that its constructor takes, likewise
+map         a typed dictionary's keys
+enum        `MEMBER=value`
+exception   its first base
+callable    a function's, or a class's constructor's, parameters: `name=default`, `*` and `**` as they are
 """
 
 import dataclasses
@@ -16,13 +14,12 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
+from typing import Any, NamedTuple, is_typeddict
 
 from pydantic import BaseModel
 
 PAGE = Path("tests/support/tensorrt_llm_fake/SURFACE.md")
-REQUIRED = "(required)"
+REQUIRED = ""
 
 
 class Row(NamedTuple):
@@ -62,24 +59,24 @@ def found(name: str) -> Any:
     raise ModuleNotFoundError(name)
 
 
-def members(thing: Any) -> list[tuple[str, str, str]]:
-    """Return name, type and default of each field or parameter."""
+def members(thing: Any) -> dict[str, str]:
+    """Return the default of each field or parameter."""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
-        return [(each.name, "", str(each.value)) for each in thing]
+        return {each.name: str(each.value) for each in thing}
     if isinstance(thing, type) and issubclass(thing, BaseException):
-        return [(thing.__mro__[1].__name__, "", "")]
+        return {thing.__mro__[1].__name__: REQUIRED}
     if isinstance(thing, type) and issubclass(thing, BaseModel):
-        return [(name, _type(info.annotation), _default(info)) for name, info in thing.model_fields.items()]
+        return {name: _default(info) for name, info in thing.model_fields.items()}
     if is_typeddict(thing):
-        return [(name, _type(annotation), REQUIRED) for name, annotation in thing.__annotations__.items()]
+        return dict.fromkeys(thing.__annotations__, REQUIRED)
     if dataclasses.is_dataclass(thing) and isinstance(thing, type):
-        return [(each.name, _type(each.type), _default(each)) for each in dataclasses.fields(thing) if each.init]
-    return [_parameter(each) for each in inspect.signature(thing).parameters.values() if each.name != "self"]
+        return {each.name: _default(each) for each in dataclasses.fields(thing) if each.init}
+    return dict(_parameter(each) for each in inspect.signature(thing).parameters.values() if each.name != "self")
 
 
 def line(thing: Any) -> str:
     """Return a thing's line, as the page has it."""
-    return ", ".join(_joined(*member) for member in members(thing))
+    return ", ".join(name if default == REQUIRED else f"{name}={default}" for name, default in members(thing).items())
 
 
 def parts(told: str) -> list[str]:
@@ -107,17 +104,9 @@ def kind(thing: Any) -> str:
     return "dataclass" if dataclasses.is_dataclass(thing) else "callable"
 
 
-def _joined(name: str, annotation: str, default: str) -> str:
-    typed = f"{name}: {annotation}" if annotation else name
-    if default in {"", REQUIRED}:
-        return typed
-    return f"{typed} = {default}" if annotation else f"{typed}={default}"
-
-
-def _parameter(parameter: inspect.Parameter) -> tuple[str, str, str]:
+def _parameter(parameter: inspect.Parameter) -> tuple[str, str]:
     stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
-    default = REQUIRED if parameter.default is parameter.empty else _shown(parameter.default)
-    return (stars + parameter.name, "", default)
+    return stars + parameter.name, REQUIRED if parameter.default is parameter.empty else _shown(parameter.default)
 
 
 def _default(field: Any) -> str:
@@ -130,20 +119,3 @@ def _default(field: Any) -> str:
 
 def _shown(value: Any) -> str:
     return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
-
-
-def _type(annotation: Any) -> str:
-    if isinstance(annotation, str):
-        return annotation
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation is type(None):
-        return "None"
-    if origin is Annotated:
-        return _type(arguments[0])
-    if origin in {Union, UnionType}:
-        return " | ".join(_type(each) for each in arguments)
-    if origin is Literal:
-        return " | ".join(repr(each) for each in arguments)
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join(_type(each) for each in arguments)}]"
-    return str(getattr(annotation, "__name__", annotation))

@@ -9,8 +9,8 @@ import pytest
 from tests.support.trtllm import Fake
 from tests.unit.tensorrt_llm_fake import surface
 from tests.unit.tensorrt_llm_fake.surface import Row
-from tests.unit.tensorrt_llm_fake.told import Json, engine, events, finished
 
+Json = dict[str, Any]
 NAMES = surface.rows()
 NOT_NAMED = {  # shown by their members alone, other names of what is named, or without a signature to compare
     "GenerationExecutor", "GenerationResult", "LlmArgs", "RequestOutput", "__version__", "logger",
@@ -52,13 +52,13 @@ def test_every_source_of_a_name_is_a_row_of_the_page() -> None:
 
 def test_what_a_row_says_is_compared_member_by_member(trtllm: Fake) -> None:
     assert [_differing(row) for row in NAMES] == [{}] * len(NAMES)
-    spoilt = Row("llmapi.DynamicBatchConfig", "model", "enable_batch_size_tuning: bool = False, another: int = 1", "A")
-    assert _differing(spoilt) == {"enable_batch_size_tuning": ("False", "True"), "another": ("1", "absent")}
+    spoilt = Row("llmapi.CudaGraphConfig", "model", "enable_padding=True, another=1", "A")
+    assert _differing(spoilt) == {"enable_padding": ("True", "False"), "another": ("1", "absent")}
     assert trtllm.module
 
 
-def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:
-    seen = _maps(_many_events(trtllm))
+async def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:
+    seen = _maps(await _many_events(trtllm))
     for kind, keys, _ in surface.table("Event shapes"):
         listed = keys.split(", ")
         allowed = [key.rstrip("?") for key in listed]
@@ -69,9 +69,9 @@ def test_events_have_the_keys_of_the_page_in_their_order(trtllm: Fake) -> None:
             assert {key for key in listed if not key.endswith("?")} <= set(each)
 
 
-def test_statistics_have_the_keys_of_the_page(trtllm: Fake) -> None:
+async def test_statistics_have_the_keys_of_the_page(trtllm: Fake) -> None:
     llm = engine(trtllm, speculative_config=trtllm.submodule("llmapi.llm_args").MTPDecodingConfig(max_draft_len=2))
-    finished(llm, trtllm, [5] * 9)
+    await finished(llm, trtllm, [5] * 9)
     row = llm.get_stats(timeout=5)[0]
     seen = {"row": row, "capacity": llm.get_kv_cache_capacity()} | {
         key: each for key, each in row.items() if isinstance(each, dict)
@@ -89,31 +89,38 @@ def test_the_polling_methods_wait_two_seconds_where_nothing_is_said(trtllm: Fake
 def _differing(row: Row) -> dict[str, tuple[str, str]]:
     """Return the members whose default is another, or that are absent, with ours and theirs."""
     try:
-        theirs = {name: default for name, _, default in surface.members(surface.found(row.name))}
+        theirs = surface.members(surface.found(row.name))
     except (AttributeError, ModuleNotFoundError):
         return {row.name: ("present", "absent")}
-    told = {}
-    for each in [] if row.line == "(none)" else surface.parts(row.line):
-        member, _, default = each.partition(" = " if ": " in each else "=")
-        name, _, kind = member.partition(": ")
-        is_same = kind == "Any" or theirs.get(name) == (default or surface.REQUIRED)
-        if name not in theirs or not (is_same or row.kind == "exception"):
-            told[name] = (default, theirs.get(name, "absent"))
-    return told
+    ours = dict(each.partition("=")[::2] for each in ([] if row.line == "(none)" else surface.parts(row.line)))
+    return {
+        name: (default, theirs.get(name, "absent")) for name, default in ours.items() if theirs.get(name) != default
+    }
 
 
-def _many_events(fake: Fake) -> list[Json]:
+def engine(fake: Fake, *, cache: Json | None = None, **arguments: Any) -> Any:
+    """Return an engine of the fake with 4-token blocks, events and statistics."""
+    config = fake.llmapi.KvCacheConfig(**{"tokens_per_block": 4, "event_buffer_max_size": 10_000} | (cache or {}))
+    return fake.module.LLM("none", kv_cache_config=config, enable_iter_perf_stats=True, **arguments)
+
+
+async def finished(llm: Any, fake: Fake, prompt: Any) -> None:
+    """Compute a request to its end."""
+    await llm.generate_async(prompt, fake.module.SamplingParams(max_tokens=3, end_id=2))
+
+
+async def _many_events(fake: Fake) -> list[Json]:
     fake.control.model = type(fake.control.model)(gpu_blocks=6, bytes_per_block=1)
     v1 = engine(fake)
     for first in range(4):
-        finished(v1, fake, [first] * 13)
+        await finished(v1, fake, [first] * 13)
     v2 = engine(fake, cache={"use_kv_cache_manager_v2": True, "kv_cache_event_hash_algo": "v2_sha256_64"})
-    finished(
+    await finished(
         v2, fake, {"prompt": "<image>", "multi_modal_data": {"image": ["a"]}, "multi_modal_uuids": {"image": ["u"]}}
     )
     fake.control.gpus = 2
     ranks = engine(fake, tensor_parallel_size=2, enable_attention_dp=True)
-    return events(v1) + events(v2) + events(ranks)
+    return [event for llm in (v1, v2, ranks) for event in llm.get_kv_cache_events(timeout=0)]
 
 
 def _maps(told: list[Json]) -> dict[str, list[Json]]:

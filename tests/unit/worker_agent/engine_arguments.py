@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engine_args.arguments import EngineArgs, effective_args
-from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.layers import layer
-from worker_agent.engine_args.rules import Circumstances, flag_layer
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs, effective_args, flag_layer
+from worker_agent.engine_args.layers import EngineArgsInvalid, layer
 
 
 def effective(

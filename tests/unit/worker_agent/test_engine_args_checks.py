@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.engine_args.findings import MASK, shown
+from worker_agent.engine_args.layers import MASK, shown
 
 Args = dict[str, Any]
 NIXL: Args = {"backend": "NIXL"}
@@ -65,52 +65,6 @@ def test_a_worker_that_transfers_says_how(role: str) -> None:
 
 
 # ---------------------------------------------------------------- parallelism
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        (
-            {"tensor_parallel_size": 8, "moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 2},
-            (
-                "moe_tensor_parallel_size: expected tensor_parallel_size, 8, "
-                "found moe_tensor_parallel_size 2 x moe_expert_parallel_size 2 = 4"
-            ),
-        ),
-        (
-            {"tensor_parallel_size": 8, "moe_expert_parallel_size": 3},
-            "expected a divisor of tensor_parallel_size, 8, found moe_expert_parallel_size 3 = 3",
-        ),
-        (
-            {
-                "tensor_parallel_size": 8,
-                "moe_tensor_parallel_size": 2,
-                "moe_expert_parallel_size": 4,
-                "moe_cluster_parallel_size": 2,
-            },
-            "moe_tensor_parallel_size 2 x moe_expert_parallel_size 4 x moe_cluster_parallel_size 2 = 16",
-        ),
-    ],
-)
-def test_the_experts_ranks_are_the_tensor_parallel_ones(args: Args, problem: str) -> None:
-    (told,) = refused(args)
-    assert problem in told
-
-
-@pytest.mark.parametrize(
-    "moe",
-    [
-        {},
-        {"moe_expert_parallel_size": 8},
-        {"moe_expert_parallel_size": None},
-        {"moe_tensor_parallel_size": -1, "moe_expert_parallel_size": 4},
-        {"moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 4},
-        {"moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 2, "moe_cluster_parallel_size": 2},
-        {"moe_tensor_parallel_size": 3, "context_parallel_size": 2},
-    ],
-)
-def test_sizes_that_the_engine_can_complete_are_taken(moe: Args) -> None:
-    assert warned({"tensor_parallel_size": 8, **moe}) == []
-
-
 def test_an_engine_takes_no_more_gpus_than_there_are() -> None:
     args = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
     assert refused(args, gpu_count=4) == [

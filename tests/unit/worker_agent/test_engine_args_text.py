@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.layers import Values, nested
-from worker_agent.engine_args.text import read_file, read_flags, read_json, typed
+from worker_agent.engine_args.layers import EngineArgsInvalid, Values, nested
+from worker_agent.engine_args.sources import read_file, read_flags, read_json, typed
 
 
 def told(read: Callable[[], Values]) -> list[str]:
@@ -22,7 +21,7 @@ def yaml_file(tmp_path: Path) -> Callable[[str], Callable[[], Values]]:
     def write(text: str) -> Callable[[], Values]:
         file = tmp_path / "engine.yaml"
         file.write_text(text)
-        return lambda: read_file(file, "file")
+        return lambda: read_file(file)
 
     return write
 
@@ -85,15 +84,15 @@ def test_an_empty_file_is_an_empty_layer(yaml: Yaml) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing, odd = tmp_path / "no.yaml", tmp_path / "odd.yaml"
     odd.write_bytes(b"a: \xff\n")
-    assert told(lambda: read_file(missing, "file")) == [
+    assert told(lambda: read_file(missing)) == [
         f"{missing}: expected a readable file in UTF-8, found No such file or directory"
     ]
-    assert "expected a readable file in UTF-8" in told(lambda: read_file(odd, "file"))[0]
+    assert "expected a readable file in UTF-8" in told(lambda: read_file(odd))[0]
 
 
 # ---------------------------------------------------------------- JSON
 def test_an_object_is_the_override_layer() -> None:
-    layer = read_json('{"kv_cache_config": {"dtype": "fp8"}}', "--override-engine-args", "override")
+    layer = read_json('{"kv_cache_config": {"dtype": "fp8"}}')
     assert plain(layer) == {"kv_cache_config": {"dtype": "fp8"}}
     assert str(layer["kv_cache_config", "dtype"].origin) == "override (--override-engine-args)"
 
@@ -109,7 +108,7 @@ def test_an_object_is_the_override_layer() -> None:
     ],
 )
 def test_what_the_override_may_not_be_is_told(text: str, words: str) -> None:
-    (problem,) = told(lambda: read_json(text, "--override-engine-args", "override"))
+    (problem,) = told(lambda: read_json(text))
     assert words in problem
 
 
@@ -130,16 +129,12 @@ def test_what_the_override_may_not_be_is_told(text: str, words: str) -> None:
     ],
 )
 def test_a_flag_s_value_has_the_type_that_it_looks_like(text: str, value: Any) -> None:
-    found = typed(text, ("some", "path"))
+    found = typed(text)
     assert (found, type(found)) == (value, type(value))
 
 
-def test_a_text_stays_one_whatever_it_looks_like() -> None:
-    assert (typed("12", ("revision",)), typed("null", ("revision",))) == ("12", None)
-
-
 def test_flags_make_nested_values_each_with_its_own_place() -> None:
-    layer = read_flags(["--trtllm.a.b.c", "-1", "--trtllm.a.b.d=x=y", "--trtllm.e", "none"], "override")
+    layer = read_flags(["--trtllm.a.b.c", "-1", "--trtllm.a.b.d=x=y", "--trtllm.e", "none"])
     assert plain(layer) == {"a": {"b": {"c": -1, "d": "x=y"}}, "e": None}
     assert str(layer["a", "b", "d"].origin) == "override (--trtllm.a.b.d)"
 
@@ -165,6 +160,6 @@ def test_flags_make_nested_values_each_with_its_own_place() -> None:
     ],
 )
 def test_what_a_flag_may_not_be_is_told(arguments: list[str], words: str) -> None:
-    problem = told(lambda: read_flags(arguments, "override"))[0]
+    problem = told(lambda: read_flags(arguments))[0]
     assert words in problem
     assert "hunter2" not in problem

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from kv_protocol.errors import MalformedMessage
-from worker_agent.attached.survey import facts_of_models, facts_of_openapi
-from worker_agent.engines.server import EngineFacts, facts_of_version
-from worker_agent.engines.sglang import facts_of_server_info
-from worker_agent.engines.trtllm_serve import facts_of_iteration, iteration_rows
-from worker_agent.engines.vllm import facts_of_event_sources, facts_of_metrics
+from worker_agent.attached.client import facts_of_models, facts_of_openapi
+from worker_agent.engines.servers import SERVERS
+from worker_agent.engines.servers.base import EngineFacts, facts_of_version
+from worker_agent.engines.servers.sglang import facts_of_server_info
+from worker_agent.engines.servers.trtllm_serve import facts_of_iteration
+from worker_agent.engines.servers.vllm import facts_of_event_sources, facts_of_metrics
 
 
 def test_a_card_with_a_parent_is_an_adapter() -> None:
@@ -106,13 +107,18 @@ def test_what_was_known_before_stays_and_the_rest_is_added() -> None:
     assert known.with_more(said) == EngineFacts(served_names=("chat",), block_size=16, max_seq_len=4096)
 
 
-@pytest.mark.parametrize(
-    "read", [facts_of_models, facts_of_openapi, facts_of_version, facts_of_server_info, iteration_rows]
-)
+@pytest.mark.parametrize("read", [facts_of_models, facts_of_openapi, facts_of_version, facts_of_server_info])
 @pytest.mark.parametrize("body", [b"", b"null", b"<html>", b'{"data": 1, "version": 1, "page_size": "x"}', b"[" * 9999])
 def test_anything_else_is_malformed(read: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(MalformedMessage, match="/"):
         read(body)
+
+
+def test_metrics_are_rows_of_iterations_or_another_engine_s_text() -> None:
+    assert SERVERS["trtllm-serve"].iterations(b"trtllm_num_requests_running 1.0") is None
+    for body in (b"[", b"[1]", b"[" * 9999):
+        with pytest.raises(MalformedMessage, match="/metrics"):
+            SERVERS["trtllm-serve"].iterations(body)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from worker_agent.attached.loads import TEXT_BYTES_MAX, engine_families
+from worker_agent.attached.watch import TEXT_BYTES_MAX, engine_families
 
 OURS = {"worker": "w", "model": "m"}
 

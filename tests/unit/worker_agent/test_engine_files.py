@@ -9,9 +9,8 @@ import yaml
 from kv_protocol.fleet import Role
 from tests.support.paths import ROOT
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances, EngineArgs
+from worker_agent.engine_args.layers import EngineArgsInvalid
 from worker_agent.engine_args.sources import EngineArgsSources, check_files, load_engine_args
 
 __all__ = ["trtllm"]

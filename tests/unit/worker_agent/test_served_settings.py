@@ -12,10 +12,9 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.model import Text
 from worker_agent.commands.engine_choice import EngineChoice, chosen_engine, engine_text
 from worker_agent.config import AgentSettings
-from worker_agent.engine_args.findings import EngineArgsInvalid
-from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.arguments import Circumstances
+from worker_agent.engine_args.layers import EngineArgsInvalid
 from worker_agent.engine_args.sources import EngineArgsSources, installed_version
-from worker_agent.engines.trtllm.settings import LoraAdapter
 
 TRTLLM = "engine.kind=trtllm"
 
@@ -182,7 +181,7 @@ def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> N
     text = load_text("byte")
     settings = loaded(TRTLLM, "trtllm.loras={law: /x, med: /y}")
     told = settings.trtllm.settings(text, "warning")
-    assert told.loras == {"law": LoraAdapter(number=1, path="/x"), "med": LoraAdapter(number=2, path="/y")}
+    assert told.loras == {"law": "/x", "med": "/y"}
     assert told.log_level == "warning"
     assert (told.end_ids, told.vocab_size) == (tuple(text.eos_ids), text.vocab_size)
 

@@ -19,9 +19,9 @@ class Cache:
     """A pool of four 4-token blocks, with three more on the host if that is wanted, and what it told."""
 
     def __init__(self, host_blocks: int = 0) -> None:
-        self.log = RankEventLog()
-        window = self.log.window(512, 4)
-        self.pool = BlockPool(4, 4, window, host=HostTier(host_blocks, window) if host_blocks else None)
+        self.log = RankEventLog(512)
+        self.log.created(4)
+        self.pool = BlockPool(4, 4, self.log, host=HostTier(host_blocks, self.log) if host_blocks else None)
         self.told()
 
     def hold(self, prompt: range) -> None:

@@ -1,16 +1,17 @@
-"""KV between simulated engines, in virtual time."""
+"""Contexts that a simulated prefill engine holds, and requests that a decode engine takes."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.unit.properties.transfer_fleet import ENGINE, Fleet
+from tests.support.engine_description import described
+from worker_agent.engines.simulated.handovers import TransferRules, state_of
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import TransferRules, state_of
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.types import EngineRequest, RequestRefused
+from worker_agent.port.types import EngineOutput, EngineRequest, RequestRefused
 
+ENGINE = described(block_size=4, total_kv_blocks=32, max_num_seqs=8, max_num_batched_tokens=64, max_seq_len=120)
 RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, timeout_s=10.0)
 """A token a millisecond, after half a second."""
 
@@ -19,43 +20,76 @@ def request(name: str = "a", isl: int = 10, max_tokens: int = 4, first: int = 0,
     return EngineRequest(request_id=name, prompt=tuple(range(first, first + isl)), max_tokens=max_tokens, **fields)
 
 
+def prefilled(**fields: Any) -> tuple[Simulator, Handoff]:
+    """Return a prefill engine that holds one context since 0 s, and its handoff."""
+    simulator = Simulator(ENGINE, role="prefill", transfers=RULES)
+    simulator.contexts.endpoint = "http://127.0.0.1:1"
+    simulator.submit(request(**fields), 0.0)
+    ((_, output),) = simulator.step(0.0).outputs
+    assert output.handoff is not None
+    return simulator, output.handoff
+
+
+def decoded(simulator: Simulator, asked: EngineRequest) -> list[EngineOutput]:
+    simulator.submit(asked, 0.0)
+    told = []
+    while simulator.has_work:
+        told += [output for _, output in simulator.step(0.0).outputs]
+    return told
+
+
 def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
     assert RULES.duration_s(100) == pytest.approx(0.6)
 
 
-def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
-    fleet = Fleet(RULES)
-    for name in "ab":
-        fleet.ask(request(name))
-        fleet.run()
-    told = fleet.engines["decode-0"].transfer_statistics()
-    assert told.fetched_bytes_total == (10 + 2) * 1000
-    assert [output.cached_tokens for output in fleet.answers["b"].decode] == [8] * len(fleet.answers["b"].decode)
+# ----------------------------------------------------------------------------------------------------- contexts
+def test_a_context_is_held_until_it_is_fetched_with_its_state() -> None:
+    simulator, handoff = prefilled(transfer_id=5)
+    assert simulator.pool_statistics().used_blocks == 3
+    for name, state in ((6, handoff.opaque_state), (5, b"another")):
+        assert not simulator.hand_over(name, state or b"")
+    assert simulator.hand_over(5, handoff.opaque_state or b"")
+    assert not simulator.hand_over(5, handoff.opaque_state or b"")
+    assert (simulator.pool_statistics().used_blocks, simulator.pool_statistics().cached_blocks) == (0, 3)
+    assert simulator.transfer_counts.handed_over_total == 1
 
 
-# ---------------------------------------------------------------------------------------------------- failures
 def test_an_unfetched_context_expires_after_the_timeout_and_is_counted() -> None:
-    fleet = Fleet(RULES)
-    fleet.ask(request(), decode=None)
-    fleet.run(until_s=9.99)
-    assert fleet.used_blocks()["prefill-0"] == 3
-    fleet.run()
-    assert fleet.now_s == pytest.approx(10.0, abs=0.01)
-    told = fleet.engines["prefill-0"].transfer_statistics()
-    assert (told.held, told.expired_total, told.handed_over_total) == (0, 1, 0)
-    assert fleet.used_blocks()["prefill-0"] == 0
+    simulator, handoff = prefilled(transfer_id=5)
+    simulator.expire(9.99)
+    assert (len(simulator.contexts), simulator.contexts.next_expiry_s) == (1, 10.0)
+    simulator.expire(10.0)
+    assert (len(simulator.contexts), simulator.transfer_counts.expired_total) == (0, 1)
+    assert simulator.pool_statistics().used_blocks == 0
+    assert not simulator.hand_over(5, handoff.opaque_state or b"")
 
 
-def test_a_context_that_was_given_up_or_fetched_is_gone() -> None:
-    fleet = Fleet(RULES, decode=2)
-    fleet.ask(request(), decode=None)
-    fleet.run(until_s=1.0)
-    handoff = fleet.answers["a"].prefill[0].handoff
-    for name in ("decode-0", "decode-1"):
-        fleet.submit(name, request(name, handoff=handoff), lambda _: None)
-        fleet.run(until_s=fleet.now_s + 1)
-    outcomes = [fleet.engines[name].transfer_statistics().fetches_total for name in ("decode-0", "decode-1")]
-    assert [(each["done"], each["gone"]) for each in outcomes] == [(1, 0), (0, 1)]
+# ------------------------------------------------------------------------------------------------------ decoding
+def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
+    _, handoff = prefilled()
+    simulator, asked = Simulator(ENGINE, role="decode"), request(handoff=handoff)
+    assert simulator.uncached_tokens(asked) == 10
+    first = decoded(simulator, asked)
+    assert simulator.uncached_tokens(asked) == 2
+    second = decoded(simulator, request("b", handoff=handoff))
+    assert ({each.cached_tokens for each in first}, {each.cached_tokens for each in second}) == ({0}, {8})
+    assert simulator.pool_statistics().used_blocks == 0
+
+
+def test_requests_whose_kv_has_come_and_others_begin_in_the_order_of_arrival() -> None:
+    _, handoff = prefilled()
+    simulator = Simulator(msgspec.structs.replace(ENGINE, max_num_seqs=1), role="decode")
+    for asked in (
+        request("a", is_context_and_generation=True),
+        request("b", handoff=handoff),
+        request("c", handoff=handoff),
+    ):
+        simulator.submit(asked, 0.0)
+    simulator.cancel("b")
+    ended = []
+    while simulator.has_work:
+        ended += [name for name, output in simulator.step(0.0).outputs if output.finish_reason]
+    assert (ended, simulator.has_requests) == (["a", "c"], False)
 
 
 # ---------------------------------------------------------------------------------------------------- handoffs
@@ -70,7 +104,7 @@ def test_a_handoff_names_the_context_its_place_and_its_rank() -> None:
     assert names == [(1, None), (77, 77), (2, 77)]
     assert {(each.ctx_dp_rank, each.ctx_info_endpoint) for each in told if each} == {(1, "http://127.0.0.1:1")}
     assert [each.opaque_state for each in told if each] == [state_of(request().prompt, name) for name in (1, 77, 2)]
-    assert simulator.transfer_statistics().held_tokens == 30
+    assert simulator.contexts.tokens == 30
 
 
 @pytest.mark.parametrize(

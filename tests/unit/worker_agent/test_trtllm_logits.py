@@ -1,12 +1,13 @@
 """Logits processors, called as the engine calls them, on numpy arrays."""
 
 import pickle
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from worker_agent.engines.trtllm.logits import LogitsAdapter, LogitsProcessors
+from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
 from worker_agent.port.types import EngineError
 
 HERE = "tests.unit.worker_agent.logits_processors"
@@ -17,6 +18,16 @@ def logits(*shape: int) -> Any:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
+class Processors:
+    """Adapters by name, and their errors."""
+
+    def __init__(self) -> None:
+        self.errors_total = Counter(dict.fromkeys(NAMED, 0))
+
+    def adapters(self, names: list[str]) -> list[LogitsAdapter]:
+        return [LogitsAdapter(name, NAMED[name], self.errors_total) for name in names]
+
+
 def called(adapters: list[LogitsAdapter], array: Any, tokens: list[list[int]]) -> Any:
     for adapter in adapters:
         adapter(1, array, tokens, None, None)
@@ -24,14 +35,14 @@ def called(adapters: list[LogitsAdapter], array: Any, tokens: list[list[int]]) -
 
 
 def test_a_processor_gets_one_sequence_s_row_and_changes_it_in_place() -> None:
-    processors = LogitsProcessors(NAMED)
+    processors = Processors()
     array = called(processors.adapters(["seven"]), logits(1, 1, 9), [[1, 2]])
     assert array[0, 0].tolist() == [0.0] * 7 + [100.0, 0.0]
     assert processors.errors_total == {"seven": 0, "broken": 0}
 
 
 def test_an_error_leaves_the_logits_as_they_were_and_the_next_processor_runs() -> None:
-    processors = LogitsProcessors(NAMED)
+    processors = Processors()
     assert (called(processors.adapters(["broken"]), logits(1, 1, 9), [[1]]) == logits(1, 1, 9)).all()
     assert called(processors.adapters(["broken", "seven"]), logits(1, 1, 9), [[1]])[0, 0, 7] == 100.0
     assert processors.errors_total == {"seven": 0, "broken": 2}
@@ -41,13 +52,13 @@ def test_an_error_leaves_the_logits_as_they_were_and_the_next_processor_runs() -
     ("shape", "tokens"), [((2, 1, 9), [[1]]), ((1, 2, 9), [[1], [1]]), ((1, 1, 9), [[1], [2]]), ((9,), [[1]])]
 )
 def test_several_requests_or_beams_are_left_unchanged(shape: tuple[int, ...], tokens: list[list[int]]) -> None:
-    processors = LogitsProcessors(NAMED)
+    processors = Processors()
     assert (called(processors.adapters(["seven"]), logits(*shape), tokens) == logits(*shape)).all()
     assert processors.errors_total["seven"] == 1
 
 
 def test_a_stream_without_torch_is_an_error_like_another() -> None:
-    processors = LogitsProcessors(NAMED)
+    processors = Processors()
     (adapter,) = processors.adapters(["seven"])
     array = logits(1, 1, 9)
     adapter(1, array, [[1]], 0xDEAD, None)
@@ -56,7 +67,7 @@ def test_a_stream_without_torch_is_an_error_like_another() -> None:
 
 
 def test_what_the_engine_is_handed_can_go_to_another_process() -> None:
-    (adapter,) = LogitsProcessors(NAMED).adapters(["seven"])
+    (adapter,) = Processors().adapters(["seven"])
     copied = pickle.loads(pickle.dumps(adapter))  # noqa: S301  as the engine does; our own bytes
     assert called([copied], logits(1, 1, 9), [[1]])[0, 0, 7] == 100.0
 
@@ -72,4 +83,4 @@ def test_what_the_engine_is_handed_can_go_to_another_process() -> None:
 )
 def test_a_name_that_leads_nowhere_is_found_before_anything_is_served(specification: str, says: str) -> None:
     with pytest.raises(EngineError, match=rf"^logits_processors\.mine: found '{specification}', .*{says}"):
-        LogitsProcessors({"mine": specification})
+        factory_at("mine", specification)

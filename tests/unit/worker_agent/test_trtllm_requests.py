@@ -13,10 +13,12 @@ from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
     check_request,
+    disaggregated_fields,
     guide_fields,
+    rank_and_conversation,
     sampling_fields,
-    trtllm_request,
 )
+from worker_agent.media.inputs import cache_salt_of
 from worker_agent.media.parts import embeddings_media
 from worker_agent.media.safetensors import written_tensor
 from worker_agent.port.handoff import Handoff
@@ -87,24 +89,20 @@ def test_exactly_the_tokens_that_should_stop_do(stops: list[int], ends: list[int
 
 
 @pytest.mark.parametrize(
-    ("role", "fields", "request_type", "streamed"),
+    ("role", "fields", "request_type"),
     [
-        ("aggregated", {}, None, True),
-        ("prefill", {}, "context_only", False),
-        ("prefill", {"handoff": MEDIA, "text": "<image>"}, "context_only", False),
-        ("aggregated", {"handoff": MEDIA, "text": "<image>"}, "context_and_generation", True),
-        ("decode", {"handoff": STATE}, "generation_only", True),
-        ("decode", {"is_context_and_generation": True}, None, True),
+        ("aggregated", {}, None),
+        ("prefill", {}, "context_only"),
+        ("prefill", {"handoff": MEDIA, "text": "<image>"}, "context_only"),
+        ("aggregated", {"handoff": MEDIA, "text": "<image>"}, "context_and_generation"),
+        ("decode", {"handoff": STATE}, "generation_only"),
+        ("decode", {"is_context_and_generation": True}, None),
     ],
 )
-def test_each_role_asks_for_its_part(
-    role: Role, fields: dict[str, Any], request_type: str | None, streamed: bool
-) -> None:
+def test_each_role_asks_for_its_part(role: Role, fields: dict[str, Any], request_type: str | None) -> None:
     request = asked(**fields)
     check_request(request, ENGINE, Abilities(role=role))
-    told = trtllm_request(request, Abilities(role=role))
-    assert (told.disaggregated or {}).get("request_type") == request_type
-    assert told.streaming is streamed
+    assert (disaggregated_fields(request, role) or {}).get("request_type") == request_type
     assert takes_transfer(request, role) == (request_type == "generation_only")
 
 
@@ -160,16 +158,14 @@ def test_a_pattern_of_choices_matches_them_and_nothing_else(choices: list[str], 
     assert bool(pattern.fullmatch(other)) == (other in choices)
 
 
-def test_media_come_with_their_text_and_are_tokenized_as_it_stands() -> None:
-    told = trtllm_request(asked(media=(IMAGE,), text="<image>"), Abilities(role="aggregated"))
-    assert told.text == "<image>"
-    assert told.sampling["add_special_tokens"] is False
-    assert trtllm_request(asked(text="unused"), Abilities(role="aggregated")).text is None
+def test_a_prompt_with_media_is_tokenized_as_it_stands() -> None:
+    assert fields_of(media=(IMAGE,), text="<image>")["add_special_tokens"] is False
+    assert "add_special_tokens" not in fields_of(text="unused")
 
 
 def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
     def salt(**fields: Any) -> str | None:
-        return trtllm_request(asked(**fields), Abilities(role="aggregated")).cache_salt
+        return cache_salt_of(asked(**fields))
 
     assert salt(media=(IMAGE,)) is None
     assert salt(media=(IMAGE,), cache_salt="s") == "s"
@@ -186,7 +182,6 @@ def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
 
 def test_a_conversation_chooses_the_rank_where_the_engine_keeps_conversations_together() -> None:
     request = asked(conversation_id="c", dp_rank=1)
-    kept = trtllm_request(request, Abilities(role="aggregated", attention_dp=True, conversations=True))
-    assert (kept.dp_rank, kept.conversation_id) == (None, "c")
-    not_kept = trtllm_request(request, Abilities(role="aggregated", attention_dp=True))
-    assert (not_kept.dp_rank, not_kept.conversation_id) == (1, None)
+    kept = Abilities(role="aggregated", attention_dp=True, conversations=True)
+    assert rank_and_conversation(request, kept) == (None, "c")
+    assert rank_and_conversation(request, Abilities(role="aggregated", attention_dp=True)) == (1, None)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kv_protocol.events import Tier
-from worker_agent.engines.simulated.events import RankEventLog, WindowLog, stored_block
+from worker_agent.engines.simulated.events import RankEventLog, stored_block
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, EngineNamespace, trtllm_hash
 from worker_agent.port.types import EngineDescription
 
@@ -39,7 +39,7 @@ from worker_agent.port.types import EngineDescription
 class HostTier:
     """A tier of `total_blocks`, 1 or more. `moved_blocks` counts copies between GPU and host, since the start."""
 
-    def __init__(self, total_blocks: int, events: WindowLog) -> None:
+    def __init__(self, total_blocks: int, events: RankEventLog) -> None:
         self._total_blocks = total_blocks
         self._events = events
         self._blocks: OrderedDict[Block, None] = OrderedDict()
@@ -104,7 +104,7 @@ class BlockPool:
         self,
         total_blocks: int,
         block_size: int,
-        events: WindowLog,
+        events: RankEventLog,
         block_hash: BlockHash = trtllm_hash,
         host: HostTier | None = None,
     ) -> None:
@@ -275,9 +275,9 @@ def rank_pool(
     engine: EngineDescription, events: RankEventLog, block_hash: BlockHash, *, host_blocks: int = 0
 ) -> BlockPool:
     """Return one rank's pool, whose changes go to `events`; `host_blocks`: of its host tier, 0: it has none."""
-    window = events.window(engine.max_seq_len, engine.total_kv_blocks, host_blocks)
-    host = HostTier(host_blocks, window) if host_blocks else None
-    return BlockPool(engine.total_kv_blocks, engine.block_size, window, block_hash, host)
+    events.created(engine.total_kv_blocks, host_blocks)
+    host = HostTier(host_blocks, events) if host_blocks else None
+    return BlockPool(engine.total_kv_blocks, engine.block_size, events, block_hash, host)
 
 
 NewPool = Callable[[EngineDescription, RankEventLog, BlockHash], BlockPool]

@@ -6,8 +6,11 @@ So a late wake-up shortens the next wait. A delay of more than one iteration is 
     role         what it computes
     aggregated   both phases of a request: prefill and decode
     prefill      one token and a handoff; `stop` also waits until the KV of each handoff is fetched, or has expired
-    decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`
+    decode       fetches the handoff's KV, then generates; both phases for a request with `is_context_and_generation`.
+                 A request that is cancelled before its KV came is fetched unseen: else the prefill engine would hold it
     encode       images only, by `encode` and `embeddings`
+
+Source of the fetch after a cancellation: `docs/SOURCES.md` D4.1 (5).
 """
 
 import asyncio
@@ -20,6 +23,7 @@ import msgspec
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
+from worker_agent.engines.simulated.handovers import TransferStatistics
 from worker_agent.engines.simulated.live_transfer import LiveTransfers, TransferFailed
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.trtllm.tensors import EMBEDDINGS
@@ -63,7 +67,7 @@ class SimulatedEngine:
         transfer: TransferSection | None = None,
     ) -> None:
         self._simulator = simulator
-        self.held_hashes, self.transfer_statistics = simulator.held_hashes, simulator.transfer_statistics
+        self.held_hashes = simulator.held_hashes
         self._clock = clock
         self.speed = speed
         """Engine seconds per second of the clock; a test may change it."""
@@ -71,6 +75,9 @@ class SimulatedEngine:
         self.transfers: LiveTransfers | None = None
         """Of an engine that has started with a `transfer` section."""
         self._streams: dict[str, _ChoiceQueue] = {}
+        self._to_fetch: deque[tuple[EngineRequest, _ChoiceQueue]] = deque()
+        self._fetching = 0
+        self._fetches_max = len(simulator.description.dp_ranks) * simulator.description.max_num_seqs
         self._accepting = False
         self._running = False
         self._work = asyncio.Event()
@@ -95,10 +102,8 @@ class SimulatedEngine:
     async def run(self) -> None:
         """Step the simulator until `stop`, waiting without polling while there is nothing to do."""
         self._running = True
-        described = self.describe()
-        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # twice: finished fetches' tasks may remain
         try:
-            async with TaskSet(1 + fetches_max) as tasks:
+            async with TaskSet(1 + 2 * self._fetches_max) as tasks:  # twice: tasks of ended fetches may remain
                 if self.transfers is not None:
                     tasks.spawn(self.transfers.run(self._ended), name="kv transfers")
                 try:
@@ -125,13 +130,14 @@ class SimulatedEngine:
         names = [request.request_id, *(f"{request.request_id}#{n}" for n in range(1, request.sampling.choices))]
         self._check(request, names)
         outputs: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
-        begun: list[str] = []
+        self._streams |= {name: _ChoiceQueue(outputs, choice) for choice, name in enumerate(names)}
         try:
-            for choice, name in enumerate(names):
-                named = msgspec.structs.replace(request, request_id=name)
-                self._simulator.submit(named, self._clock.now() * self.speed, choice)
-                self._streams[name] = _ChoiceQueue(outputs, choice)
-                begun.append(name)
+            if takes_transfer(request, self._simulator.role):
+                self._to_fetch.append((request, self._streams[request.request_id]))
+            else:
+                for choice, name in enumerate(names):
+                    named = msgspec.structs.replace(request, request_id=name)
+                    self._simulator.submit(named, self._clock.now() * self.speed, choice)
             self._work.set()
             running = len(names)
             while running:
@@ -143,7 +149,7 @@ class SimulatedEngine:
                 running -= output.finish_reason is not None
                 yield output
         finally:
-            for name in begun:
+            for name in names:
                 del self._streams[name]
                 self._simulator.cancel(name)
             self._work.set()
@@ -168,6 +174,12 @@ class SimulatedEngine:
         """Return a `.safetensors` file for each image; otherwise as `encode`."""
         await self.encode(text, media)
         return embedding_files(media)
+
+    def transfer_statistics(self) -> TransferStatistics:
+        """Return the statistics of transfers."""
+        contexts, counts = self._simulator.contexts, self._simulator.transfer_counts
+        fetching = len(self._to_fetch) + self._fetching
+        return msgspec.structs.replace(counts, held=len(contexts), held_tokens=contexts.tokens, fetching=fetching)
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all visible events since the last call; see `Engine`."""
@@ -195,9 +207,10 @@ class SimulatedEngine:
             and self.transfers is None
         ):
             raise RequestRefused("role", self._simulator.role, "a role without KV transfer: it transfers no KV")
-        endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
-        if self.transfers is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
-            self.transfers.check(endpoint)
+        if takes_transfer(request, self._simulator.role):
+            self._simulator.check(request)
+            if self.transfers is not None and request.handoff is not None:
+                self.transfers.check(request.handoff.ctx_info_endpoint or "")
 
     @property
     def _is_overdue(self) -> bool:
@@ -208,15 +221,18 @@ class SimulatedEngine:
             return False
         if self._is_overdue:
             self._end_streams()
-        elif self._simulator.has_requests or self._simulator.has_work:
+        elif self._to_fetch or self._fetching or self._simulator.has_requests or self._simulator.has_work:
             return False
         return self._simulator.contexts.next_expiry_s is None
 
     async def _step_or_wait(self, tasks: TaskSet) -> None:
         """Compute one iteration, or wait until there is something to do."""
         self._simulator.expire(self._clock.now() * self.speed)
+        while self._to_fetch and self._fetching < self._fetches_max:
+            self._fetching += 1
+            tasks.spawn(self._fetch(*self._to_fetch.popleft()), name="kv fetch")
         if self._simulator.has_work and not self._is_overdue:
-            await self._iterate(tasks)
+            await self._iterate()
             return
         self._work.clear()
         if (wake_s := self._next_wake_s()) is not None:
@@ -232,12 +248,24 @@ class SimulatedEngine:
             times_s.append(self._stop_at_s)
         return min(times_s, default=None)
 
-    async def _iterate(self, tasks: TaskSet) -> None:
+    async def _fetch(self, request: EngineRequest, stream: _ChoiceQueue) -> None:
+        """Submit a request whose KV has come, unless it was cancelled meanwhile; let it fail otherwise."""
+        assert self.transfers is not None
+        assert request.handoff is not None
+        tokens = self._simulator.uncached_tokens(request)
+        has_come = await until(self._ended, self.transfers.fetch(request.handoff, tokens))
+        self._fetching -= 1
+        if stream is self._streams.get(request.request_id):
+            if has_come:
+                self._simulator.submit(request, self._clock.now() * self.speed)
+            else:
+                stream.outputs.put_nowait(EngineOutput(token_ids=(), cached_tokens=0, finish_reason="error"))
+        self._simulator.report()
+        self._work.set()
+
+    async def _iterate(self) -> None:
         now_s = self._clock.now()
         step = self._simulator.step(now_s * self.speed)
-        for fetch in step.fetches:
-            assert self.transfers is not None
-            tasks.spawn(until(self._ended, self.transfers.fetch(fetch)), name="kv fetch")
         streams = [self._streams[request_id] for request_id, _ in step.outputs]  # ids may be reused later
         duration_s = step.duration_s / self.speed
         began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s

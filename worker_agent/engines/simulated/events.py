@@ -1,9 +1,9 @@
 """KV events of one rank, in TensorRT-LLM's format and numbering.
 
     event_id    from 0, incremented for each event of the rank, without holes; a hole at a reader is an event lost later
-    created     the first event of each window's pool: how many blocks it has on GPU and on host
+    created     the first event: how many blocks the pool has on GPU and on host
     stored      new blocks in chain order; `parent_hash` is the block before the first of them
-    removed     removals in a row, up to another event of their window or the end of the iteration, are one event
+    removed     removals in a row, up to another event or the end of the iteration, are one event
     updated     a block that stays in the tree has moved between GPU (0) and host (1)
 
 Sequences are lists here, because the engine's JSON has lists and `msgspec.to_builtins` leaves a tuple a tuple.
@@ -89,52 +89,22 @@ def stored_block(block: Block) -> StoredBlock:
 
 
 class RankEventLog:
-    """Numbers the events of one rank, of all its windows, and keeps them until they are taken, once per iteration."""
+    """Numbers the events of one rank's pool, and keeps them until they are taken, once per iteration."""
 
-    def __init__(self, attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET) -> None:
-        self._attention_dp_rank = attention_dp_rank
+    def __init__(self, window_size: int, attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET) -> None:
+        self._window_size, self._attention_dp_rank = window_size, attention_dp_rank
         self._next_id = 0
         self._events: list[EngineEvent] = []
-        self._windows: list[WindowLog] = []
-
-    def window(self, window_size: int, gpu_blocks: int, host_blocks: int = 0) -> "WindowLog":
-        """Record a new pool and return the log of its events."""
-        window = WindowLog(self, window_size)
-        self._windows.append(window)
-        self.append(window_size, PoolCreated([gpu_blocks, host_blocks]))
-        return window
-
-    def append(self, window_size: int, data: EventData) -> None:
-        """Record one event."""
-        event = EngineEvent(
-            event_id=self._next_id,
-            data=data,
-            window_size=window_size,
-            attention_dp_rank=self._attention_dp_rank,
-        )
-        self._next_id += 1
-        self._events.append(event)
-
-    def take(self) -> list[EngineEvent]:
-        """Return the events since the last call."""
-        for window in self._windows:
-            window.close_removal()
-        taken, self._events = self._events, []
-        return taken
-
-
-class WindowLog:
-    """Records the changes of one window's pool."""
-
-    def __init__(self, log: RankEventLog, window_size: int) -> None:
-        self._log = log
-        self._window_size = window_size
         self._removed: list[int] = []
+
+    def created(self, gpu_blocks: int, host_blocks: int = 0) -> None:
+        """Record the new pool."""
+        self._append(PoolCreated([gpu_blocks, host_blocks]))
 
     def stored(self, parent_hash: int | None, blocks: list[StoredBlock]) -> None:
         """Record new blocks."""
-        self.close_removal()
-        self._log.append(self._window_size, BlocksStored(parent_hash, blocks))
+        self._close_removal()
+        self._append(BlocksStored(parent_hash, blocks))
 
     def removed(self, block_hash: int) -> None:
         """Record a removal, in one event with those in a row with it."""
@@ -142,11 +112,23 @@ class WindowLog:
 
     def moved(self, block_hash: int, old: Tier, new: Tier) -> None:
         """Record that a block lies on another tier."""
-        self.close_removal()
-        self._log.append(self._window_size, BlockUpdated(block_hash, EventDiff(new.value, old.value)))
+        self._close_removal()
+        self._append(BlockUpdated(block_hash, EventDiff(new.value, old.value)))
 
-    def close_removal(self) -> None:
+    def take(self) -> list[EngineEvent]:
+        """Return the events since the last call."""
+        self._close_removal()
+        taken, self._events = self._events, []
+        return taken
+
+    def _append(self, data: EventData) -> None:
+        rank = self._attention_dp_rank
+        event = EngineEvent(event_id=self._next_id, data=data, window_size=self._window_size, attention_dp_rank=rank)
+        self._next_id += 1
+        self._events.append(event)
+
+    def _close_removal(self) -> None:
         """Let the next removal begin a new event."""
         if self._removed:
-            self._log.append(self._window_size, BlocksRemoved(self._removed))
-            self._removed = []
+            removed, self._removed = self._removed, []
+            self._append(BlocksRemoved(removed))

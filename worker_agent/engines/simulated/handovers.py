@@ -1,22 +1,77 @@
-"""The handover of computed prompts between simulated engines.
+"""The handover of computed prompts between simulated engines: what is held, how long a transfer takes, how it ends.
 
-A prefill engine holds a context, a computed prompt with its blocks, until its KV was fetched:
+A prefill engine holds a context, a computed prompt with its blocks, until its KV was fetched, or has expired. Its name
+is the request's `transfer_id`, else the next free number of the engine. The decode engine fetches the tokens that it
+has not cached, then begins to decode.
 
-    hold        returns a name: the request's `transfer_id`, else the next free number of this engine
-    holds       whether a name and its handoff's state are those of a held context
-    give_up     ends the hold: the context was fetched
-    expired     contexts that were not fetched within `timeout_s` from the beginning of their last iteration
+    duration   latency + tokens * bytes of a token / bandwidth
+
+    outcome    done      all tokens have come
+               timeout   it took too long
+               gone      the prefill engine does not hold it: fetched, expired, or never handed over
+               lost      the prefill engine does not answer
+
+Source: `docs/SOURCES.md` D4.2; 60 s: `kv_transfer_timeout_ms` (`SURFACE.md` of the fake).
 """
 
-from itertools import chain, repeat
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+from blake3 import blake3
 
 from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.scheduling import RunningRequest
-from worker_agent.engines.simulated.transfer import Fetch, state_of
 from worker_agent.port.handoff import Handoff
-from worker_agent.port.sampling import TokenLogprob, TokenLogprobs
-from worker_agent.port.types import EngineOutput
+from worker_agent.port.sampling import TokenLogprobs
+
+TransferOutcome = Literal["done", "timeout", "gone", "lost"]
+OUTCOMES: tuple[TransferOutcome, ...] = ("done", "timeout", "gone", "lost")
+_STATE = b"simulated-kv:"
+KV_TOKEN_BYTES = 144 * 1024
+"""K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
+
+
+class TransferRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of the rules above.
+
+    400 Gbit/s is one InfiniBand NDR port, a GPU's share in a DGX H100; 1 ms for setting a transfer up is assumed.
+    """
+
+    token_bytes: int = KV_TOKEN_BYTES
+    bandwidth_bytes_s: float = 50e9
+    latency_s: float = 1e-3
+    timeout_s: float = 60.0
+
+    def duration_s(self, tokens: int) -> float:
+        """Return the transfer time of so many tokens, in engine seconds."""
+        return self.latency_s + tokens * self.token_bytes / self.bandwidth_bytes_s
+
+
+NETWORK = TransferRules()
+"""The default network."""
+
+
+class TransferStatistics(msgspec.Struct, kw_only=True):
+    """An engine's transfers: contexts held for others, requests that wait for KV, and counts since its start.
+
+    `expired_total`: contexts not fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
+    """
+
+    held: int = 0
+    held_tokens: int = 0
+    fetching: int = 0
+    handed_over_total: int = 0
+    expired_total: int = 0
+    fetches_total: dict[TransferOutcome, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    fetched_bytes_total: int = 0
+    fetch_seconds_total: float = 0.0
+
+
+def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
+    """Return the state in a context's handoff, which identifies its prompt and its transfer."""
+    encoded = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
+    return _STATE + blake3(encoded).digest()
 
 
 class HeldContext(NamedTuple):
@@ -67,14 +122,10 @@ class HeldContexts:
         self._held[transfer_id] = HeldContext(dp_rank, table, prompt, state, now_s + self._timeout_s)
         return transfer_id, state
 
-    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
-        """Return whether so many tokens of the context are held."""
+    def fetched(self, transfer_id: int, state: bytes) -> HeldContext | None:
+        """Remove and return the context, whose blocks the caller releases; None if none with this state is held."""
         held = self._held.get(transfer_id)
-        return held is not None and held.state == state and 0 < tokens <= len(held.prompt)
-
-    def give_up(self, transfer_id: int) -> HeldContext | None:
-        """Remove and return the context, whose blocks the caller releases; None if it is not held."""
-        return self._held.pop(transfer_id, None)
+        return self._held.pop(transfer_id) if held is not None and held.state == state else None
 
     def expired(self, now_s: float) -> list[HeldContext]:
         """Remove and return the contexts that were not fetched in time, likewise."""
@@ -97,19 +148,6 @@ def context_handoff(
     )
 
 
-def fetch_of(running: RunningRequest) -> Fetch:
-    """Return the fetch of an admitted request: the KV of all tokens that the engine has not cached."""
-    request, handoff = running.request, running.request.handoff
-    assert handoff is not None
-    return Fetch(
-        request_id=request.request_id,
-        transfer_id=handoff.ctx_request_id or 0,
-        state=handoff.opaque_state or b"",
-        tokens=len(request.prompt) - running.cached_tokens,
-        endpoint=handoff.ctx_info_endpoint or "",
-    )
-
-
 def resume_after_first_tokens(running: RunningRequest) -> None:
     """Continue a request from the handoff's first tokens, which are not reported yet."""
     handoff = running.request.handoff
@@ -118,25 +156,12 @@ def resume_after_first_tokens(running: RunningRequest) -> None:
     running.prefix_state = running.source.fold(running.unreported, running.prefix_state)
 
 
-def failed_output(running: RunningRequest) -> EngineOutput:
-    """Return the only output of a request whose KV did not come."""
-    return EngineOutput(token_ids=(), cached_tokens=running.cached_tokens, finish_reason="error")
-
-
 def first_logprobs(running: RunningRequest) -> tuple[TokenLogprobs | None, ...]:
     """Return the log probabilities of the handoff's first tokens, which are not reported yet."""
     top, handoff = running.request.sampling.logprobs, running.request.handoff
     if top is None or handoff is None or not running.unreported:
         return ()
-    reported = handoff.first_gen_log_probs or ()
-    return tuple(
-        _first_logprob(token, alternatives, top)
-        for token, alternatives in zip(running.unreported, chain(reported, repeat(None)), strict=False)
-    )
-
-
-def _first_logprob(token: int, alternatives: tuple[TokenLogprob, ...] | float | None, top: int) -> TokenLogprobs | None:
-    if isinstance(alternatives, float):
-        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=alternatives))
-    chosen = next((each for each in alternatives or () if each.token_id == token), None)
-    return None if chosen is None else TokenLogprobs(chosen=chosen, top=(alternatives or ())[:top])
+    (token,), reported = running.unreported, handoff.first_gen_log_probs
+    alternatives = reported[0] if reported and isinstance(reported[0], tuple) else ()
+    chosen = next((each for each in alternatives if each.token_id == token), None)
+    return (None if chosen is None else TokenLogprobs(chosen=chosen, top=alternatives[:top]),)

@@ -1,40 +1,34 @@
 """A simulated engine's KV transfers in wall time, both ends, over HTTP. No KV is moved.
 
-    fetch     the receiver: requests the KV from the sender, which answers when all is sent
-    answer    the sender: the transfer's time passes; then the context is released
+    fetch     the decode engine: the transfer's time passes, then it tells the prefill engine that all has come
+    answer    the prefill engine: releases the context
 
-    POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, once all is sent
-                                                                404: not held, or being sent to another engine
+    POST /v1/kv_transfers/ID, the handoff's state    200; 404: not held
 
-The receiver gives up after the transfers' timeout, the sender when the receiver disconnects. A context whose sending
-was interrupted stays held, until it is fetched or expires. `state` is base64. A fetch needs no other secret, and there
-is no TLS: the network between workers must be closed. An engine fetches only from IP addresses (no host names) within
-`transfer.networks`, by default loopback, so that a forged handoff cannot name any other target.
+A fetch needs no secret but that state, and there is no TLS: the network between workers must be closed. An engine
+fetches only from IP addresses (no host names) within `transfer.networks`, by default loopback, so that a forged handoff
+cannot name any other target.
 """
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from ipaddress import ip_address
-from typing import Annotated
 
 import aiohttp
-import msgspec
 from aiohttp import web
-from msgspec import Meta
 from yarl import URL
 
-from kv_protocol.errors import UNDECODABLE
 from kv_runtime.clock import Clock
 from kv_runtime.http.access import require_token
-from kv_runtime.http.answers import error_response, json_response, openai_errors
+from kv_runtime.http.answers import error_response, openai_errors
 from kv_runtime.http.server import HttpServer
+from worker_agent.engines.simulated.handovers import TransferOutcome
 from worker_agent.engines.simulated.scheduler import Simulator
-from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome
 from worker_agent.media.config import TransferSection, parsed_networks
+from worker_agent.port.handoff import Handoff
 from worker_agent.port.types import EngineError, RequestRefused
 
-PATH = "/v1/kv_transfers"
+PATH = "/v1/kv_transfers/"
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
 """The engine ends before the server, so that no transfer is in progress."""
@@ -46,14 +40,6 @@ class TransferFailed(EngineError):
     """A prompt's KV did not come to the decode engine, before any output."""
 
 
-class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requested context, and the number of its tokens."""
-
-    transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    state: Annotated[bytes, Meta(max_length=1024)]
-    tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
-
-
 class LiveTransfers:
     """One engine's transfers; `changed` is called whenever the simulator may have work again."""
 
@@ -62,11 +48,8 @@ class LiveTransfers:
     ) -> None:
         self._section, self._networks = section, parsed_networks(section.networks)
         self._simulator, self._clock, self._speed, self._changed = simulator, clock, speed, changed
-        self._rules = simulator.transfers
-        self.sending: set[int] = set()
-        """The names of the contexts that are being sent."""
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
-        app.add_routes([web.post(PATH, self._answer)])
+        app.add_routes([web.post(PATH + "{name:[0-9]{1,19}}", self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
         self.run = self._server.run
         """Serve until a stop, after which the address is free."""
@@ -93,48 +76,38 @@ class LiveTransfers:
         if not any(address in network for network in self._networks):
             raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
 
-    async def fetch(self, fetch: Fetch) -> None:
-        """Fetch a request's KV, and tell the simulator how that ended."""
-        began_s = self._clock.now()
+    async def fetch(self, handoff: Handoff, tokens: int) -> bool:
+        """Let the time of so many tokens pass, and tell the prefill engine; return whether they have come."""
+        rules, counts, began_s = self._simulator.transfers, self._simulator.transfer_counts, self._clock.now()
         outcome: TransferOutcome = "timeout"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._rules.timeout_s / self._speed):
-                outcome = await _fetched(fetch)
-        self._simulator.fetch_ended(fetch, outcome, (self._clock.now() - began_s) * self._speed)
-        self._changed()
+        try:
+            async with asyncio.timeout(rules.timeout_s / self._speed):
+                await self._clock.sleep(rules.duration_s(tokens) / self._speed)
+                outcome = await _told(handoff)
+        except TimeoutError:
+            pass
+        counts.fetches_total[outcome] += 1
+        if outcome == "done":
+            counts.fetched_bytes_total += tokens * rules.token_bytes
+            counts.fetch_seconds_total += (self._clock.now() - began_s) * self._speed
+        return outcome == "done"
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
-        try:
-            asked = msgspec.json.decode(await http.read(), type=CarrierRequest)
-        except UNDECODABLE as error:
-            return error_response(400, f"body: {error}", "invalid_request_error")
-        name = asked.transfer_id
-        if name in self.sending or not self._simulator.contexts.holds(name, asked.state, asked.tokens):
-            return _gone(name, "not held here, or being sent")
-        self.sending.add(name)
-        try:
-            await self._clock.sleep(self._rules.duration_s(asked.tokens) / self._speed)
-        finally:
-            self.sending.remove(name)
-        if not self._simulator.hand_over(name):
-            return _gone(name, "given up meanwhile")
+        name = http.match_info["name"]
+        if not self._simulator.hand_over(int(name), await http.read()):
+            return error_response(404, f"transfer {name}: not held here", "invalid_request_error", code=_OUTCOMES[404])
         self._changed()
-        return json_response({"transfer_id": name, "size_bytes": asked.tokens * self._rules.token_bytes})
+        return web.Response()
 
 
-async def _fetched(fetch: Fetch) -> TransferOutcome:
-    """Return once all KV has come, or cannot come."""
-    asked = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
-    url, headers = URL(fetch.endpoint).with_path(PATH), {"Content-Type": "application/json"}
+async def _told(handoff: Handoff) -> TransferOutcome:
+    """Return what the prefill engine answers when its context has been fetched."""
+    url = URL(handoff.ctx_info_endpoint or "").with_path(f"{PATH}{handoff.ctx_request_id}")
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-            session.post(url, data=msgspec.json.encode(asked), headers=headers, allow_redirects=False) as response,
+            session.post(url, data=handoff.opaque_state, allow_redirects=False) as response,
         ):
             return _OUTCOMES.get(response.status, "lost")
     except (aiohttp.ClientError, OSError):
         return "lost"
-
-
-def _gone(name: int, why: str) -> web.Response:
-    return error_response(404, f"transfer {name}: {why}", "invalid_request_error", code=_OUTCOMES[404])

@@ -11,11 +11,7 @@ emitted, never computed; a stop token is the last one.
 
     prefill    one token, which is the last; unless it is a stop token, the request keeps its blocks until its KV is
                fetched, or expires
-    decode     an admitted request waits, with its blocks, until its KV is fetched; then it decodes, with the prefill
-               engine's first token. If it is cancelled before, its KV is fetched anyway, then it is forgotten:
-               otherwise the prefill engine would keep its blocks
-
-Source of the last: `docs/SOURCES.md` D4.1 (5).
+    decode     a request whose KV was fetched decodes once it is admitted, with the prefill engine's first token
 """
 
 import math
@@ -32,8 +28,6 @@ from worker_agent.engines.simulated.events import RankEventLog
 from worker_agent.engines.simulated.handovers import (
     HeldContexts,
     context_handoff,
-    failed_output,
-    fetch_of,
     first_logprobs,
     resume_after_first_tokens,
 )
@@ -50,18 +44,16 @@ from worker_agent.engines.simulated.scheduling import (
 )
 from worker_agent.engines.simulated.timing import IterationWork
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.simulated.transfer import Fetch
 from worker_agent.port.handoff import Handoff
 from worker_agent.port.sampling import TokenLogprobs
 from worker_agent.port.types import EngineDescription, EngineOutput, EngineRequest, computed_tokens_max, takes_transfer
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one rank in one iteration, and the fetches that begin with it."""
+    """The work of one rank in one iteration."""
 
     work: IterationWork
     outputs: tuple[tuple[str, EngineOutput], ...]
-    fetches: tuple[Fetch, ...]
     did: dict[str, Any]
 
 
@@ -87,15 +79,13 @@ class Rank:
         self._began_s = self._planned_s = 0.0
         self._engine = engine
         self._token_source = token_source
-        self.events = RankEventLog(attention_dp_rank)
+        self.events = RankEventLog(engine.max_seq_len, attention_dp_rank)
         self.pool = new_pool(engine, self.events, block_hash)
         self._moved_blocks = 0
         self._waiting: OrderedDict[str, WaitingRequest] = OrderedDict()
         self._waiting_tokens = 0
         self._context: dict[str, RunningRequest] = {}
         self._decoding: dict[str, RunningRequest] = {}
-        self._fetching: dict[str, RunningRequest] = {}
-        self._begun: list[Fetch] = []
         self._estimate = AnswerEstimate()
         self._is_blocked = False
 
@@ -105,25 +95,15 @@ class Rank:
         return len(self._waiting) + self._running_count
 
     @property
-    def fetching_count(self) -> int:
-        """How many requests wait for their KV."""
-        return sum(each.fetch == "waits" for each in self._fetching.values())
-
-    @property
     def is_idle(self) -> bool:
-        """Whether an iteration would do nothing until a call changes the state: all requests wait for KV or blocks."""
-        if self._context or self._decoding or not self._is_settled:
+        """Whether an iteration would do nothing until a call changes the state: all requests wait for blocks."""
+        if self._context or self._decoding:
             return False
         return not self._waiting or self._is_blocked
 
     @property
-    def _is_settled(self) -> bool:
-        """Whether no KV came or failed since the last iteration: the next one begins with such requests."""
-        return self.fetching_count == len(self._fetching)
-
-    @property
     def _running_count(self) -> int:
-        return len(self._context) + len(self._decoding) + len(self._fetching)
+        return len(self._context) + len(self._decoding)
 
     def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request, which the rank can serve and whose id is not in use."""
@@ -133,36 +113,13 @@ class Rank:
         self._waiting_tokens += len(request.prompt)
         self._is_blocked = False
 
-    def cancel(self, request_id: str) -> bool:
-        """Cancel a waiting or running request; return whether it is gone. Its computed tokens stay cached.
-
-        A request with a transfer in progress stays until the transfer is over, without outputs.
-        """
+    def cancel(self, request_id: str) -> None:
+        """Forget a waiting or running request. Its computed tokens stay cached."""
         self._is_blocked = False
-        fetching = self._fetching.get(request_id)
-        if waiting := self._waiting.get(request_id) or (fetching if fetching and fetching.fetch == "waits" else None):
-            waiting.is_cancelled = True
-            if takes_transfer(waiting.request, self._role):
-                return False
-            del self._waiting[request_id]
+        if waiting := self._waiting.pop(request_id, None):
             self._waiting_tokens -= len(waiting.tokens)
-            return True
-        running = self._context.pop(request_id, None) or self._decoding.pop(request_id, None)
-        if running := running or self._fetching.pop(request_id, None):
+        elif running := self._context.pop(request_id, None) or self._decoding.pop(request_id, None):
             self._release(running)
-        return True
-
-    def fetch_ended(self, request_id: str, *, has_come: bool) -> bool:
-        """Let a request decode whose KV has come, or else fail; return False, and forget it, if it was cancelled."""
-        running = self._fetching[request_id]
-        running.fetch = "came" if has_come else "failed"
-        self._is_blocked = False
-        if has_come:
-            running.computed_tokens = len(running.request.prompt)
-            self.pool.store_context(running.table, running.request.prompt)
-        if running.is_cancelled:
-            self._release(self._fetching.pop(request_id))
-        return not running.is_cancelled
 
     def give_back(self, table: BlockTable, prompt: tuple[int, ...]) -> None:
         """Free the blocks of a held context; it stays cached."""
@@ -172,24 +129,28 @@ class Rank:
     def step(self, now_s: float) -> RankStep:
         """Compute one iteration that begins at `now_s`; afterwards the state is the one at its end."""
         self._plan(now_s)
-        ended = self._begin_fetched()
+        resumed = self._resume()
+        ended = [self._output(each, first_logprobs(each)) for each in resumed if ending(each)]
         budget = self._engine.max_num_batched_tokens
         chunks = self._chunks(budget) if self._scheduling.prefills_first else []
         decoding = [] if chunks else self._decode_batch(budget)
         if not self._scheduling.prefills_first:
             chunks = self._chunks(budget - len(decoding))
         work = work_of(decoding, chunks)
-        outputs = (*ended, *map(self._decode, decoding), *filter(None, map(self._compute, chunks)))
+        outputs = (
+            *ended,
+            *map(self._decode, decoding),
+            *filter(None, map(self._compute, chunks)),
+        )
         if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
             self._moved_blocks += moved_blocks
             work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
-        fetches, self._begun = tuple(self._begun), []
-        did = self._did(work, chunks, len(fetches) + sum(chunk.is_first for chunk in chunks))
-        return RankStep(work=work, outputs=outputs, fetches=fetches, did=did)
+        did = self._did(work, chunks, len(resumed) + sum(chunk.is_first for chunk in chunks))
+        return RankStep(work=work, outputs=outputs, did=did)
 
     def quiet_iterations(self, iterations_max: int) -> int:
         """Return for how many iterations only decoding can happen: no request begins, ends or takes a block."""
-        if self._waiting or self._context or not self._is_settled:
+        if self._waiting or self._context:
             return 0
         if len(self._decoding) > self._engine.max_num_batched_tokens:
             return 0
@@ -267,31 +228,27 @@ class Rank:
                 self.pool.store_context(running.table, running.tokens[: chunks[-1].end_tokens])
         return chunks
 
-    def _begin_fetched(self) -> list[tuple[str, EngineOutput]]:
-        """Let fetched requests decode; return the outputs of those that end with the first token, or failed."""
-        ended = []
-        for request_id, running in [each for each in self._fetching.items() if each[1].fetch != "waits"]:
-            del self._fetching[request_id]
-            if running.fetch == "failed":
-                self._release(running)
-                ended.append((request_id, failed_output(running)))
-                continue
+    def _resume(self) -> list[RunningRequest]:
+        """Let requests decode whose KV has come, in the order of arrival, up to the first that computes its prompt."""
+        resumed = []
+        while self._next_has_kv and (running := self._admit_next()) is not None:
+            running.computed_tokens = len(running.request.prompt)
+            self.pool.store_context(running.table, running.request.prompt)
             resume_after_first_tokens(running)
-            self._decoding[request_id] = running
-            if ending(running):
-                ended.append(self._output(running, first_logprobs(running)))
-        return ended
+            self._decoding[running.request.request_id] = running
+            resumed.append(running)
+        return resumed
+
+    @property
+    def _next_has_kv(self) -> bool:
+        return bool(self._waiting) and takes_transfer(next(iter(self._waiting.values())).request, self._role)
 
     def _admit(self) -> RunningRequest | None:
-        """Return the next request with a prompt to compute; requests before it that need KV begin to wait."""
-        while (running := self._admit_next()) is not None:
-            request = running.request
-            if not takes_transfer(request, self._role):
-                self._context[request.request_id] = running
-                return running
-            self._fetching[request.request_id] = running
-            self._begun.append(fetch_of(running))
-        return None
+        """Return the next request, which has a prompt to compute."""
+        if self._next_has_kv or (running := self._admit_next()) is None:
+            return None
+        self._context[running.request.request_id] = running
+        return running
 
     def _admit_next(self) -> RunningRequest | None:
         if not self._waiting or self._running_count >= self._engine.max_num_seqs:
@@ -400,7 +357,7 @@ class Rank:
 
         Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no
         load. With several ranks every row is its own rank's, block counts and queue included, where TensorRT-LLM copies
-        the base row's. With several windows the block counts are the widest pool's. Source: `docs/SOURCES.md` E1.7.
+        the base row's. Source: `docs/SOURCES.md` E1.7.
         """
         rank = {} if self._attention_dp_rank is msgspec.UNSET else {"attentionDpRank": self._attention_dp_rank}
         return {

@@ -7,8 +7,8 @@
 
 Ranks run in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
 
-A decode engine's step may have fetches, which begin with the step; the caller ends each with `fetch_ended`. A prefill
-engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
+A decode engine's request is submitted once its KV has come. A prefill engine holds contexts for others until
+`hand_over`, or `expire` after the transfers' timeout.
 """
 
 from collections import deque
@@ -22,20 +22,12 @@ from kv_protocol.events import Tier
 from kv_protocol.fleet import Role
 from worker_agent.engines.simulated.blocks import NewPool, PoolStatistics, rank_pool
 from worker_agent.engines.simulated.events import EngineEvent
-from worker_agent.engines.simulated.handovers import HeldContexts
+from worker_agent.engines.simulated.handovers import NETWORK, HeldContexts, TransferRules, TransferStatistics, state_of
 from worker_agent.engines.simulated.identity import BlockHash, EngineNamespace, trtllm_hash
 from worker_agent.engines.simulated.rank import Rank
 from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 from worker_agent.engines.simulated.tokens import TokenSource
-from worker_agent.engines.simulated.transfer import (
-    NETWORK,
-    Fetch,
-    TransferOutcome,
-    TransferRules,
-    TransferStatistics,
-    state_of,
-)
 from worker_agent.port.types import (
     EngineDescription,
     EngineOutput,
@@ -51,14 +43,10 @@ EVENT_BUFFER_MAX_SIZE = 100_000
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank.
-
-    `fetches` begin when it begins.
-    """
+    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank."""
 
     duration_s: float
     outputs: tuple[tuple[str, EngineOutput], ...]
-    fetches: tuple[Fetch, ...]
     statistics: tuple[dict[str, Any], ...]
 
 
@@ -105,7 +93,7 @@ class Simulator:
         self._iteration = 0
         self._has_unreported = False
         self._foreseen_s: list[float] = []
-        self._counts = TransferStatistics()
+        self.transfer_counts = TransferStatistics()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self.flush_events()
 
@@ -116,7 +104,7 @@ class Simulator:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request has not ended; requests that wait for KV need no step."""
+        """Whether any request has not ended."""
         return bool(self._rank_of)
 
     @property
@@ -132,46 +120,51 @@ class Simulator:
         Raises:
             RequestRefused: it can never be served, or its id is in use; the state is unchanged.
         """
+        self.check(request)
+        if self.role == "prefill":
+            request = msgspec.structs.replace(request, max_tokens=1)
+        dp_rank = self._chosen_rank(request)
+        self._ranks[dp_rank].submit(request, now_s, choice)
+        self._rank_of[request.request_id] = dp_rank
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise `RequestRefused` for a request that `submit` would refuse."""
         id_in_use = request.request_id in self._rank_of
         for field, found, allowed, is_allowed in _rules(request, self.description, self.role, id_in_use=id_in_use):
             if not is_allowed:
                 raise RequestRefused(field, found, allowed)
-        if self.role == "prefill":
-            request = msgspec.structs.replace(request, max_tokens=1)
-        dp_rank = request.dp_rank
-        if dp_rank is None:
-            dp_rank = min(self._ranks, key=lambda each: self._ranks[each].request_count)
-        self._ranks[dp_rank].submit(request, now_s, choice)
-        self._rank_of[request.request_id] = dp_rank
+
+    def uncached_tokens(self, request: EngineRequest) -> int:
+        """Return how many of a prompt's tokens its rank would have to compute, or fetch, if the request began now."""
+        namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
+        reused_blocks = self.reused_blocks(self._chosen_rank(request), request.prompt, namespace)
+        return len(request.prompt) - reused_blocks * self.description.block_size
+
+    def _chosen_rank(self, request: EngineRequest) -> int:
+        if request.dp_rank is not None:
+            return request.dp_rank
+        return min(self._ranks, key=lambda each: self._ranks[each].request_count)
 
     def cancel(self, request_id: str) -> None:
         """Free a request's blocks at once, its computed tokens stay cached; without effect if it has ended.
 
-        One more iteration reports the change, even without work. A request with a transfer in progress continues
-        without outputs until the transfer is over; its id stays in use until then.
+        One more iteration reports the change, even without work.
         """
-        dp_rank = self._rank_of.get(request_id)
-        if dp_rank is not None and self._ranks[dp_rank].cancel(request_id):
-            del self._rank_of[request_id]
+        dp_rank = self._rank_of.pop(request_id, None)
+        if dp_rank is not None:
+            self._ranks[dp_rank].cancel(request_id)
             self._has_unreported = True
 
-    def fetch_ended(self, fetch: Fetch, outcome: TransferOutcome, after_s: float) -> None:
-        """Continue a request whose KV has come (`done`), `after_s` after its fetch began, or let it fail."""
-        has_come, request_id = outcome == "done", fetch.request_id
-        self._counts.fetches_total[outcome] += 1
-        if has_come:
-            self._counts.fetched_bytes_total += fetch.tokens * self.transfers.token_bytes
-            self._counts.fetch_seconds_total += after_s
+    def report(self) -> None:
+        """Let one more iteration report the state, even without work."""
         self._has_unreported = True
-        if not self._ranks[self._rank_of[request_id]].fetch_ended(request_id, has_come=has_come):
-            del self._rank_of[request_id]
 
-    def hand_over(self, transfer_id: int) -> bool:
-        """Free the blocks of a fetched context; return whether it was still held."""
-        held = self.contexts.give_up(transfer_id)
+    def hand_over(self, transfer_id: int, state: bytes) -> bool:
+        """Free the blocks of a fetched context; return whether it was still held, with this state."""
+        held = self.contexts.fetched(transfer_id, state)
         if held is None:
             return False
-        self._counts.handed_over_total += 1
+        self.transfer_counts.handed_over_total += 1
         self._ranks[held.dp_rank].give_back(held.table, held.prompt)
         self._has_unreported = True
         return True
@@ -179,20 +172,9 @@ class Simulator:
     def expire(self, now_s: float) -> None:
         """Free the blocks of contexts that were not fetched in time."""
         for held in self.contexts.expired(now_s):
-            self._counts.expired_total += 1
+            self.transfer_counts.expired_total += 1
             self._ranks[held.dp_rank].give_back(held.table, held.prompt)
             self._has_unreported = True
-
-    def transfer_statistics(self) -> TransferStatistics:
-        """Return the statistics of transfers."""
-        fetching = sum(rank.fetching_count for rank in self._ranks.values())
-        return msgspec.structs.replace(
-            self._counts,
-            held=len(self.contexts),
-            held_tokens=self.contexts.tokens,
-            fetching=fetching,
-            fetches_total=dict(self._counts.fetches_total),
-        )
 
     def step(self, now_s: float, neighbours: int = 0) -> Step:
         """Compute the iteration that begins at `now_s`, in engine seconds.
@@ -209,14 +191,13 @@ class Simulator:
         both = {"iter": self._iteration, "iterLatencyMS": duration_s * 1e3}
         statistics = tuple(both | step.did for step in steps.values())
         self._iteration += 1
-        fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
-        return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)
+        return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
 
     def foresee(self, now_s: float, iterations_max: int) -> list[float]:
         """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
 
         In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. The
-        forecast holds until a request is submitted or cancelled, or KV is fetched or handed over.
+        forecast holds until a request is submitted or cancelled, or KV is handed over.
         """
         ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._has_unreported else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
@@ -243,7 +224,7 @@ class Simulator:
         return drained
 
     def pool_statistics(self, dp_rank: int = 0) -> PoolStatistics:
-        """Return the figures of the blocks on a rank's GPU, in the widest window's pool."""
+        """Return the figures of a rank's blocks."""
         return self._ranks[dp_rank].pool.statistics()
 
     def reused_blocks(self, dp_rank: int, prompt: Sequence[int], namespace: EngineNamespace) -> int:
@@ -251,10 +232,7 @@ class Simulator:
         return len(self._ranks[dp_rank].pool.match(prompt, namespace))
 
     def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
-        """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.
-
-        The rank would reuse them, on GPU and host together.
-        """
+        """Return the engine hashes of the full blocks that a rank holds on `tier`, and would reuse."""
         return self._ranks[dp_rank].pool.held_hashes(tier)
 
 

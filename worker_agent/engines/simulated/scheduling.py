@@ -32,7 +32,7 @@ from worker_agent.port.types import EngineRequest, FinishReason, computed_tokens
 class WaitingRequest:
     """A request that is not admitted yet, or that was `preempted`."""
 
-    __slots__ = ("arrived_s", "is_cancelled", "namespace", "preempted", "request", "source")
+    __slots__ = ("arrived_s", "namespace", "preempted", "request", "source")
 
     def __init__(
         self, request: EngineRequest, arrived_s: float, source: TokenSource, preempted: "RunningRequest | None" = None
@@ -41,7 +41,6 @@ class WaitingRequest:
         self.namespace = EngineNamespace.of(request.lora_name, request.cache_salt)
         self.arrived_s = arrived_s
         self.source = source
-        self.is_cancelled = False
         self.preempted = preempted
 
     @property
@@ -54,20 +53,18 @@ class RunningRequest:
     """An admitted request: its tokens so far, how many of them are computed, and the last ones, not reported yet.
 
     `context_tokens` are computed in its context phase, beginning after `reused_tokens`; both are of the last admission,
-    `cached_tokens` of the first. `fetch`: whether the KV that it waits for has come from another engine, or failed.
+    `cached_tokens` of the first.
     """
 
     __slots__ = (
-        "arrived_s", "cached_tokens", "computed_tokens", "context_tokens", "fetch", "is_cancelled", "prefix_state",
-        "request", "reused_tokens", "source", "table", "tokens", "unreported",
+        "arrived_s", "cached_tokens", "computed_tokens", "context_tokens", "prefix_state", "request", "reused_tokens",
+        "source", "table", "tokens", "unreported",
     )  # fmt: skip
 
     def __init__(self, waiting: WaitingRequest, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
         self.request = waiting.request
         self.arrived_s = waiting.arrived_s
         self.source = waiting.source
-        self.is_cancelled = waiting.is_cancelled
-        self.fetch: Literal["waits", "came", "failed"] = "waits"
         self.unreported: tuple[int, ...] = ()
         self.tokens = list(waiting.request.prompt)
         self.prefix_state = prefix_state

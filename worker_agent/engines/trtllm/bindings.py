@@ -7,17 +7,16 @@
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
-`errors.py` classifies its errors; `fault` reports a dead engine, and is checked before them.
+`fault` reports a dead engine, and is checked before `meaning`, which classifies other errors.
 
 Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
 `SURFACE.md` of the fake.
 """
 
-# ruff: noqa: PLC0415  see above
-
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import structlog
@@ -27,34 +26,36 @@ from kv_protocol.errors import shortened
 from kv_runtime.config.words import allowed
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.engine_args.arguments import EngineArgs
-from worker_agent.engine_args.findings import found, shown
-from worker_agent.engine_args.layers import Path, ValueOrigin, dotted
+from worker_agent.engine_args.layers import Path, ValueOrigin, dotted, found, shown
 from worker_agent.engines.trtllm.logits import LogitsAdapter
-from worker_agent.engines.trtllm.requests import TrtllmRequest
+from worker_agent.engines.trtllm.requests import (
+    Abilities,
+    disaggregated_fields,
+    guide_fields,
+    rank_and_conversation,
+    sampling_fields,
+)
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
-from worker_agent.media.inputs import of_kind
+from worker_agent.media.inputs import cache_salt_of, has_media, of_kind
 from worker_agent.port.handoff import HandoffInvalid
 from worker_agent.port.sampling import TokenLogprob
-from worker_agent.port.types import EngineError, Media, RequestRefused
+from worker_agent.port.types import EngineError, EngineRequest, Media, RequestRefused
 
 EXTRA = "trtllm"
-_DROPPED_MAX = 64
-"""Names of dropped handoff keys that are logged, each once."""
+_LOGGED_MAX = 64
+"""Dropped handoff keys, and messages of mismatches, that are logged, each once."""
 _log = structlog.get_logger("trtllm")
 
 
 class Call(NamedTuple):
-    """A request in the library's types: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+    """The arguments of `generate_async`: the prompt, `SamplingParams`, and what else is set, by name."""
 
     inputs: Any
     sampling: Any
-    disaggregated: Any
+    others: dict[str, Any]
 
 
-_MISMATCHES = (AttributeError, TypeError, ImportError)
-_LOGGED_MESSAGES_MAX = 64
-"""Different messages that are logged, each once."""
 _MESSAGE_CHARACTERS_MAX = 300
 """Of a message: the missing name stands at its end."""
 
@@ -63,9 +64,10 @@ class LibraryMismatch(EngineError):
     """The installed TensorRT-LLM does not fit the agent's calls: the agent's fault, not the client's."""
 
 
-class LibraryErrors:
-    """Classifies the errors of one installed `version`; `request_error`: its class of errors of one request.
+class Bindings:
+    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
 
+    An error of the library                          means
     AttributeError, TypeError, ImportError           `LibraryMismatch`: this version lacks a name, or takes other
                                                      arguments than the agent gives. 500, one log line a message
     any other, at submission                         `RequestRefused`: a value of the request, or what it names
@@ -75,30 +77,6 @@ class LibraryErrors:
 
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/utils.py` (`RequestError`), `tensorrt_llm/llmapi/llm.py`
     (`_check_arguments` raises ValueError).
-    """
-
-    def __init__(self, version: str, request_error: type[Exception]) -> None:
-        self._version, self._of_requests = version, (request_error, HandoffInvalid)
-        self._logged: set[str] = set()
-
-    def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
-        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
-        if isinstance(error, _MISMATCHES):
-            return self._mismatch(error)
-        if is_new or isinstance(error, self._of_requests):
-            return RequestRefused("request", str(error), "what the engine can serve")
-        return None
-
-    def _mismatch(self, error: Exception) -> LibraryMismatch:
-        found = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS_MAX)
-        if found not in self._logged and len(self._logged) < _LOGGED_MESSAGES_MAX:
-            self._logged.add(found)
-            _log.error("library_mismatch", version=self._version, reason=found, exc_info=error)
-        return LibraryMismatch(f"tensorrt_llm {self._version} lacks what the agent asks for: {found}")
-
-
-class Bindings:
-    """The imported library, and its engine `llm` once that is loaded. `placing`: tokenizers are not thread-safe.
 
     Raises:
         EngineError: the library is not installed, or cannot be imported.
@@ -106,9 +84,9 @@ class Bindings:
 
     def __init__(self, settings: TrtllmSettings) -> None:
         try:
-            import tensorrt_llm
-            from tensorrt_llm.executor.utils import RequestError
-            from tensorrt_llm.logger import logger
+            import tensorrt_llm  # noqa: PLC0415  see above
+
+            request_error = _named("executor.utils", "RequestError")
         except ModuleNotFoundError as error:
             if error.name != "tensorrt_llm":
                 raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
@@ -116,12 +94,24 @@ class Bindings:
         except (ImportError, OSError, RuntimeError) as error:  # a CUDA library is missing or incompatible
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
-        self.errors = LibraryErrors(self.version, RequestError)
-        self._dropped: set[str] = set()
+        self._of_requests = (request_error, HandoffInvalid)
+        self._dropped, self._mismatches = set[str](), set[str]()
         self._loras = settings.loras
         self.llm: Any = None
         self.placing = asyncio.Lock()
-        logger.set_level(settings.log_level)
+        _named("logger", "logger").set_level(settings.log_level)
+
+    def meaning(self, error: Exception, *, is_new: bool) -> EngineError | None:
+        """Return the request's error; None: the engine is dead. `is_new`: the request was just submitted."""
+        if isinstance(error, (AttributeError, TypeError, ImportError)):
+            found = shortened(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS_MAX)
+            if found not in self._mismatches and len(self._mismatches) < _LOGGED_MAX:
+                self._mismatches.add(found)
+                _log.error("library_mismatch", version=self.version, reason=found, exc_info=error)
+            return LibraryMismatch(f"tensorrt_llm {self.version} lacks what the agent asks for: {found}")
+        if is_new or isinstance(error, self._of_requests):
+            return RequestRefused("request", str(error), "what the engine can serve")
+        return None
 
     def load(self, args: EngineArgs) -> None:
         """Load the engine; block this thread, for minutes.
@@ -130,7 +120,7 @@ class Bindings:
             EngineError: the library refuses the arguments, or cannot load the model.
         """
         try:
-            self.llm = self._class(args)(**args.as_dict())
+            self.llm = _engine_class(args)(**args.as_dict())
         except ValidationError as error:
             lines = "".join(f"\n  {refusal}" for refusal in dict.fromkeys(refusals(args, error)))
             raise EngineError(f"the engine refuses its arguments:{lines}") from error
@@ -138,37 +128,42 @@ class Bindings:
             named = named_in(args, error) if isinstance(error, ValueError) else ""
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}{named}") from error
 
-    def call(self, request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Call:
+    def call(self, request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Call:
         """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
+
+        `request` has passed `check_request`.
 
         Raises:
             RequestRefused: an image cannot be decoded.
             Exception: whatever the library raises.
         """
-        sampling = self._sampling(request, adapters)
-        disaggregated = _optional(self._disaggregated, request.disaggregated)
-        inputs: Any = list(request.asked.prompt)
-        if request.text is not None or request.asked.media:
+        sampling, fields = _sampling(request, abilities, adapters), disaggregated_fields(request, abilities.role)
+        disaggregated = None if fields is None else self._disaggregated(fields)
+        inputs: Any = list(request.prompt)
+        if request.media or (has_media(request) and request.text is not None):
             inputs = self.llm.preprocess(_with_media(self.llm, request), sampling, disaggregated)
-        return Call(inputs, sampling, disaggregated)
-
-    def generate(self, request: TrtllmRequest, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
-        """Submit one request and return its result object at once; raise what the library raises."""
-        wishes = {
-            "lora_request": _optional(self._lora, request.asked.lora_name or None),
-            "disaggregated_params": call.disaggregated,
-            "scheduling_params": _optional(self._scheduling, request.dp_rank),
-            "conversation_params": _optional(self._conversation, request.conversation_id),
-            "trace_headers": dict(request.asked.trace_headers) or None,
-            "cache_salt": request.cache_salt,
-            "priority": request.asked.queue_priority,
+        rank, conversation = rank_and_conversation(request, abilities)
+        others: dict[str, Any] = {
+            "streaming": abilities.role != "prefill",
+            "disaggregated_params": disaggregated,
+            "trace_headers": dict(request.trace_headers) or None,
+            "cache_salt": cache_salt_of(request),
+            "priority": request.queue_priority,
         }
-        return self.llm.generate_async(
-            call.inputs,
-            call.sampling,
-            streaming=request.streaming,
-            **{name: wish for name, wish in wishes.items() if wish is not None},
-        )
+        if lora := request.lora_name:
+            number = 1 + list(self._loras).index(lora)  # unique in the engine
+            others["lora_request"] = _named("llmapi", "LoRARequest")(lora, number, self._loras[lora])
+        if rank is not None:
+            scheduling = _named("scheduling_params", "SchedulingParams")
+            others["scheduling_params"] = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
+        if conversation is not None:
+            named = _named("conversation_params", "ConversationParams")
+            others["conversation_params"] = named(conversation_id=conversation)
+        return Call(inputs, sampling, {name: each for name, each in others.items() if each is not None})
+
+    def generate(self, call: Call) -> Any:  # noqa: ANN401 - the library has no types here
+        """Submit one request and return its result object at once; raise what the library raises."""
+        return self.llm.generate_async(call.inputs, call.sampling, **call.others)
 
     def to_encode(self, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
         """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
@@ -187,9 +182,8 @@ class Bindings:
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
         """Return the file of an encoder's handle, which can be used once. It may copy from a GPU."""
-        from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
-
-        return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
+        container = _named("_torch.shared_tensor", "SharedTensorContainer")
+        return file_of(container.from_dict(dict(handle)).get_local_view())
 
     def fault(self) -> BaseException | None:
         """Return why the engine is dead; None while it lives."""
@@ -210,58 +204,24 @@ class Bindings:
     def metrics_collector(self, model: str) -> Any:  # noqa: ANN401 - as above
         """Return a new collector of the engine's own metrics; None: this version has none."""
         try:
-            from tensorrt_llm.metrics import MetricsCollector
-        except ImportError as error:
+            collector = _named("metrics", "MetricsCollector")
+        except (ImportError, AttributeError) as error:
             _log.warning("engine_metrics_absent", version=self.version, reason=str(error))
             return None
-        return MetricsCollector({"model_name": model, "engine_type": "trtllm"})
-
-    @staticmethod
-    def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
-        if args.role == "encode":
-            from tensorrt_llm.llmapi import MultimodalEncoder
-
-            return MultimodalEncoder
-        if args.value("backend") == "_autodeploy":
-            from tensorrt_llm._torch import auto_deploy
-
-            return auto_deploy.LLM
-        from tensorrt_llm import LLM
-
-        return LLM
-
-    @staticmethod
-    def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
-
-        sampling = dict(request.sampling)
-        if request.guide is not None:
-            sampling["guided_decoding"] = GuidedDecodingParams(**request.guide)
-        if request.asked.logit_bias:
-            sampling["embedding_bias"] = bias_of(request.asked.logit_bias, request.vocab_size)
-        if adapters:
-            LogitsProcessor.register(LogitsAdapter)
-            sampling["logits_processor"] = adapters
-        return SamplingParams(**sampling)
-
-    @staticmethod
-    def _conversation(conversation_id: str) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.conversation_params import ConversationParams
-
-        return ConversationParams(conversation_id=conversation_id)
+        return collector({"model_name": model, "engine_type": "trtllm"})
 
     def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
         """Return the handoff as the library's class; keys that this version lacks are dropped."""
-        from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
-
-        known = DisaggregatedParams.__dataclass_fields__.keys()
+        params = _named("disaggregated_params", "DisaggregatedParams")
+        known = params.__dataclass_fields__.keys()
         accepted = {name: value for name, value in fields.items() if name in known}
         unknown = fields.keys() - known - self._dropped
-        if unknown and len(self._dropped) < _DROPPED_MAX:
+        if unknown and len(self._dropped) < _LOGGED_MAX:
             self._dropped |= unknown
             _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
         if "schedule_style" in accepted:
-            accepted["schedule_style"] = DisaggScheduleStyle(accepted["schedule_style"])
+            style = _named("disaggregated_params", "DisaggScheduleStyle")
+            accepted["schedule_style"] = style(accepted["schedule_style"])
         if "first_gen_log_probs" in accepted:
             accepted["first_gen_log_probs"] = [
                 alternatives
@@ -269,36 +229,49 @@ class Bindings:
                 else {token: _logprob(each) for token, each in alternatives.items()}
                 for alternatives in accepted["first_gen_log_probs"]
             ]
-        return DisaggregatedParams(**accepted)
-
-    @staticmethod
-    def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.scheduling_params import SchedulingParams
-
-        return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
-
-    def _lora(self, name: str) -> Any:  # noqa: ANN401 - as above
-        from tensorrt_llm.llmapi import LoRARequest
-
-        return LoRARequest(name, self._loras[name].number, self._loras[name].path)
+        return params(**accepted)
 
 
-def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+def _named(module: str, name: str) -> Any:  # noqa: ANN401 - as above
+    """Return what the library has under this name."""
+    return getattr(import_module(f"tensorrt_llm.{module}"), name)
+
+
+def _engine_class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
+    if args.role == "encode":
+        return _named("llmapi", "MultimodalEncoder")
+    return _named("_torch.auto_deploy" if args.value("backend") == "_autodeploy" else "llmapi", "LLM")
+
+
+def _sampling(request: EngineRequest, abilities: Abilities, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401
+    sampling = sampling_fields(request, abilities.role, abilities.end_ids)
+    if request.sampling.guide is not None:
+        guide = guide_fields(request.sampling.guide)
+        sampling["guided_decoding"] = _named("sampling_params", "GuidedDecodingParams")(**guide)
+    if request.logit_bias:
+        sampling["embedding_bias"] = bias_of(request.logit_bias, abilities.vocab_size)
+    if adapters:
+        _named("sampling_params", "LogitsProcessor").register(LogitsAdapter)
+        sampling["logits_processor"] = adapters
+    return _named("sampling_params", "SamplingParams")(**sampling)
+
+
+def _with_media(llm: Any, request: EngineRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
     """Return the prompt as `TextPrompt`; as `TokensPrompt` if its text is unknown and the model accepts tokens.
 
     For other models the tokens are decoded to text. The library does that itself, but in some versions it drops
     embeddings and UUIDs, and has None for `mm_processor_kwargs`.
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
-    text, prompt, tokenizer = request.text, list(request.asked.prompt), getattr(llm, "tokenizer", None)
+    text, prompt, tokenizer = request.text, list(request.prompt), getattr(llm, "tokenizer", None)
     if text is None and tokenizer is not None and not _takes_tokens(llm):
         text = tokenizer.decode(prompt)
     inputs: dict[str, Any] = {"prompt_token_ids": prompt} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
-    if images := of_kind(request.asked.media, "image"):
+    if images := of_kind(request.media, "image"):
         inputs["multi_modal_data"] = {"image": [image_of(each) for each in images]}
         inputs["multi_modal_uuids"] = {"image": [each.digest for each in images]}
-    if embeddings := of_kind(request.asked.media, "embeddings"):
+    if embeddings := of_kind(request.media, "embeddings"):
         inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in embeddings]}
     return inputs
 
@@ -308,13 +281,7 @@ def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
 
 
 def _logprob(token: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
-    from tensorrt_llm.executor.result import Logprob
-
-    return Logprob(logprob=token.logprob, rank=token.rank)
-
-
-def _optional(make: Callable[[Any], Any], value: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
-    return None if value is None else make(value)
+    return _named("executor.result", "Logprob")(logprob=token.logprob, rank=token.rank)
 
 
 _WORD = re.compile(r"\w+")
@@ -342,8 +309,5 @@ def _origin(args: EngineArgs, path: Path) -> ValueOrigin | None:
 
     Parts of a path may be pydantic's own: the number of a list's item, the tag of a union.
     """
-    for size in range(len(path), 0, -1):
-        for setting in args.settings:
-            if setting.path[:size] == path[:size]:
-                return setting.origin
-    return None
+    origins = (args.origin(*path[:size]) for size in range(len(path), 0, -1))
+    return next((origin for origin in origins if origin is not None), None)

@@ -21,8 +21,11 @@ Source: `docs/SOURCES.md` D6.6.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -34,11 +37,11 @@ from kv_runtime.supervise import TaskSet, TaskSetFull
 from worker_agent.engine_args.arguments import EngineArgs
 from worker_agent.engines.trtllm.bindings import Bindings, Call
 from worker_agent.engines.trtllm.calls import Stream, files_of, handles_of, polled
-from worker_agent.engines.trtllm.loading import EngineLoader, described
-from worker_agent.engines.trtllm.logits import LogitsProcessors
+from worker_agent.engines.trtllm.loading import load_engine
+from worker_agent.engines.trtllm.logits import LogitsAdapter, factory_at
 from worker_agent.engines.trtllm.outputs import MeasuredTransfers, Outputs
 from worker_agent.engines.trtllm.own_metrics import OwnMetrics
-from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
+from worker_agent.engines.trtllm.requests import Abilities, check_request
 from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.inputs import has_media
 from worker_agent.port.handoff import LIFE_BITS, Handoff, TransferIds
@@ -76,11 +79,15 @@ class TensorRTLLMEngine:
         self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
         self._transfer_ids = TransferIds(secrets.randbits(LIFE_BITS)) if args.role == "prefill" else None
-        self._processors = LogitsProcessors(self._settings.logits_processors)
+        processors = self._settings.logits_processors
+        for name, specification in processors.items():
+            factory_at(name, specification)
+        self.logits_errors_total: Counter[str] = Counter(dict.fromkeys(processors, 0))
+        """How often each configured logits processor failed, in this process."""
         self._abilities = Abilities(
             role=args.role,
             end_ids=self._settings.end_ids,
-            logits_processors=self._processors.names,
+            logits_processors=frozenset(processors),
             guided_by=args.value("guided_decoding_backend"),
             attention_dp=args.attention_dp_size > 1,
             vocab_size=self._settings.vocab_size or 0,
@@ -108,11 +115,6 @@ class TensorRTLLMEngine:
         self.transfers = MeasuredTransfers()
 
     @property
-    def logits_errors_total(self) -> Mapping[str, int]:
-        """How often each configured logits processor failed, in this process."""
-        return self._processors.errors_total
-
-    @property
     def fault(self) -> str | None:
         """Why the engine is dead; None as far as is known."""
         return None if self._fault is None else f"{type(self._fault).__name__}: {self._fault}"
@@ -129,18 +131,14 @@ class TensorRTLLMEngine:
         Raises:
             EngineError: the library is missing, refuses the arguments, or cannot load the model.
         """
-        began_s, loading = self._clock.now(), EngineLoader(self._args, self._settings)
+        began_s, abandoned = self._clock.now(), threading.Event()
+        load = partial(load_engine, self._args, self._settings, self._model, abandoned)
         try:
-            loaded = await self._on_its_thread(loading.run)
+            bindings, self._description = await self._on_its_thread(load)
         except asyncio.CancelledError:
-            loading.abandon()
+            abandoned.set()
             raise
-        bindings = self._bindings = loaded.bindings
-        try:
-            self._description = described(self._args, loaded, self._model)
-        except EngineError:
-            await self._shut_down()
-            raise
+        self._bindings = bindings
         self.load_s = self._clock.now() - began_s
         if self._args.value("return_perf_metrics") and self._args.role != "encode":
             collector = bindings.metrics_collector(self._model)
@@ -249,10 +247,8 @@ class TensorRTLLMEngine:
         bindings = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
-        library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(bindings, library_request)
-            result = bindings.generate(library_request, call)
+            result = bindings.generate(await self._call(bindings, self._with_transfer_id(request)))
             self._has_submitted = True
         except EngineError:
             raise
@@ -261,7 +257,7 @@ class TensorRTLLMEngine:
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
-            max_tokens=library_request.sampling["max_tokens"],
+            max_tokens=1 if self._args.role == "prefill" else request.max_tokens,
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
             hands_over=self._args.role == "prefill",
@@ -271,17 +267,17 @@ class TensorRTLLMEngine:
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, bindings: Bindings, library_request: TrtllmRequest) -> Call:
+    async def _call(self, bindings: Bindings, request: EngineRequest) -> Call:
         """Return the call to submit: at once, but media are decoded and placed on a thread."""
-        request = library_request.asked
-        adapters = self._processors.adapters(request.logits_processors)
+        specifications, errors = self._settings.logits_processors, self.logits_errors_total
+        adapters = [LogitsAdapter(name, specifications[name], errors) for name in request.logits_processors]
         if not has_media(request):
-            return bindings.call(library_request, adapters)
+            return bindings.call(request, self._abilities, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
             async with bindings.placing:
-                call = await asyncio.to_thread(bindings.call, library_request, adapters)
+                call = await asyncio.to_thread(bindings.call, request, self._abilities, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
@@ -326,7 +322,7 @@ class TensorRTLLMEngine:
         if self._over.is_set() or self._bindings is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
         fault = self._fault or self._bindings.fault()
-        meaning = self._bindings.errors.meaning(error, is_new=is_new) if fault is None else None
+        meaning = self._bindings.meaning(error, is_new=is_new) if fault is None else None
         if meaning is not None:
             self.failed_requests_total += 1
             return meaning

@@ -31,7 +31,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kv_runtime.text.chat_messages import TextError
 from worker_agent.engine_args.arguments import EngineArgs
@@ -47,43 +47,30 @@ _YES = ("1", "true", "yes", "y")
 """The engine's own variable and what it takes for yes. Source: `_torch/pyexecutor/model_engine.py`."""
 
 
-class LoadedEngine(NamedTuple):
-    """The bindings with the engine, its cache's size, and the longest sequence (None: only the engine knows)."""
+def load_engine(
+    args: EngineArgs, settings: TrtllmSettings, model: str, abandoned: threading.Event
+) -> tuple[Bindings, EngineDescription]:
+    """Load and describe the engine; block this thread. Early checks come before the load.
 
-    bindings: Bindings
-    capacity: Mapping[str, Any]
-    max_seq_len: int | None
+    `model` is its name in requests. An engine that is loaded when `abandoned` is set is shut down.
 
-
-class EngineLoader:
-    """Loads an engine on a thread; the load can be abandoned meanwhile."""
-
-    def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
-        self._args, self._settings = args, settings
-        self._lock, self._is_wanted = threading.Lock(), True
-
-    def run(self) -> LoadedEngine:
-        """Load and return the engine; block this thread. Early checks come before the load.
-
-        Raises:
-            EngineError: the model does not fit the engine, or cannot be loaded.
-        """
-        if self._args.role == "encode":
-            check_encoder(str(self._args.value("model")))
-        longest = seq_len_before(self._args)
-        bindings = Bindings(self._settings)
-        bindings.load(self._args)
-        capacity = bindings.capacity() if self._args.role != "encode" else {}
-        with self._lock:
-            if not self._is_wanted:
-                bindings.llm.shutdown()
-                raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
-        return LoadedEngine(bindings, capacity, longest)
-
-    def abandon(self) -> None:
-        """Shut the engine down as soon as it is loaded."""
-        with self._lock:
-            self._is_wanted = False
+    Raises:
+        EngineError: the model does not fit the engine, cannot be loaded, or cannot be described.
+    """
+    if args.role == "encode":
+        check_encoder(str(args.value("model")))
+    longest = seq_len_before(args)
+    bindings = Bindings(settings)
+    bindings.load(args)
+    try:
+        description = described(args, bindings, model, longest)
+    except EngineError:
+        bindings.llm.shutdown()
+        raise
+    if abandoned.is_set():
+        bindings.llm.shutdown()
+        raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
+    return bindings, description
 
 
 def check_encoder(model_path: str) -> None:
@@ -120,20 +107,20 @@ def seq_len_before(args: EngineArgs) -> int | None:
     return engine_seq_len(requested, config, model=model, allows_longer=longer)
 
 
-def described(args: EngineArgs, loaded: LoadedEngine, model: str) -> EngineDescription:
-    """Return the loaded engine's description; `model` is its name in requests.
+def described(args: EngineArgs, bindings: Bindings, model: str, longest: int | None) -> EngineDescription:
+    """Return the loaded engine's description; `longest` is its longest sequence, None: only the engine knows.
 
     Raises:
         EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
     """
-    llm, capacity = loaded.bindings.llm, loaded.capacity
+    llm, capacity = bindings.llm, bindings.capacity() if args.role != "encode" else {}
     own = getattr(llm, "args", None)
-    longest = loaded.max_seq_len or getattr(own, "max_seq_len", None)
+    longest = longest or getattr(own, "max_seq_len", None)
     if longest is None:
         raise EngineError("max_seq_len: found none, allowed an engine argument")
     return EngineDescription(
         model=model,
-        version=loaded.bindings.version,
+        version=bindings.version,
         event_source="trtllm",
         block_size=_block_size(args, capacity),
         total_kv_blocks=capacity.get("maxNumBlocks") or 0,

@@ -15,7 +15,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` (`LogitsProcessor
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,31 +32,8 @@ Processor = Callable[[Sequence[int], Any], None]
 Factory = Callable[[], Processor]
 
 
-class LogitsProcessors:
-    """The processors of a configuration: name to `package.module:factory`.
-
-    Raises:
-        EngineError: a specification is malformed, or does not name a callable.
-    """
-
-    def __init__(self, specifications: Mapping[str, str]) -> None:
-        for name, specification in specifications.items():
-            factory_at(name, specification)
-        self._specifications = dict(specifications)
-        self.errors_total: Counter[str] = Counter(dict.fromkeys(specifications, 0))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names that requests may use."""
-        return frozenset(self._specifications)
-
-    def adapters(self, names: Sequence[str]) -> list["LogitsAdapter"]:
-        """Return the adapters of one request, one for each name, in that order."""
-        return [LogitsAdapter(name, self._specifications[name], self.errors_total) for name in names]
-
-
 class LogitsAdapter:
-    """One processor of one request, called as the engine calls; it raises nothing."""
+    """One processor of one request, called as the engine calls; it raises nothing, and counts errors by `name`."""
 
     def __init__(self, name: str, specification: str, errors_total: Counter[str]) -> None:
         self._name, self._specification = name, specification

@@ -97,7 +97,7 @@ class Outputs:
         tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
         reason = finish_reason(choice.finish_reason)
         if reason is None and result.finished:
-            reason = counted_reason(len(tokens), self._max_tokens)
+            reason = "error" if not tokens else "length" if len(tokens) >= self._max_tokens else "stop"
         if len(tokens) <= sent and reason is None:
             return None
         is_first = choice.index not in self._sent
@@ -143,13 +143,6 @@ class Outputs:
 def finish_reason(reason: str | None) -> FinishReason | None:
     """Return the finish reason for the engine's, by the table above; None if it names none."""
     return None if reason is None else _FINISH_REASONS.get(reason, "error")
-
-
-def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
-    """Return the finish reason of a sequence of so many tokens, if the request is over and the engine names none."""
-    if not tokens:
-        return "error"
-    return "length" if tokens >= max_tokens else "stop"
 
 
 def _token_logprobs(

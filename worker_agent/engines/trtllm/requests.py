@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 
 from kv_protocol.fleet import Role
-from worker_agent.media.inputs import cache_salt_of, has_media, media_rules
+from worker_agent.media.inputs import has_media, media_rules
 from worker_agent.port.handoff import params_of
 from worker_agent.port.sampling import Guide, Sampling
 from worker_agent.port.types import (
@@ -56,25 +56,6 @@ _COPIED = (
     "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
     "repetition_penalty",
 )  # fmt: skip
-
-
-class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`.
-
-    `asked` has the fields that the library takes as they are. `text` is the prompt where media belong to it and it is
-    known as text. The tokens of `asked.logit_bias` are below `vocab_size`.
-    """
-
-    asked: EngineRequest
-    sampling: dict[str, Any]
-    guide: dict[str, Any] | None
-    disaggregated: dict[str, Any] | None
-    streaming: bool
-    dp_rank: int | None
-    cache_salt: str | None
-    text: str | None
-    vocab_size: int
-    conversation_id: str | None
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,23 +91,11 @@ def check_request(
                 raise RequestRefused(field, found, allowed)
 
 
-def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
-    """Return the request to the engine. `request` has passed `check_request`."""
-    role = abilities.role
+def rank_and_conversation(request: EngineRequest, abilities: Abilities) -> tuple[int | None, str | None]:
+    """Return the rank that is required of the engine, and the conversation that it keeps on one rank."""
     conversation_id = request.conversation_id if abilities.conversations else None
     requires_rank = abilities.attention_dp and conversation_id is None
-    return TrtllmRequest(
-        asked=request,
-        sampling=sampling_fields(request, role, abilities.end_ids),
-        guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
-        disaggregated=_disaggregated(request, role),
-        streaming=role != "prefill",
-        dp_rank=request.dp_rank if requires_rank else None,
-        cache_salt=cache_salt_of(request),
-        text=request.text if has_media(request) else None,
-        vocab_size=abilities.vocab_size,
-        conversation_id=conversation_id,
-    )
+    return request.dp_rank if requires_rank else None, conversation_id
 
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
@@ -174,7 +143,8 @@ def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos:
     return fields | ({"stop_token_ids": others, "include_stop_str_in_output": True} if others else {})
 
 
-def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
+def disaggregated_fields(request: EngineRequest, role: Role) -> dict[str, Any] | None:
+    """Return the keywords of `DisaggregatedParams`; None: the request has none."""
     if role == "prefill":
         fields = {"request_type": "context_only"}
         if request.handoff is not None:

@@ -46,53 +46,32 @@ class SamplingParams:
     end_id: int | None = None
     pad_id: int | None = None
     max_tokens: int = 32
-    bad: str | list[str] | None = None
     bad_token_ids: list[int] | None = None
-    _bad_word_ids: list[list[int]] | None = field(default=None, init=False, repr=False)
-    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    _stop_word_ids: list[list[int]] | None = field(default=None, init=False, repr=False)
     embedding_bias: Any = None
     logits_processor: Any = None
-    apply_batched_logits_processor: bool = False
     n: int = 1
     best_of: int | None = None
     use_beam_search: bool = False
     top_k: int | None = None
     top_p: float | None = None
-    top_p_min: float | None = None
-    top_p_reset_ids: int | None = None
-    top_p_decay: float | None = None
     seed: int | None = None
     temperature: float | None = None
     min_tokens: int | None = None
-    beam_search_diversity_rate: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     length_penalty: float | None = None
     early_stopping: int | None = None
-    no_repeat_ngram_size: int | None = None
     min_p: float | None = None
-    beam_width_array: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    return_context_logits: bool = False
-    return_generation_logits: bool = False
-    exclude_input_from_output: bool = True
-    return_encoder_output: bool = False
     return_perf_metrics: bool = False
-    additional_model_outputs: list[str] | None = None
-    _context_logits_auto_enabled: bool = False
-    _generation_logits_auto_enabled: bool = False
-    _return_log_probs: bool = False
-    lookahead_config: Any = None
     guided_decoding: GuidedDecodingParams | None = None
     ignore_eos: bool = False
     detokenize: bool = True
     add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     _stream_interval: int | None = field(default=None, init=False, repr=False)
@@ -124,41 +103,8 @@ class SamplingParams:
             raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
         if self.temperature is not None and self.temperature < 0:
             raise ValueError(f"require temperature >= 0, got temperature={self.temperature}")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            raise ValueError(f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}")
 
     @property
     def _greedy_decoding(self) -> bool:
         unset = self.temperature is None and self.top_p is None and self.top_k is None
         return not self.use_beam_search and (unset or self.top_k == 1 or self.top_p == 0 or self.temperature == 0)
-
-    def _setup(self, tokenizer: Any, hf_model_config: Any, generation_config: Any) -> "SamplingParams":
-        del hf_model_config, generation_config
-        if self.end_id is None:
-            self.end_id = tokenizer.eos_token_id
-            self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end_id
-        if self.bad is not None:
-            self._bad_word_ids = [tokenizer.encode(each, add_special_tokens=False) for each in _listed(self.bad)]
-        if self.stop is not None:
-            self._stop_word_ids = [tokenizer.encode(each, add_special_tokens=False) for each in _listed(self.stop)]
-        return self
-
-    def _get_stop_words(self) -> list[list[int]]:
-        words = [[token] for token in self.stop_token_ids or []]
-        if self.stop is None:
-            return words
-        if self._stop_word_ids is None:
-            raise RuntimeError(
-                f"SamplingParams.stop ({self.stop}) is not processed by tokenizer, please call the setup method."
-            )
-        return words + self._stop_word_ids
-
-    def _get_stop_reasons_and_words(self) -> list[tuple[str | int, list[int]]]:
-        reasons: list[str | int] = [*(self.stop_token_ids or [])]
-        if self.stop is not None:
-            reasons.extend(_listed(self.stop))
-        return list(zip(reasons, self._get_stop_words(), strict=True))
-
-
-def _listed(words: str | list[str]) -> list[str]:
-    return [words] if isinstance(words, str) else words

@@ -48,7 +48,7 @@ def build_request(
         def sink(response: Response) -> None:
             if response.is_final:
                 executor.answered(request_id)
-            result.queue.put(response)
+            result.put(response)
 
         request = Request(
             request_id=request_id,
@@ -83,10 +83,6 @@ def _refused(args: Any, request: Request, room: int) -> str | None:
     ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
     if not request.prompt:
         return "The prompt is empty."
-    try:
-        request.params._get_stop_words()
-    except RuntimeError as error:  # stop strings beside an end id: they are not tokenized
-        return str(error)
     if room <= 0:
         return f"The prompt length ({len(request.prompt)}) leaves no room for a token below max_seq_len."
     if request.dp_rank is not None and not 0 <= request.dp_rank < ranks:

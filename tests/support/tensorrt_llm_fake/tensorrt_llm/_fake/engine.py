@@ -238,10 +238,8 @@ class Engine:
             return None
         if generated[-1] == params.end_id and not params.ignore_eos:
             return "end_id"
-        if len(generated) > (params.min_tokens or 0):
-            for word in params._get_stop_words():
-                if generated[-len(word) :] == word:
-                    return "stop_words"
+        if len(generated) > (params.min_tokens or 0) and generated[-1] in (params.stop_token_ids or []):
+            return "stop_words"
         if request.kind == "context_only":
             return "not_finished"
         return "length" if len(generated) >= request.max_tokens else None

@@ -156,7 +156,7 @@ class GenerationExecutor:
             pending = [result for _, result in self._results.values()]
             self._results.clear()
         for result in pending:
-            result.queue.put(error)
+            result.put(error)
 
     def answered(self, request_id: int) -> None:
         """Forget a request: its last response is on its way."""

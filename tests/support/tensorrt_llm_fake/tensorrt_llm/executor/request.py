@@ -20,13 +20,3 @@ class LoRARequest:
             raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
         if self.lora_ckpt_source not in {"hf", "nemo"}:
             raise ValueError(f"lora_ckpt_source must be 'hf' or 'nemo', got '{self.lora_ckpt_source}'")
-
-    @property
-    def name(self) -> str:
-        """Return the adapter's name."""
-        return self.lora_name
-
-    @property
-    def path(self) -> str:
-        """Return where its weights are."""
-        return self.lora_path

@@ -1,13 +1,11 @@
 """What comes of a request, and of polling.
 
-    a result      is awaitable, and iterable with and without `async`; each step waits for one response of the engine
-                  and yields the same object again, whose outputs have grown in place: `token_ids` is one list for life
-    its queue     belongs to where the result was made: outside an event loop, async steps are an AssertionError
+    a result      is made in an event loop, awaitable, and iterable with `async`; each step waits for one response of
+                  the engine and yields the same object again, whose outputs have grown in place
     its end       `finished`; then iterating stops. A failed request raises RequestError, a dead engine EngineDeadError
     finish_reason is set on the sequence of the request's last response alone: sequences that end before it keep None,
-                  and their stop words
-    stop words    are cut from `token_ids` unless asked for; the end token stays
-    stop strings  are looked for in the text, too: then the text ends before them and the request is aborted
+                  and their stop tokens
+    stop tokens   are cut from `token_ids` unless asked for; the end token stays
 
 Source: `tensorrt_llm/executor/result.py` @ a678b91a.
 """
@@ -24,11 +22,9 @@ from .._fake.control import control
 from .._fake.requests import Response
 from ..disaggregated_params import DisaggregatedParams
 from ..metrics.collector import MetricsCollector, _MetricNames
-from ._queues import WakingQueue
-from .utils import RequestError, has_event_loop
+from .utils import RequestError
 
 FINISH_REASONS = {"end_id": "stop", "stop_words": "stop", "length": "length", "timed_out": "timeout"}
-NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
 
 
 @dataclass(slots=True)
@@ -83,9 +79,8 @@ class GenerationResult:
         self._error: BaseException | None = None
         self._aborted = False
         self._executor = weakref.ref(executor)
-        loop = asyncio.get_running_loop() if has_event_loop() else None
-        self.queue = WakingQueue(loop)
-        self.aqueue = self.queue if loop is not None else None
+        self._loop = asyncio.get_running_loop()
+        self._responses: asyncio.Queue[Response | BaseException] = asyncio.Queue()
         self._outputs = [CompletionOutput(index) for index in range(params.best_of or 1)]
 
     @property
@@ -101,23 +96,12 @@ class GenerationResult:
     @property
     def outputs(self) -> list[CompletionOutput]:
         """Return the `n` best sequences."""
-        params = self.sampling_params
-        if params.use_beam_search or params.n == params.best_of:
-            return self._outputs[: params.n]
-        ranked = sorted(self._outputs, key=lambda each: each.cumulative_logprob or float("-inf"), reverse=True)
-        for index, each in enumerate(ranked):
-            each.index = index
-        return ranked[: params.n]
+        return self._outputs[: self.sampling_params.n]
 
     @property
     def finished(self) -> bool:
         """Return whether no further response comes."""
         return self._done
-
-    @property
-    def error(self) -> str | None:
-        """Return what the request failed with."""
-        return None if self._error is None else str(self._error)
 
     def abort(self) -> None:
         """Cancel the request; its last response then says `cancelled`. After its end this does nothing."""
@@ -130,20 +114,13 @@ class GenerationResult:
         """Return whether `abort` was called."""
         return self._aborted
 
-    def result(self, timeout: float | None = None) -> Self:
-        """Return this result at its end; block this thread. `timeout`, in seconds, holds for each response.
-
-        Raises:
-            RequestError: the request failed.
-            EngineDeadError: the engine died.
-        """
-        self._check()
-        while not self._done:
-            self._take(self.queue.get(timeout))
-        return self
+    def put(self, response: Response | BaseException) -> None:
+        """Take a response, on any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._responses.put_nowait, response)
 
     async def aresult(self) -> Self:
-        """Return this result at its end, likewise."""
+        """Return this result at its end; raise RequestError, or EngineDeadError."""
         self._check()
         while not self._done:
             await self._step()
@@ -167,8 +144,7 @@ class GenerationResult:
 
     # --------------------------------------------------------------------------------------- responses
     async def _step(self) -> None:
-        assert self.aqueue is not None, NO_LOOP
-        self._take(await self.aqueue.aget())
+        self._take(await self._responses.get())
 
     def _check(self) -> None:
         if self._error is not None:
@@ -228,8 +204,8 @@ class GenerationResult:
             output.finish_reason = "not_finished"
         elif response.finish is not None:
             output.finish_reason = FINISH_REASONS[response.finish]
-        if response.finish == "stop_words":
-            self._cut_stop_words(output)
+        if response.finish == "stop_words" and not self.sampling_params.include_stop_str_in_output:
+            output.token_ids = (output.token_ids or [])[:-1]
         self._measure(output)
 
     def _measure(self, output: CompletionOutput) -> None:
@@ -247,14 +223,6 @@ class GenerationResult:
         self.metrics_dict = measured
         if control.version.startswith("1.4"):
             self.candidate_metrics.append(measured)
-
-    def _cut_stop_words(self, output: CompletionOutput) -> None:
-        for reason, word in self.sampling_params._get_stop_reasons_and_words():
-            if output.token_ids is not None and output.token_ids[-len(word) :] == word:
-                output.stop_reason = reason
-                if not self.sampling_params.include_stop_str_in_output:
-                    output.token_ids = output.token_ids[: -len(word)]
-                return
 
 
 def _named(told: Any) -> dict[int, Logprob]:

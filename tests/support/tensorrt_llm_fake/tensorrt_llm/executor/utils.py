@@ -4,8 +4,6 @@
 project's own test of the RPC executor, its base class is not; here it is a RuntimeError (`SURFACE.md`).
 """
 
-import asyncio
-
 
 class RequestError(RuntimeError):
     """This request failed; others do not."""
@@ -17,12 +15,3 @@ class EngineDeadError(RuntimeError):
     def __init__(self, root_cause: BaseException) -> None:
         super().__init__(str(root_cause))
         self.root_cause = root_cause
-
-
-def has_event_loop() -> bool:
-    """Return whether an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -10,7 +10,6 @@ from .llm_args import (
     AttentionDpConfig,
     CacheTransceiverConfig,
     CapacitySchedulerPolicy,
-    ContextChunkingPolicy,
     CudaGraphConfig,
     DynamicBatchConfig,
     KvCacheConfig,
@@ -18,7 +17,6 @@ from .llm_args import (
     LlmArgs,
     MoeConfig,
     SchedulerConfig,
-    TorchCompileConfig,
     TorchLlmArgs,
 )
 from .mm_encoder import MultimodalEncoder
@@ -29,7 +27,6 @@ __all__ = [
     "CacheTransceiverConfig",
     "CapacitySchedulerPolicy",
     "CompletionOutput",
-    "ContextChunkingPolicy",
     "CudaGraphConfig",
     "DisaggregatedParams",
     "DynamicBatchConfig",
@@ -44,6 +41,5 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
-    "TorchCompileConfig",
     "TorchLlmArgs",
 ]

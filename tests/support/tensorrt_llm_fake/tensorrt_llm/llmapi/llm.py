@@ -70,11 +70,6 @@ class RequestOutput(GenerationResult):
         made._prompt = prompt
         return made
 
-    @property
-    def prompt(self) -> str | None:
-        """Return the prompt's text, where it was given as one."""
-        return self._prompt
-
 
 @dataclass
 class PreprocessedInputs:
@@ -240,8 +235,6 @@ class BaseLLM:
         self._executor = GenerationExecutor(self.args, encoder_only=self._encoder_only)
 
     def _alive(self, *, polling: bool = False) -> GenerationExecutor:
-        if self.args.encode_only:
-            raise RuntimeError("not available when encode_only=True. Use llm.encode() for encoder-only models.")
         executor = self._executor
         if polling:
             if executor is None:  # the real one has no attribute there to ask
@@ -265,7 +258,7 @@ class BaseLLM:
                     "tokenizer is required to reset end_id if it is None, or you can explicitly specify the end_id "
                     "for sampling_params"
                 )
-            params._setup(self.tokenizer, None, None)
+            params.end_id = params.pad_id = self.tokenizer.eos_token_id
         if params._stream_interval is None:
             params._stream_interval = self.args.stream_interval
         params.return_perf_metrics = params.return_perf_metrics or self.args.return_perf_metrics
@@ -279,9 +272,6 @@ class BaseLLM:
         given = prompt_inputs(inputs)
         if "prompt" not in given and "prompt_token_ids" not in given:
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
-        if "prompt" not in given and self._has_media(given) and not self.input_processor.supports_token_id_mm_expansion:
-            given = self._detokenized(given)
-            params.add_special_tokens = False
         items = self._media(given, disaggregated)
         text, tokens = given.get("prompt"), given.get("prompt_token_ids")
         if text is None:
@@ -295,22 +285,7 @@ class BaseLLM:
             for index, part in enumerate(text.split(PLACEHOLDER) if items else [text])
         ]
         prompt, media = expand(pieces, items)
-        if params.truncate_prompt_tokens is not None:
-            prompt = prompt[-params.truncate_prompt_tokens :]
         return prompt, given.get("prompt"), media
-
-    @staticmethod
-    def _has_media(given: dict[str, Any]) -> bool:
-        return bool(given.get("multi_modal_data") or given.get("multi_modal_embeddings"))
-
-    def _detokenized(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the prompt as text and its data; UUIDs and embeddings are lost, as in the versions that do this."""
-        if self.tokenizer is None:
-            raise ValueError("tokenizer is required to turn the prompt into text")
-        given_kwargs: Any = given.get("mm_processor_kwargs")
-        kwargs = dict(**given_kwargs)
-        text = self.tokenizer.decode(given["prompt_token_ids"])
-        return {"prompt": text, "multi_modal_data": given.get("multi_modal_data"), "mm_processor_kwargs": kwargs}
 
     def _media(self, given: dict[str, Any], disaggregated: DisaggregatedParams | None) -> list[MediaItem]:
         if disaggregated is None or disaggregated.multimodal_embedding_handles is None:

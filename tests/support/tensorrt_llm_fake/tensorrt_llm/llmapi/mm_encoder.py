@@ -29,17 +29,11 @@ class MultimodalEncoder(BaseLLM):
         dtype: Literal["auto", "float16", "float32", "bfloat16"] = "auto",
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("encode_only") is True:
-            raise ValueError("MultimodalEncoder does not support encode_only=True.")
         if kwargs.get("max_num_tokens") is None:
             kwargs["max_num_tokens"] = MAX_NUM_TOKENS
         super().__init__(
             model, trust_remote_code=trust_remote_code, tensor_parallel_size=tensor_parallel_size, dtype=dtype, **kwargs
         )
-
-    def _build_model(self) -> None:
-        self.args.mm_encoder_only = True
-        super()._build_model()
 
     def generate_async(  # type: ignore[override]  # as the real one
         self, inputs: PromptInputs, sampling_params: SamplingParams | None = None

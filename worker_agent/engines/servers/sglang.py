@@ -10,47 +10,19 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
-from worker_agent.engines.server import (
+from worker_agent.engines.servers.base import (
     KV_BLOCKS_MAX,
     NO_EVENTS_ENDPOINT,
+    PATH_CHARACTERS_MAX,
     SEQS_MAX,
     TOKENS_MAX,
-    Answers,
     EngineFacts,
     EngineServer,
+    Info,
     decoded,
     within,
 )
 from worker_agent.load.engine_metrics import MetricNames
-
-_PATH_CHARACTERS_MAX = 4096
-
-
-class Sglang(EngineServer):
-    """SGLang publishes KV events and states their address.
-
-    It answers 400 to a streamed chat that asks for token ids.
-    """
-
-    name: ClassVar = "sglang"
-    owned_by: ClassVar = "sglang"
-    event_source: ClassVar = "sglang"
-    event_flag: ClassVar = """--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
-    block_size: ClassVar = 1
-    metrics: ClassVar = MetricNames(
-        prefix="sglang:",
-        running="sglang:num_running_reqs",
-        waiting="sglang:num_queue_reqs",
-        usage=("sglang:token_usage",),
-        rank_label="dp_rank",
-        used_tokens="sglang:num_used_tokens",
-        total_tokens="sglang:max_total_num_tokens",
-    )
-
-    async def facts(self, answers: Answers) -> EngineFacts:
-        """Return the facts of /server_info, or of /get_server_info, as it was called before."""
-        facts = await answers.info("/server_info", facts_of_server_info)
-        return facts if facts != EngineFacts() else await answers.info("/get_server_info", facts_of_server_info)
 
 
 class _Described(msgspec.Struct):
@@ -69,24 +41,20 @@ class _ServerInfo(msgspec.Struct):
     context_length: int | None = None
     dp_size: int | None = None
     version: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    tokenizer_path: Annotated[str, msgspec.Meta(max_length=_PATH_CHARACTERS_MAX)] | None = None
+    tokenizer_path: Annotated[str, msgspec.Meta(max_length=PATH_CHARACTERS_MAX)] | None = None
     kv_events_config: str | msgspec.UnsetType | None = msgspec.UNSET
     kv_events: _Described | None = None
 
 
 class _KvEvents(msgspec.Struct):
     publisher: str = "null"
-    endpoint: str = Sglang.events
+    endpoint: str = EngineServer.events
     replay_endpoint: str | None = None
-
-
-_server_info = msgspec.json.Decoder(_ServerInfo)
-_kv_events = msgspec.json.Decoder(_KvEvents)
 
 
 def facts_of_server_info(body: bytes) -> EngineFacts:
     """Return the facts of `GET /server_info`, a page being a block; raise `MalformedMessage`."""
-    info = decoded(_server_info, body, "/server_info")
+    info = decoded(_ServerInfo, body, "/server_info")
     described = info.kv_events or _Described()
     page = within(described.block_size or info.page_size, BLOCK_SIZE_MAX)
     publish_endpoint, replay_endpoint = _event_sockets(info.kv_events_config)
@@ -109,5 +77,28 @@ def _event_sockets(config: str | msgspec.UnsetType | None) -> tuple[str, str]:
     """Return the addresses in `kv_events_config`; empty where the server does not state it."""
     if config is msgspec.UNSET:
         return "", ""
-    stated = decoded(_kv_events, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()
+    stated = decoded(_KvEvents, config.encode(), "/server_info: kv_events_config") if config else _KvEvents()
     return (stated.endpoint, stated.replay_endpoint or "") if stated.publisher == "zmq" else (NO_EVENTS_ENDPOINT, "")
+
+
+class Sglang(EngineServer):
+    """SGLang publishes KV events and states their address.
+
+    It answers 400 to a streamed chat that asks for token ids.
+    """
+
+    name: ClassVar = "sglang"
+    owned_by: ClassVar = "sglang"
+    event_source: ClassVar = "sglang"
+    event_flag: ClassVar = """--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'"""
+    block_size: ClassVar = 1
+    metrics: ClassVar = MetricNames(
+        prefix="sglang:",
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        usage=("sglang:token_usage",),
+        rank_label="dp_rank",
+        used_tokens="sglang:num_used_tokens",
+        total_tokens="sglang:max_total_num_tokens",
+    )
+    info: ClassVar = (Info(facts_of_server_info, ("/server_info", "/get_server_info")),)  # the latter before

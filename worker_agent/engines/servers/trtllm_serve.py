@@ -7,25 +7,43 @@ statistics: `docs/SOURCES.md` E1.7; revisions in `docs/ATTACH.md`.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from kv_protocol.ids import BLOCK_SIZE_MAX
-from worker_agent.engines.server import (
+from worker_agent.engines.servers.base import (
     KV_BLOCKS_MAX,
     POLL,
     SEQS_MAX,
     TOKENS_MAX,
-    Answers,
     EngineFacts,
     EngineServer,
+    Info,
     decoded,
     facts_of_version,
     within,
 )
 from worker_agent.load.engine_metrics import MetricNames
 
-WAITED_ANSWER_S = 5.0
-"""Older versions wait 2 s for rows of statistics, and for events."""
+
+def iteration_rows(body: bytes) -> list[dict[str, Any]] | None:
+    """Return the rows of a JSON list of objects; None: it is Prometheus text; raise `MalformedMessage`."""
+    return decoded(list[dict[str, Any]], body, "/metrics") if body.lstrip()[:1] == b"[" else None
+
+
+def facts_of_metrics(body: bytes) -> EngineFacts:
+    """Return the facts of the newest iteration."""
+    rows = iteration_rows(body)
+    return facts_of_iteration(rows[-1]) if rows else EngineFacts()
+
+
+def facts_of_iteration(row: Mapping[str, Any]) -> EngineFacts:
+    """Return the facts in one row of iteration statistics."""
+    cache = row.get("kvCacheStats")
+    fields = cache if isinstance(cache, dict) else {}
+    return EngineFacts(
+        block_size=within(fields.get("tokensPerBlock"), BLOCK_SIZE_MAX),
+        total_kv_blocks=within(fields.get("maxNumBlocks"), KV_BLOCKS_MAX),
+        max_num_seqs=within(row.get("maxBatchSizeStatic"), SEQS_MAX),
+        max_num_batched_tokens=within(row.get("maxNumTokensStatic"), TOKENS_MAX),
+    )
 
 
 class TrtllmServe(EngineServer):
@@ -48,37 +66,10 @@ class TrtllmServe(EngineServer):
         used_blocks="trtllm_kv_cache_used_blocks",
         total_blocks="trtllm_kv_cache_max_blocks",
     )
-    metrics_answer_s: ClassVar = WAITED_ANSWER_S
+    metrics_answer_s: ClassVar = 5.0  # older versions wait 2 s for rows of statistics, and for events
     takes_rank: ClassVar = False
-
-    async def facts(self, answers: Answers) -> EngineFacts:
-        """Return the facts of its newest iteration, and its version."""
-        return (await answers.metrics(self._of_rows)).with_more(await answers.info("/version", facts_of_version))
+    info: ClassVar = (Info(facts_of_metrics), Info(facts_of_version, ("/version",)))
 
     def iterations(self, body: bytes) -> list[dict[str, Any]] | None:
         """Return the rows; None: it answers in Prometheus text."""
-        return iteration_rows(body) if body.lstrip()[:1] == b"[" else None
-
-    def _of_rows(self, body: bytes) -> EngineFacts:
-        rows = self.iterations(body)
-        return facts_of_iteration(rows[-1]) if rows else EngineFacts()
-
-
-_rows = msgspec.json.Decoder(list[dict[str, Any]])
-
-
-def iteration_rows(body: bytes) -> list[dict[str, Any]]:
-    """Return the rows of a JSON list of objects; raise `MalformedMessage`."""
-    return decoded(_rows, body, "/metrics")
-
-
-def facts_of_iteration(row: Mapping[str, Any]) -> EngineFacts:
-    """Return the facts in one row of iteration statistics."""
-    cache = row.get("kvCacheStats")
-    fields = cache if isinstance(cache, dict) else {}
-    return EngineFacts(
-        block_size=within(fields.get("tokensPerBlock"), BLOCK_SIZE_MAX),
-        total_kv_blocks=within(fields.get("maxNumBlocks"), KV_BLOCKS_MAX),
-        max_num_seqs=within(row.get("maxBatchSizeStatic"), SEQS_MAX),
-        max_num_batched_tokens=within(row.get("maxNumTokensStatic"), TOKENS_MAX),
-    )
+        return iteration_rows(body)

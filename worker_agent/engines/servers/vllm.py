@@ -11,12 +11,12 @@ from typing import ClassVar
 import msgspec
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX
-from worker_agent.engines.server import (
+from worker_agent.engines.servers.base import (
     KV_BLOCKS_MAX,
     NO_EVENTS_ENDPOINT,
-    Answers,
     EngineFacts,
     EngineServer,
+    Info,
     decoded,
     facts_of_version,
     within,
@@ -25,6 +25,35 @@ from worker_agent.load.engine_metrics import MetricNames, Sample, label_count, s
 
 _CACHE_CONFIG = "vllm:cache_config_info"
 _SLEEP_STATE = "vllm:engine_sleep_state"
+
+
+class _Source(msgspec.Struct):
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+def facts_of_event_sources(body: bytes) -> EngineFacts:
+    """Return the addresses of events that vLLM 0.33 states, in the order of ranks; any port, if 0 was configured.
+
+    Raises:
+        MalformedMessage: the body has another form.
+    """
+    sources = [source for _, source in sorted(decoded(dict[int, _Source], body, "/kv_event_sources").items())]
+    return EngineFacts(
+        publish_endpoint=",".join(each.endpoint for each in sources) or NO_EVENTS_ENDPOINT,
+        replay_endpoint=",".join(each.replay_endpoint or "" for each in sources).strip(","),
+    )
+
+
+def facts_of_metrics(body: bytes) -> EngineFacts:
+    """Return the facts in `cache_config_info`, which has a sample for each rank; sizes are those of the first rank."""
+    labels_of = {each.labels.get("engine", ""): each.labels for each in samples_in(body, [_CACHE_CONFIG])}
+    first = min(labels_of.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
+    return EngineFacts(
+        block_size=within(label_count(first, "block_size"), BLOCK_SIZE_MAX),
+        total_kv_blocks=within(label_count(first, "num_gpu_blocks"), KV_BLOCKS_MAX),
+        dp_ranks=within(len(labels_of), DP_RANK_MAX),
+    )
 
 
 class Vllm(EngineServer):
@@ -52,46 +81,14 @@ class Vllm(EngineServer):
         others=(_SLEEP_STATE,),
     )
     stream_words: ClassVar = "vllm"
-
-    async def facts(self, answers: Answers) -> EngineFacts:
-        """Return block size, KV blocks and ranks from the metrics; the version; the addresses of events."""
-        facts = (await answers.metrics(facts_of_metrics)).with_more(await answers.info("/version", facts_of_version))
-        return facts.with_more(await answers.info("/kv_event_sources", facts_of_event_sources))
+    info: ClassVar = (
+        Info(facts_of_metrics),
+        Info(facts_of_version, ("/version",)),
+        Info(facts_of_event_sources, ("/kv_event_sources",)),
+    )
 
     def is_asleep(self, samples: Iterable[Sample]) -> bool:
         """Return whether its metrics say of each rank that it is not awake."""
         states = [each for each in samples if each.name == _SLEEP_STATE]
         awake = [each.value for each in states if each.labels.get("sleep_state") == "awake"]
         return bool(awake) and not any(awake)
-
-
-class _Source(msgspec.Struct):
-    endpoint: str
-    replay_endpoint: str | None = None
-
-
-_sources = msgspec.json.Decoder(dict[int, _Source])
-
-
-def facts_of_event_sources(body: bytes) -> EngineFacts:
-    """Return the addresses of events that vLLM 0.33 states, in the order of ranks; any port, if 0 was configured.
-
-    Raises:
-        MalformedMessage: the body has another form.
-    """
-    sources = [source for _, source in sorted(decoded(_sources, body, "/kv_event_sources").items())]
-    return EngineFacts(
-        publish_endpoint=",".join(each.endpoint for each in sources) or NO_EVENTS_ENDPOINT,
-        replay_endpoint=",".join(each.replay_endpoint or "" for each in sources).strip(","),
-    )
-
-
-def facts_of_metrics(body: bytes) -> EngineFacts:
-    """Return the facts in `cache_config_info`, which has a sample for each rank; sizes are those of the first rank."""
-    labels_of = {each.labels.get("engine", ""): each.labels for each in samples_in(body, [_CACHE_CONFIG])}
-    first = min(labels_of.items(), key=lambda each: (len(each[0]), each[0]), default=("", {}))[1]
-    return EngineFacts(
-        block_size=within(label_count(first, "block_size"), BLOCK_SIZE_MAX),
-        total_kv_blocks=within(label_count(first, "num_gpu_blocks"), KV_BLOCKS_MAX),
-        dp_ranks=within(len(labels_of), DP_RANK_MAX),
-    )

@@ -1,13 +1,11 @@
 """An engine's own server, as `worker-agent attach` meets it: what differs from one engine to the next.
 
-`vllm.py`, `sglang.py` and `trtllm_serve.py` describe one each, `SERVERS` of `attached/config.py` lists them. All answer
-GET /health, /v1/models and /openapi.json in the same shape (`attached/survey.py`); revisions that were read are in
-`docs/ATTACH.md`.
+All answer GET /health, /v1/models and /openapi.json in the same shape (`attached/client.py`); revisions that were read
+are in `docs/ATTACH.md`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +18,7 @@ POLL = "poll"
 """Stands for the address of the event sockets of an engine that is polled for its events."""
 NO_EVENTS_ENDPOINT = "none"
 """Stands for that address where the engine has no events."""
+PATH_CHARACTERS_MAX = 4096
 KV_BLOCKS_MAX = 100_000_000
 SEQS_MAX = 65_536
 TOKENS_MAX = 1 << 22
@@ -54,17 +53,17 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(other, **mine)
 
 
-class Answers(Protocol):
-    """The server's answers. A path that does not answer, or unreadably, gives no facts: the log says so."""
+class Info(NamedTuple):
+    """A source of facts: `read` finds them in the answer of the first path that has any, without paths in the metrics.
 
-    async def info(self, path: str, read: Callable[[bytes], EngineFacts]) -> EngineFacts:
-        """Return what `read` finds in the answer to GET `path`; it raises `MalformedMessage` for another body."""
+    `read` raises `MalformedMessage` for a body of another form.
+    """
 
-    async def metrics(self, read: Callable[[bytes], EngineFacts]) -> EngineFacts:
-        """Return likewise what it finds in the server's metrics."""
+    read: Callable[[bytes], EngineFacts]
+    paths: tuple[str, ...] = ()
 
 
-class EngineServer(ABC):
+class EngineServer:
     """One engine's server. To add an engine, subclass this in a file of its own and list it in `SERVERS`."""
 
     name: ClassVar[str]
@@ -83,15 +82,13 @@ class EngineServer(ABC):
     """Tokens of a block unless told otherwise."""
     metrics: ClassVar[MetricNames]
     metrics_answer_s: ClassVar[float] = 2.0
-    """The longest that an answer with its metrics may take."""
+    """The longest that an answer with its metrics, or with the events of a polled engine, may take."""
     takes_rank: ClassVar[bool] = True
     """Whether a request can name the data-parallel rank that serves it."""
     stream_words: ClassVar[str] = ""
     """The engine in whose format its streams tell token ids (`WorkerRegistered.stream_token_ids`); empty: none."""
-
-    @abstractmethod
-    async def facts(self, answers: Answers) -> EngineFacts:
-        """Return the facts that not every engine's server states in the same way."""
+    info: ClassVar[tuple[Info, ...]]
+    """The facts that not every engine's server states in the same way; the first that states one counts."""
 
     def is_asleep(self, samples: Iterable[Sample]) -> bool:
         """Return whether its metrics say that it computes nothing until it is woken."""
@@ -112,18 +109,15 @@ class _Version(msgspec.Struct):
     version: Annotated[str, msgspec.Meta(max_length=256)]
 
 
-_version = msgspec.json.Decoder(_Version)
-
-
 def facts_of_version(body: bytes) -> EngineFacts:
     """Return the facts of `GET /version`, of vLLM and TensorRT-LLM; raise `MalformedMessage`."""
-    return EngineFacts(version=decoded(_version, body, "/version").version)
+    return EngineFacts(version=decoded(_Version, body, "/version").version)
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes, path: str) -> T:
+def decoded(shape: type[T], body: bytes, path: str) -> T:
     """Return the decoded answer of `path`; raise `MalformedMessage`, which names the path and the field."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=shape)
     except UNDECODABLE as error:
         raise MalformedMessage(0, f"{path}: {error}") from error
 
