@@ -7,8 +7,7 @@
 Each text is encoded with and without the model's special tokens.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from tokenizers import Tokenizer
 
@@ -61,19 +60,12 @@ _AWKWARD = (
 TEXTS = (*_CODE, *_PROSE, *_AWKWARD, "\n".join((*_PROSE, *_CODE)) * 4)
 
 
-class Packs(Protocol):
-    """An encoder to check."""
-
-    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids as little-endian u32s."""
-
-
-def first_difference(truth: Tokenizer, candidate: Packs) -> str:
-    """Return the first text that `candidate` encodes differently from `truth`; empty: none."""
+def first_difference(truth: Tokenizer, pack: Callable[..., bytes]) -> str:
+    """Return the first text that an encoder's `pack` encodes differently from `truth`; empty: none."""
     for text in check_texts([token.content for token in truth.get_added_tokens_decoder().values()]):
         for specials in (False, True):
             expected = truth.encode(text, add_special_tokens=specials).ids
-            if candidate.pack(text, add_special_tokens=specials) != b"".join(i.to_bytes(4, "little") for i in expected):
+            if pack(text, add_special_tokens=specials) != b"".join(i.to_bytes(4, "little") for i in expected):
                 return f"it encodes {text[:_SHOWN_CHARACTERS]!r} otherwise than tokenizers"
     return ""
 

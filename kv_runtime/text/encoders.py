@@ -29,10 +29,10 @@ Source: tokenizers 0.23, `AddedVocabulary`.
 import array
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import filterfalse
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import fastokens  # type: ignore[import-untyped]  # it ships no types
 import msgspec
@@ -137,41 +137,24 @@ def text_error(error: BaseException, field: str, allowed: str) -> BaseException:
     return TextError(field, str(error), allowed) if is_panic(error) else error
 
 
-class Encoder(Protocol):
-    """Encodes text. Thread-safe."""
+class HfEncoder:
+    """The reference. Thread-safe. Its batch call releases the interpreter; its call for one text does not."""
 
-    name: str
-    reason: str
-    """Why this encoder was chosen."""
-    failures: int
-    """Texts for which it failed and the reference was used."""
+    name = "hf"
+
+    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
+        self._tokenizer = tokenizer
+        self._segments: Segments | None = None
+        self.reason = reason
+        """Why this encoder was chosen."""
+        self.failures = 0
+        """Texts for which the fast encoder failed and the reference was used."""
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the ids as little-endian u32s, optionally with the model's special tokens around them.
 
         A panic of the library is raised as it is: the caller makes it a `TextError` that names the text's field.
         """
-
-    def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:
-        """Keep the ids of text between `marks`, in at most about `bytes_max` bytes."""
-
-    def kept(self) -> KeptSegments:
-        """Return the totals and the size of the kept segments."""
-
-
-class HfEncoder:
-    """The reference. Its batch call releases the interpreter; its call for one text does not."""
-
-    name = "hf"
-    failures = 0
-
-    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
-        self._tokenizer = tokenizer
-        self._segments: Segments | None = None
-        self.reason = reason
-
-    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids."""
         if self._segments is not None and not add_special_tokens:
             return self._segments.pack(text, self._packed)
         return self._packed([text], add_special_tokens=add_special_tokens)[0]
@@ -189,51 +172,37 @@ class HfEncoder:
         return KeptSegments() if self._segments is None else self._segments.kept()
 
 
-class FlatTokenizer(Protocol):
-    """What is used of a tokenizer of fastokens."""
-
-    def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = ...) -> tuple[bytes, bytes]:  # noqa: FBT001
-        """Return the ids of all inputs as little-endian u32s, and where each begins."""
-
-    def enable_segment_cache(self, max_bytes: int) -> None:
-        """Keep the ids of text between added tokens; the library itself finds where text may be cut."""
-
-    def segment_cache_stats(self) -> Mapping[str, int] | None:
-        """Return the totals and the size of the kept segments; None if none are kept."""
-
-
-class FastEncoder:
-    """The fast encoder, with the reference as fallback."""
+class FastEncoder(HfEncoder):
+    """The fast encoder; the reference encodes texts at which it fails. fastokens itself finds where text may be cut."""
 
     name = "fast"
 
-    def __init__(self, tokenizer: FlatTokenizer, reference: Encoder, reason: str) -> None:
-        self._tokenizer = tokenizer
-        self._reference = reference
-        self.reason = reason
-        self.failures = 0
+    def __init__(self, tokenizer: Tokenizer, fast: Any, reason: str) -> None:  # noqa: ANN401 - fastokens ships no types
+        super().__init__(tokenizer, reason)
+        self._fast = fast
 
     def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the ids."""
+        """Return the ids, as the reference does."""
         try:
-            return self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
+            ids: bytes = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             self.failures += 1
-            return self._reference.pack(text, add_special_tokens=add_special_tokens)
+            return super().pack(text, add_special_tokens=add_special_tokens)
+        return ids
 
     def keep_segments(self, marks: re.Pattern[str], bytes_max: int) -> None:  # noqa: ARG002 - fastokens knows its own
         """Keep the ids of text between added tokens, in at most `bytes_max` bytes."""
-        self._tokenizer.enable_segment_cache(bytes_max)
+        self._fast.enable_segment_cache(bytes_max)
 
     def kept(self) -> KeptSegments:
         """Return the totals and the size of the kept segments."""
-        statistics = self._tokenizer.segment_cache_stats() or {}
+        statistics = self._fast.segment_cache_stats() or {}
         return KeptSegments(*[statistics.get(name, 0) for name in KeptSegments._fields])
 
 
-def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> Encoder:
+def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto") -> HfEncoder:
     """Return the encoder of the model whose `tokenizer.json` holds `content`, read as `tokenizer`.
 
     Raises:
@@ -247,9 +216,9 @@ def choose_encoder(tokenizer: Tokenizer, content: bytes, wanted: Wanted = "auto"
         fast = fastokens.Tokenizer.from_json_str(content.decode())
         fast.no_truncation()
         fast.no_padding()
-        candidate = FastEncoder(fast, HfEncoder(tokenizer, ""), "equal in the self-check")
+        candidate = FastEncoder(tokenizer, fast, "equal in the self-check")
         failed = "the self-check fails"
-        why = first_difference(tokenizer, candidate)
+        why = first_difference(tokenizer, candidate.pack)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
