@@ -1,6 +1,6 @@
 """Feeds the fold from the log: batches, heartbeats, answers and ticks in, questions out.
 
-    start   restore the best snapshot (`snapshot_store.py`), then read the log after it; without one, all of it
+    start   read the log behind what the fold has: behind the snapshot that it was restored from, or all of it
     ready   once the feed has read up to the end that the log had at the start
 
 A part of a process: `run` ticks. Only the feed applies facts, on the event loop, one after another: reads of the fold
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import structlog
 
-from indexer.follow.checkpoint import Checkpoint
 from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
     AnswerArrived,
@@ -30,7 +29,6 @@ from indexer.follow.inputs import (
     WorkerGone,
     read_message,
 )
-from indexer.service.snapshot_store import SnapshotStore
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
@@ -38,7 +36,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_protocol.trace_context import event_trace
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, LogStreamState, Reading
 from kv_runtime.telemetry import RateLimitedLog
 from kv_runtime.tracing.service import EventTracing
 from kv_runtime.tracing.spans import Attributes, SpanData, TraceData
@@ -99,7 +97,6 @@ class IndexFeed:
         fold: IndexFold,
         log: EventLog,
         clock: Clock,
-        snapshots: SnapshotStore,
         gate: FleetGate,
         *,
         logs_announced: bool = True,
@@ -112,7 +109,7 @@ class IndexFeed:
         """
         self._tracer = tracer
         self._logs_announced = logs_announced
-        self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
+        self._fold, self._event_log, self._clock = fold, log, clock
         self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
         self._inbox = log.new_inbox()
@@ -131,25 +128,20 @@ class IndexFeed:
         self.freshness_s: dict[WorkerRank, float] = {}
         """By rank: the time from the engine's flush of its newest batch until that was applied."""
 
-    async def start(self) -> None:
-        """Restore a snapshot, if there is one; subscribe to answers, heartbeats, fleet events, and the log after it.
+    async def start(self, stream: LogStreamState, after_seq: int = 0) -> None:
+        """Subscribe to answers, heartbeats, fleet events, and to `stream`, the events, behind `after_seq`.
 
         Raises:
-            BrokerUnavailable: no server, or no streams. Unreadable snapshots are skipped.
+            BrokerUnavailable: no server, or no streams.
         """
-        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
-        covered = await self._snapshots.restore(stream, self._restore)
         await self._event_log.listen(f"{self._inbox}.>", self._on_answer)
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
         reading = await self._event_log.follow(
-            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=covered, created=stream.created
+            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=after_seq, created=stream.created
         )
         self.log_position = LogPosition(reading.created, reading.delivered_seq)
         self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        self._fold.restore(checkpoint, self._clock.now())
 
     def catching_up(self) -> str:
         """Return how much was read of what the log had at the start; empty once all of it was.

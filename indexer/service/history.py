@@ -37,7 +37,7 @@ from indexer.follow.status import FollowerStatistics
 from indexer.index.snapshot import unseal
 from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
-from indexer.service.snapshot_store import UNREADABLE
+from indexer.service.snapshots import UNREADABLE, read_snapshot
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import WorkerRank
@@ -237,13 +237,12 @@ class _Past:
 
     async def _read(self, name: SnapshotName) -> Checkpoint | None:
         try:
-            checkpoint = decode_checkpoint(await self._bucket.get(str(name)))
+            checkpoint, _ = await read_snapshot(self._bucket, name)
             unseal(checkpoint.index)
         except UNREADABLE as error:
             _log.warning("snapshot_refused", name=str(name), reason=str(error))
             return None
-        ours = checkpoint.stream_created == self._stream.created and checkpoint.stream_seq == name.stream_seq
-        return checkpoint if ours else None
+        return checkpoint if checkpoint.stream_created == self._stream.created else None
 
 
 class _LogReading:

@@ -15,8 +15,7 @@ from indexer.follow.inputs import MessageArrived, read_message
 from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
-from indexer.service import snapshot_keeper as keeper
-from indexer.service import wall_time
+from indexer.service import snapshots, wall_time
 from indexer.service.history import AvailableMoment, NotRetained, moment_at, seq_at
 from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
@@ -90,7 +89,7 @@ async def tell(log: EventLog, index: Index, messages: int) -> Told:
 @asynccontextmanager
 async def telling(store: Path, messages: int) -> AsyncIterator[Told]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "LOOK_S", 0.1)
+        patch.setattr(snapshots, "LOOK_S", 0.1)
         async with running_broker(store) as broker, connected(broker.url) as log:
             async with running_index(broker.url, nats=OFTEN) as index:
                 told = await tell(log, index, messages)
