@@ -44,10 +44,6 @@ _log = structlog.get_logger("supervise")
 class PartEnded(Exception):
     """A part returned, or cancelled itself, before stop was set."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"part {name!r} ended before it was asked to stop")
-        self.name = name
-
 
 class PartGaveUp(Exception):
     """A part cannot continue; the others drain, and the process ends with this error."""
@@ -56,19 +52,9 @@ class PartGaveUp(Exception):
 class DrainOverdue(Exception):
     """Parts had not returned when the drain budget was spent, and were cancelled."""
 
-    def __init__(self, names: tuple[str, ...], drain_s: float) -> None:
-        super().__init__(f"cancelled after {drain_s} s of draining: {', '.join(names)}")
-        self.names = names
-        self.drain_s = drain_s
-
 
 class ThreadStuck(Exception):
     """A cancelled thread did not return; it still runs, and the process cannot end before it does."""
-
-    def __init__(self, name: str, join_s: float) -> None:
-        super().__init__(f"thread {name!r} still runs {join_s} s after it was cancelled")
-        self.name = name
-        self.join_s = join_s
 
 
 class TaskSetFull(Exception):
@@ -76,7 +62,6 @@ class TaskSetFull(Exception):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} tasks run already")
-        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,8 @@ async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: floa
     except ExceptionGroup as group:
         _raise([*given_up, *group.exceptions])
     else:
-        _raise([*given_up, DrainOverdue(overdue, drain_s)] if overdue else given_up)
+        late = [DrainOverdue(f"cancelled after {drain_s} s of draining: {', '.join(overdue)}")] if overdue else []
+        _raise([*given_up, *late])
 
 
 def _raise(errors: list[Exception]) -> None:
@@ -176,7 +162,7 @@ async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, gi
         error.add_note(f"in part {part.name!r}")
         raise
     if not stop_all.is_set():
-        raise PartEnded(part.name)
+        raise PartEnded(f"part {part.name!r} ended before it was asked to stop")
 
 
 def _is_cancelled() -> bool:
@@ -221,7 +207,7 @@ def thread_part(
             ending = asyncio.wrap_future(outcome)
             await asyncio.wait([ending], timeout=join_s)
             if not ending.done():
-                raise ThreadStuck(name, join_s) from None
+                raise ThreadStuck(f"thread {name!r} still runs {join_s} s after it was cancelled") from None
             ending.result()
             raise
 

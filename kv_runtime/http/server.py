@@ -43,7 +43,7 @@ def unrouted(response: web.Response) -> web.Response:
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
+    """A counted connection that answers malformed requests with an OpenAI error body, too, and logs no traceback."""
 
     __slots__ = ("_connections", "_request")
 
@@ -58,11 +58,12 @@ class ClientConnection(web.RequestHandler):
         )
         self._connections = connections
         self._request: web.BaseRequest | None = None
+        connections.opened(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection."""
+        """Serve the client; the connection is idle so far."""
         super().connection_made(transport)
-        self._connections.opened(self)
+        self._connections.ended(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
@@ -280,22 +281,22 @@ class HttpServer:
 
     def _take(self, accepted: socket.socket) -> None:
         if self._connections.admit():
-            opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            server = self._runner.server
+            assert server is not None, "sockets are accepted while it runs"
+            connection = ClientConnection(server, self._connections)
+            opening = asyncio.get_running_loop().create_task(self._open(connection, accepted))
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)
         else:
             self._refuse(accepted)
 
-    async def _open(self, accepted: socket.socket) -> None:
+    async def _open(self, connection: ClientConnection, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""
-        server = self._runner.server
-        assert server is not None, "sockets are accepted while it runs"
-        connection = ClientConnection(server, self._connections)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
         except OSError:
             accepted.close()
-            self._connections.not_opened()
+            self._connections.closed(connection)
 
     def _refuse(self, accepted: socket.socket) -> None:
         """Send the refusal and close; a client that sends its request later may see a reset instead."""
