@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from indexer.commands.options import connected, ranks_option, read_hashes, with_settings
+from indexer.commands.options import chosen_ranks, connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold, RankView
 from indexer.follow.rank_state import RankState
@@ -100,13 +100,7 @@ def at(
 
 
 def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> _Report:
-    known = sorted(moment.fold.ranks())
-    if unknown := [str(rank) for rank in wanted if rank not in known]:
-        raise click.BadParameter(
-            f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: there were no ranks'}",
-            param_hint="--rank",
-        )
-    ranks, notes = list(wanted) or known, moment.notes()
+    ranks, notes = chosen_ranks(wanted, moment.fold.ranks()), moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
     views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
     found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in prefixes]

@@ -41,14 +41,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     def place(self) -> dict[str, object]:
         """Return the rank, its place in its stream and why it is stale, by field."""
-        return {
-            "worker_id": self.worker_id,
-            "dp_rank": self.dp_rank,
-            "epoch": self.epoch,
-            "seq": self.seq,
-            "logged_seq": self.logged_seq,
-            "stale": self.stale,
-        }
+        return {name: getattr(self, name) for name in ("worker_id", "dp_rank", "epoch", "seq", "logged_seq", "stale")}
 
     @property
     def block_counts(self) -> dict[str, int]:
@@ -62,12 +55,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.msgpack.Decoder(RankState)
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def encode_state(state: RankState) -> bytes:
-    """Return the msgpack of a state."""
-    return _encode(state)
+encode_state = msgspec.msgpack.Encoder().encode
+"""Returns the msgpack of a state."""
 
 
 def decode_state(data: bytes) -> RankState:
