@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import structlog
 
@@ -45,6 +45,8 @@ _log = structlog.get_logger("nats_server")
 
 HOST = "127.0.0.1"
 MAX_PAYLOAD_BYTES = 1024 * 1024
+_MEMORY_BYTES_MAX = 64 << 20
+"""Of all streams in memory."""
 _LOG_LINES = 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
@@ -86,13 +88,6 @@ class NatsServerError(Exception):
     """The embedded nats-server could not be started; the message ends with its log."""
 
 
-class NatsServerStatistics(NamedTuple):
-    """Whether the server is up, and how often it was started again."""
-
-    is_up: bool
-    restarts_total: int
-
-
 class EmbeddedNats:
     """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
 
@@ -106,7 +101,6 @@ class EmbeddedNats:
         port: int = 4222,
         store_dir: Path | None = None,
         store_bytes_max: int = 4 << 30,
-        memory_bytes_max: int = 64 << 20,
         start_s: float = 10.0,
         stop_s: float = 5.0,
     ) -> None:
@@ -117,14 +111,15 @@ class EmbeddedNats:
             store_dir: directory of the streams; created if missing, not removed. None: a private one, which `stop`
                 removes.
             store_bytes_max: limit of all streams on disk; a stream whose own limit does not fit is refused.
-            memory_bytes_max: the same for streams in memory.
             start_s: time until the server is ready; it reads a large store first.
             stop_s: time for it to end by itself.
         """
         self._port = port
-        self._is_up, self._restarts = False, 0
+        self.is_up = False
+        self.restarts_total = 0
+        """How often the server was started again."""
         self._store_dir = store_dir
-        self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
+        self._limits = {"max_memory_store": _MEMORY_BYTES_MAX, "max_file_store": store_bytes_max}
         self._start_s = start_s
         self._stop_s = stop_s
         self._child: _Child | None = None
@@ -140,10 +135,6 @@ class EmbeddedNats:
         """The server's process id, while it runs."""
         assert self._child is not None, "nats-server is not started"
         return self._child.pid
-
-    def statistics(self) -> NatsServerStatistics:
-        """Return the present figures."""
-        return NatsServerStatistics(self._is_up, self._restarts)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -184,7 +175,7 @@ class EmbeddedNats:
             failure = self._start_failure(child, ready_s)
             await self._end()
             raise failure
-        self._port, self._is_up = child.port, True
+        self._port, self.is_up = child.port, True
 
     async def _spawn(self, binary: str, directory: Path) -> "_Child":
         config, store = self._write_config(directory)
@@ -248,8 +239,8 @@ class EmbeddedNats:
             except NatsServerError as error:
                 _log.error("nats_server_not_started", reason=str(error), tried_again_in_s=pause_s)
             else:
-                self._restarts += 1
-                _log.warning("nats_server_started_again", restarts=self.statistics().restarts_total)
+                self.restarts_total += 1
+                _log.warning("nats_server_started_again", restarts=self.restarts_total)
 
     async def _watch(self, child: "_Child") -> None:
         """Return once the server has ended: by itself, or here, where its disk was full and has space again."""
@@ -285,7 +276,7 @@ class EmbeddedNats:
 
     async def _end(self) -> None:
         """End the server, if there is one."""
-        self._is_up = False
+        self.is_up = False
         child, self._child = self._child, None
         if child:
             await child.end(self._stop_s)
@@ -397,9 +388,8 @@ class _Child(asyncio.SubprocessProtocol):
 
 def nats_server_families(server: EmbeddedNats | None) -> Iterator[Family]:
     """Yield the metrics of an embedded server; None: there is none, and no sample."""
-    figures = [] if server is None else [server.statistics()]
-    up = [((), float(each.is_up)) for each in figures]
-    restarts = [((), float(each.restarts_total)) for each in figures]
+    up = [] if server is None else [((), float(server.is_up))]
+    restarts = [] if server is None else [((), float(server.restarts_total))]
     yield gauge("nats_server_up", "1 while the embedded nats-server runs; absent where there is none", (), up)
     yield counter("nats_server_restarts", "How often the embedded nats-server was started again", (), restarts)
 
@@ -419,12 +409,10 @@ def find_binary() -> str:
 
 def _check_port_is_free(port: int) -> None:
     """Raise `NatsServerError` for a port in use, before a server that cannot start has opened the store."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise _port_in_use(port) from error
+    try:
+        socket.create_server((HOST, port)).close()  # with SO_REUSEADDR, as nats-server
+    except OSError as error:
+        raise _port_in_use(port) from error
 
 
 def _port_in_use(port: int) -> NatsServerError:

@@ -114,7 +114,6 @@ class IndexFold:
         self._recovery_queue = RecoveryQueue()
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
-        self._fresh_columns = self._status_columns.fresh
         self._is_log_connected = True
         self._ticked_at_s = inf
         self._refused_messages = 0
@@ -308,7 +307,7 @@ class IndexFold:
 
         Cheap if the same tuple object was passed before.
         """
-        columns = self._fresh_columns.get(id(ranks)) or self._status_columns.of(ranks)
+        columns = self._status_columns.of(ranks)
         self._index.match(chain, columns.depths, columns.slots)
         return columns.answer
 

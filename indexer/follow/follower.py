@@ -58,7 +58,7 @@ import msgspec
 from indexer.follow.heartbeats import EpochTracker, HeartbeatClaim, HeartbeatTracker
 from indexer.follow.inputs import ApplyEvent, BatchSpan, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.kept_batches import ReorderBuffer
-from indexer.follow.question import AnsweredState, OpenQuestion, RecoveryQuestion, Wants
+from indexer.follow.question import AnsweredState, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
@@ -103,7 +103,7 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamFollower:
-    """One rank's stream: methods return changes of the index, in order; `begin_question` returns the question to send.
+    """One rank's stream: methods return changes of the index, in order; `question` is what it wants to be told.
 
     The owner calls `prove` after each change of the index. `request_ids` are unique among all questions of the owner.
     """
@@ -325,12 +325,6 @@ class StreamFollower:
         self._heartbeats.restart_timeouts(now_s)
         if self._is_gap:
             self.question.wait_until(now_s + self._limits.gap_s)
-
-    # ---------------------------------------------------------------------------------------------- questions
-
-    def begin_question(self, now_s: float) -> OpenQuestion:
-        """Return the question to send now, for the present place; it was due."""
-        return self.question.begin(self._cursor, now_s)
 
     @property
     def _is_gap(self) -> bool:

@@ -19,8 +19,6 @@ No question is sent before `not_before_s`: the log may still bring what is missi
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from kv_protocol.digest import is_in_buckets
 from kv_protocol.recovery import BlockColumns, DumpChunk
 
@@ -30,13 +28,6 @@ WHOLE_ANSWER_S = 60.0
 RECOVERIES_MAX = 16
 """More at once would only share the same network and the same event loop."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
-
-
-class OpenQuestion(msgspec.Struct, frozen=True):
-    """A question to send to the rank's consolidator."""
-
-    request_id: int
-    wants: Wants
 
 
 class AnsweredState(NamedTuple):
@@ -149,8 +140,8 @@ class RecoveryQuestion:
         is_early = now_s < self._not_before_s or now_s - self.sent_at_s < pause_s
         return self.wants is not None and not self.is_in_flight(now_s) and not is_early
 
-    def begin(self, after_seq: int, now_s: float) -> OpenQuestion:
-        """Return the question to send; it replaces the former one. The stream wants something."""
+    def begin(self, after_seq: int, now_s: float) -> int:
+        """Return the id of a new question, sent now: it replaces the former one. The stream wants something."""
         assert self.wants is not None
         self.request_id = next(self._request_ids)
         self.after_seq = after_seq
@@ -158,7 +149,7 @@ class RecoveryQuestion:
         self._unanswered_s = self._longer(self._unanswered_s)
         self._is_open = True
         self._parts.clear()
-        return OpenQuestion(self.request_id, self.wants)
+        return self.request_id
 
     def expects(self, request_id: int) -> bool:
         """Return whether this is the open question."""

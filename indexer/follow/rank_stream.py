@@ -22,7 +22,6 @@ from typing import NamedTuple
 from indexer.follow.checkpoint import RankCheckpoint
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import ApplyEvent, Effect, Question, RepairBuckets, ReplaceAll
-from indexer.follow.question import OpenQuestion
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import FollowerStatistics
 from indexer.index.prefix_index import PrefixIndex
@@ -173,13 +172,12 @@ class FollowedRank:
 
     def next_question(self, now_s: float) -> Question:
         """Return the question that is due; its digests are right until the stream applies something."""
-        return Question(self.rank, self._request(self.follower.begin_question(now_s)))
-
-    def _request(self, question: OpenQuestion) -> RecoverRequest:
+        place, question = self.follower.position, self.follower.question
+        request_id = question.begin(place[1], now_s)
         self._requested_table = self._table() if question.wants == "repair" else b""
         if question.wants == "dump":
-            return RecoverRequest(question.request_id)
-        return RecoverRequest(question.request_id, *self.follower.position, self._requested_table)
+            return Question(self.rank, RecoverRequest(request_id))
+        return Question(self.rank, RecoverRequest(request_id, *place, self._requested_table))
 
     def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
         """Take a part of an answer. A parked block may have found its parent since a repair was requested."""

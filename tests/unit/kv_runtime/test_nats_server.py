@@ -117,8 +117,8 @@ async def test_one_that_ends_is_started_again_on_its_port_with_its_store(tmp_pat
         for killed_before in range(2):
             assert await publish(url) == 1 + killed_before
             os.kill(server.pid, signal.SIGKILL)
-            await until(lambda restarts=1 + killed_before: server.statistics() == (True, restarts))  # type: ignore[misc]
-    assert (server.url, server.statistics()) == (url, (False, 2))
+            await until(lambda restarts=1 + killed_before: (server.is_up, server.restarts_total) == (True, restarts))  # type: ignore[misc]
+    assert (server.url, (server.is_up, server.restarts_total)) == (url, (False, 2))
 
 
 async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -> None:
@@ -128,12 +128,12 @@ async def test_one_that_cannot_be_started_again_is_tried_again(tmp_path: Path) -
             with socket.socket() as other:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 os.kill(server.pid, signal.SIGKILL)
-                await until(lambda: not server.statistics().is_up)
+                await until(lambda: not server.is_up)
                 other.bind(("127.0.0.1", port_of(server)))
                 other.listen()
                 await until(lambda: any(line["event"] == "nats_server_not_started" for line in log))
-                assert server.statistics() == (False, 0)
-            await until(lambda: server.statistics() == (True, 1))
+                assert (server.is_up, server.restarts_total) == (False, 0)
+            await until(lambda: (server.is_up, server.restarts_total) == (True, 1))
     events = [(line["event"], line.get("exit_status")) for line in log]
     assert events[0] == ("nats_server_ended", -9)
     assert events[-1] == ("nats_server_started_again", None)
@@ -168,9 +168,9 @@ async def test_one_whose_disk_was_full_is_started_again_once_there_is_space(tmp_
             while not any(each["event"] == "nats_server_disk_full" for each in logs):
                 with suppress(TimeoutError):
                     await publish(server.url, b"x" * 8192, answer_s=0.1)
-            assert server.statistics() == (True, 0)
+            assert (server.is_up, server.restarts_total) == (True, 0)
             (disk / "other").unlink()
-            await until(lambda: server.statistics() == (True, 1))
+            await until(lambda: (server.is_up, server.restarts_total) == (True, 1))
             assert await publish(server.url) > 1
 
 
