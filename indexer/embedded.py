@@ -17,7 +17,7 @@ from aiohttp import web
 from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
-from indexer.index.outline import OutlineNode, PassedRequest
+from indexer.index.prefix_index import OutlineNode, PassedRequest
 from indexer.native.index import chat_pieces, hash_blocks, make_index
 from indexer.service.feed import ApplyTracer, IndexFeed
 from indexer.service.metrics import index_families, snapshot_families
@@ -122,8 +122,8 @@ class EmbeddedIndex:
         `tracing`: None: applied messages have no spans.
         """
         self._fold = fold = IndexFold(make_index(settings), limits, memory_bytes_max=settings.memory_bytes_max)
-        self.columns, self.overlap, self.prefix = fold.columns, fold.overlap, fold.prefix
-        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank; who holds a block."""
+        self.columns, self.overlap = fold.columns, fold.overlap
+        """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
         self.ranks, self.refused_ranks, self.state, self.held = fold.ranks, fold.refused_ranks, fold.state, fold.held
         self.statistics, self.block_counts, self.resyncs = fold.statistics, fold.block_counts, fold.resyncs
         self._event_log, self._clock = log, clock

@@ -7,8 +7,8 @@ import msgspec
 
 from indexer.commands.options import chosen_ranks, connected, ranks_option, read_hashes, with_settings
 from indexer.config import IndexerSettings
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold, RankView
-from indexer.follow.rank_state import RankState
 from indexer.index.slots import PrefixView
 from indexer.native.index import make_index
 from indexer.service import wall_time
@@ -103,7 +103,6 @@ def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], 
     ranks, notes = chosen_ranks(wanted, moment.fold.ranks()), moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
     views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
-    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in prefixes]
     return _Report(
         stream_seq=moment.stream_seq,
         time=wall_time.shown(moment.time_ns),
@@ -111,12 +110,8 @@ def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], 
         messages_read=moment.messages_read,
         ranks=[_rank(state, notes[state.rank]) for state in states],
         overlap=[_overlap(rank, view) for rank, view in views],
-        prefixes=found,
+        prefixes=[moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
     )
-
-
-def _without_holders(block: int) -> PrefixView:
-    return PrefixView(sequence_hash=block, holders=(), children_total=0, children=())
 
 
 def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`indexer dump`: what ranks hold, or held, block by block, as lines of JSON.
 
 json       for each rank a line of its place and figures, then one for each block, parents first
-columns    for each rank one line: `indexer/follow/rank_state.py`, in JSON, with its columns in base64
+columns    for each rank one line: `indexer/follow/checkpoint.py`, in JSON, with its columns in base64
 """
 
 import os
@@ -24,8 +24,8 @@ from indexer.commands.options import (
     with_settings,
 )
 from indexer.config import IndexerSettings
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
-from indexer.follow.rank_state import RankState
 from indexer.native.index import make_index
 from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient

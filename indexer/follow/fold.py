@@ -9,8 +9,8 @@ silence while this process slept is ignored. While the log is disconnected no qu
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
-same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index
-lacks memory for some of its blocks (`overfull.py`). Without memory or a slot a new rank is refused, and admitted by a
+same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index lacks
+memory for some of its blocks (`rank_stream.py`). Without memory or a slot a new rank is refused, and admitted by a
 later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
@@ -22,7 +22,7 @@ from math import inf
 import msgspec
 from msgspec.structs import replace
 
-from indexer.follow.checkpoint import Checkpoint
+from indexer.follow.checkpoint import Checkpoint, RankState
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
     AnswerArrived,
@@ -40,7 +40,6 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.follow.question import RecoveryQueue
-from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import FollowedRank, OverfullRanks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus

@@ -42,7 +42,7 @@
 *Settle*: waiting batches that follow are applied; if others remain, there is a new hole before them, else LIVE. Claims
 that were received before the question, of a place beyond the answer's last_seq, are dropped. A stream that wants more
 than before sends a new question (`question.py`). A repair is right only while nothing else changes the rank's blocks,
-so DOUBT applies nothing. `heartbeats.py` tracks heartbeats, and decides which epoch is followed.
+so DOUBT applies nothing. `received.py` tracks heartbeats, and decides which epoch is followed.
 
 A stream is *overfull*, beside its state, once the index had no memory for some of its blocks; the fold reports this
 (`on_memory`). The stream is still followed.
@@ -55,10 +55,9 @@ from itertools import count
 
 import msgspec
 
-from indexer.follow.heartbeats import EpochTracker, HeartbeatClaim, HeartbeatTracker
 from indexer.follow.inputs import ApplyEvent, BatchSpan, Effect, RepairBuckets, ReplaceAll
-from indexer.follow.kept_batches import ReorderBuffer
 from indexer.follow.question import AnsweredState, RecoveryQuestion, Wants
+from indexer.follow.received import EpochTracker, HeartbeatClaim, HeartbeatTracker, ReorderBuffer
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest

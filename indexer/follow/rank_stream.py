@@ -19,10 +19,9 @@ before the limit. Without a limit, the memory in use when the rank became overfu
 from functools import partial
 from typing import NamedTuple
 
-from indexer.follow.checkpoint import RankCheckpoint
+from indexer.follow.checkpoint import RankCheckpoint, RankState
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import ApplyEvent, Effect, Question, RepairBuckets, ReplaceAll
-from indexer.follow.rank_state import RankState
 from indexer.follow.status import FollowerStatistics
 from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.digest import bucket_table

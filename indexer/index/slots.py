@@ -105,11 +105,9 @@ class RankSlots:
         """Return the rank that has the slot; None if it is free."""
         return self._rank_of.get(slot)
 
-    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
+    def prefix(self, sequence_hash: int, limit: int) -> PrefixView:
+        """Return the holders of a block and at most `limit` of its children; an unknown block has neither."""
         holders, children = self._index.holders(sequence_hash), self._index.children(sequence_hash)
-        if not holders and not children:
-            return None
         return PrefixView(
             sequence_hash=sequence_hash,
             holders=tuple(

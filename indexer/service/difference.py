@@ -19,8 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.question import AnsweredState
-from indexer.follow.rank_state import RankState
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage

@@ -6,7 +6,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from indexer.follow.rank_state import RankState, decode_state
+from indexer.follow.checkpoint import RankState, decode_state
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import WorkerRank
 

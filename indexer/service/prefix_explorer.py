@@ -1,6 +1,6 @@
 """The prefix tree of all ranks for people: pages of nodes, with how much lies behind each and which ranks hold it.
 
-An outline (`index/outline.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
+An outline (`index/prefix_index.py`) gives sizes and order. It is made on a thread, asked for again after `FRESH_S`, and
 dropped `IDLE_S` after its last use. Holders are those of the moment of the question. That thread never holds the
 index's lock for longer than one slice of the outline or one node takes.
 """
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from indexer.follow.fold import IndexFold
-from indexer.index.outline import Outline, OutlineNode, OutlineOrder, PassedRequest
+from indexer.index.prefix_index import Outline, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.slots import RANKS_MAX
 from kv_protocol.codec import unpack_u64
 from kv_protocol.events import TIERS

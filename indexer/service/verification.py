@@ -22,8 +22,8 @@ from itertools import count
 
 from msgspec.structs import replace
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.question import AnsweredState, AnswerParts
-from indexer.follow.rank_state import RankState
 from indexer.service.difference import RankVerdict, Verdict, compare
 from indexer.service.index_client import IndexClient
 from kv_protocol import codec, recovery, subjects

@@ -11,8 +11,7 @@ from heapq import nsmallest
 
 from typing_extensions import Buffer
 
-from indexer.index.outline import OutlineNode, OutlineOrder, PassedRequest
-from indexer.index.prefix_index import Depths, Hashes, IndexStatistics
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, OutlineNode, OutlineOrder, PassedRequest
 from indexer.index.snapshot import seal, unseal
 from kv_protocol.codec import decode_message, pack_u64, unpack_u64
 from kv_protocol.digest import TierDigest, is_in_buckets

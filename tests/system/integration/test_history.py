@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import MessageArrived, read_message
-from indexer.follow.rank_state import RankState
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshots, wall_time

@@ -10,11 +10,18 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from indexer.commands.dump import state_lines
-from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
+from indexer.follow.checkpoint import (
+    Checkpoint,
+    RankCheckpoint,
+    RankState,
+    decode_checkpoint,
+    decode_state,
+    encode_checkpoint,
+    encode_state,
+)
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, HeartbeatArrived, LogLost, Question, WorkerGone
 from indexer.follow.question import RECOVERIES_MAX
-from indexer.follow.rank_state import RankState, decode_state, encode_state
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.errors import MalformedMessage
