@@ -25,17 +25,12 @@ from msgspec.structs import replace
 from indexer.follow.checkpoint import Checkpoint, RankState
 from indexer.follow.follower import FollowerLimits, StreamFollower
 from indexer.follow.inputs import (
-    AnswerArrived,
-    BytesRefused,
     Effect,
     Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
+    LogConnected,
     Message,
-    MessageArrived,
     Question,
-    RankFact,
+    Received,
     WorkerCame,
     WorkerGone,
 )
@@ -48,9 +43,9 @@ from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock
+from kv_protocol.recovery import Answer, HeldBlock
 
 __all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
@@ -58,7 +53,6 @@ TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
 _NO_SLOT = 2**32 - 1
-_OF_A_RANK = (MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
@@ -121,20 +115,18 @@ class IndexFold:
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return the questions to send."""
-        if not isinstance(fact, _OF_A_RANK):
-            self._status_columns.touch_all()
+        if isinstance(fact, Received):
+            return self._apply_to_rank(fact, now_s)
+        self._status_columns.touch_all()
         match fact:
             case WorkerCame(worker_id, capacity_blocks, instance):
                 self._slots.set_capacity(worker_id, capacity_blocks, instance)
             case WorkerGone(worker_id, instance):
                 self._on_worker_gone(worker_id, instance)
-            case LogLost():
-                self._is_log_connected = False
-            case LogFound():
-                self._is_log_connected = True
-                self._restart_timeouts(now_s)
-            case _:
-                return self._apply_to_rank(fact, now_s)
+            case LogConnected(is_connected):
+                self._is_log_connected = is_connected
+                if is_connected:
+                    self._restart_timeouts(now_s)
         return self._next_questions(now_s)
 
     def _on_worker_gone(self, worker_id: str, instance: str) -> None:
@@ -149,27 +141,28 @@ class IndexFold:
             stream.alive_at_s = now_s
             stream.follower.restart_timeouts(now_s)
 
-    def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
-        self._refused_messages += isinstance(fact, BytesRefused)
+    def _apply_to_rank(self, fact: Received, now_s: float) -> list[Question]:
+        content = fact.content
+        self._refused_messages += content is None
         self._status_columns.touch(fact.rank)
         stream = self._ranks.get(fact.rank)
-        if stream is None and not isinstance(fact, AnswerArrived):
+        if stream is None and not isinstance(content, Answer):
             stream = self._admit(fact.rank, now_s)
         if stream is None:
             return []
         effects: list[Effect] = []
-        match fact:
-            case MessageArrived(_, message):
-                return self._apply_message(stream, message, now_s)
-            case HeartbeatArrived(_, heartbeat):
-                effects = stream.follower.on_heartbeat(heartbeat, now_s)
-                if stream.follower.position[0] == heartbeat.epoch:  # else it is of a retired epoch
-                    stream.alive_at_s, stream.instance = now_s, heartbeat.instance
-            case AnswerArrived(_, answer):
-                stream.alive_at_s = now_s
-                effects = stream.on_answer(answer, now_s)
-            case BytesRefused():
+        match content:
+            case Message():
+                return self._apply_message(stream, content, now_s)
+            case Heartbeat():
+                effects = stream.follower.on_heartbeat(content, now_s)
+                if stream.follower.position[0] == content.epoch:  # else it is of a retired epoch
+                    stream.alive_at_s, stream.instance = now_s, content.instance
+            case None:
                 stream.follower.on_refused(now_s)
+            case _:
+                stream.alive_at_s = now_s
+                effects = stream.on_answer(content, now_s)
         return self._perform(stream, effects, now_s)
 
     def _apply_message(self, stream: FollowedRank, message: Message, now_s: float) -> list[Question]:

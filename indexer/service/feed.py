@@ -15,16 +15,12 @@ import structlog
 
 from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
-    AnswerArrived,
     BatchSpan,
-    BytesRefused,
     Fact,
-    HeartbeatArrived,
-    LogFound,
-    LogLost,
+    LogConnected,
     Message,
-    MessageArrived,
     Question,
+    Received,
     WorkerCame,
     WorkerGone,
     read_message,
@@ -185,7 +181,7 @@ class IndexFeed:
         connected = self._event_log.is_connected
         if connected != self._was_connected:
             self._was_connected = connected
-            await self._apply(LogFound() if connected else LogLost())
+            await self._apply(LogConnected(connected))
 
     def _log_refused_ranks(self) -> None:
         refused = self._fold.refused_ranks()
@@ -219,10 +215,10 @@ class IndexFeed:
             read = read_message(message.data)
         except MalformedMessage as error:
             self._log_refusal(message, error)
-            await self._apply(BytesRefused(rank))
+            await self._apply(Received(rank, None))
             return
         came_ns = 0 if self._tracer is None else self._tracer.wall_ns()
-        await self._apply(MessageArrived(rank, read))
+        await self._apply(Received(rank, read))
         self._trace(rank, read, came_ns)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
@@ -242,7 +238,7 @@ class IndexFeed:
         except MalformedMessage as error:
             self._refuse(message, error, is_logged=self._logs_announced)
             return
-        await self._apply(HeartbeatArrived(rank, heartbeat))
+        await self._apply(Received(rank, heartbeat))
 
     async def _on_answer(self, message: LogMessage) -> None:
         *_, worker_id, dp_rank = message.subject.split(".")
@@ -252,7 +248,7 @@ class IndexFeed:
         except (MalformedMessage, LimitExceeded, ValueError) as error:
             self._refuse(message, error)
             return
-        await self._apply(AnswerArrived(rank, answer))
+        await self._apply(Received(rank, answer))
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:

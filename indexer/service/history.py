@@ -32,7 +32,7 @@ import structlog
 
 from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import BytesRefused, MessageArrived, read_message
+from indexer.follow.inputs import Received, read_message
 from indexer.follow.status import FollowerStatistics
 from indexer.index.snapshot import unseal
 from indexer.service import wall_time
@@ -291,6 +291,6 @@ class _LogReading:
         except MalformedMessage:
             return  # the message belongs to no rank
         try:
-            self._fold.apply(MessageArrived(rank, read_message(message.data)), 0.0)
+            self._fold.apply(Received(rank, read_message(message.data)), 0.0)
         except MalformedMessage:
-            self._fold.apply(BytesRefused(rank), 0.0)
+            self._fold.apply(Received(rank, None), 0.0)

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from indexer.follow.checkpoint import RankState
 from indexer.follow.fold import IndexFold
-from indexer.follow.inputs import MessageArrived, read_message
+from indexer.follow.inputs import Received, read_message
 from indexer.index.prefix_index import PrefixIndex
 from indexer.native.index import NativeIndex
 from indexer.service import snapshots, wall_time
@@ -147,7 +147,7 @@ async def compared(told: Told, positions: Sequence[int], make: Callable[[], Pref
     scratch, folded, differ, noted = IndexFold(make()), 0, [], 0
     for position in positions:
         for subject, data in told.messages[folded:position]:
-            scratch.apply(MessageArrived(subjects.rank_of(subject), read_message(data)), 0.0)
+            scratch.apply(Received(subjects.rank_of(subject), read_message(data)), 0.0)
         folded = position
         moment = await moment_at(told.log, position, IndexFold(make()))
         apart = {rank for rank, notes in moment.notes().items() if notes}
