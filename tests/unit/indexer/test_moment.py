@@ -12,7 +12,6 @@ from tests.reference.index.index import ReferenceIndex
 from tests.unit.indexer.life import arrived, unreadable
 
 A0 = WorkerRank("a", 0)
-NAME = "00000000000000000009-00000000000000000001"
 
 
 def empty() -> IndexFold:
@@ -24,15 +23,7 @@ def batch(seq: int, epoch: int = 7) -> Received:
 
 
 def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:
-    snapshot = NAME if rank_checkpoints else ""
-    return Moment(
-        fold,
-        10,
-        1,
-        snapshot,
-        {checkpoint.rank: checkpoint for checkpoint in rank_checkpoints},
-        1,
-    )
+    return Moment(fold, 10, 1, Checkpoint("2026", 9, 1, rank_checkpoints, b"") if rank_checkpoints else None)
 
 
 def restored(seq: int, logged_seq: int, stale: str = "") -> Moment:
