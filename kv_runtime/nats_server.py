@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import structlog
 
@@ -47,7 +47,7 @@ HOST = "127.0.0.1"
 MAX_PAYLOAD_BYTES = 1024 * 1024
 _MEMORY_BYTES_MAX = 64 << 20
 """Of all streams in memory."""
-_LOG_LINES = 20
+_LOG_LINES, _LOG_LINE_BYTES_MAX = 20, 1 << 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _IN_USE = "address already in use"
@@ -134,7 +134,7 @@ class EmbeddedNats:
     def pid(self) -> int:
         """The server's process id, while it runs."""
         assert self._child is not None, "nats-server is not started"
-        return self._child.pid
+        return self._child.process.pid
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -180,16 +180,16 @@ class EmbeddedNats:
     async def _spawn(self, binary: str, directory: Path) -> "_Child":
         config, store = self._write_config(directory)
         command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
-        loop = asyncio.get_running_loop()
-        _, child = await loop.subprocess_exec(
-            lambda: _Child(loop),
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LOG_LINE_BYTES_MAX,
             env=child_environment(),
         )
-        self._child = child
-        return child
+        self._child = _Child(process)
+        return self._child
 
     def _write_config(self, directory: Path) -> tuple[str, str]:
         """Write the configuration; return its path and the store's, which exists."""
@@ -250,7 +250,7 @@ class EmbeddedNats:
             while not (child.ended.done() or self._has_space()):
                 await asyncio.wait((child.ended,), timeout=_LOOK_S)
         if child.ended.done():
-            _log.error("nats_server_ended", exit_status=child.exit_status, log=child.log_tail())
+            _log.error("nats_server_ended", exit_status=child.process.returncode, log=child.log_tail())
         await self._end()
 
     def _has_space(self) -> bool:
@@ -323,39 +323,27 @@ def _is_unlocked(path: Path) -> bool:
         os.close(lock)
 
 
-class _Child(asyncio.SubprocessProtocol):
-    """The server process; reads its log to the end."""
+class _Child:
+    """The server process; its log is read to the end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        loop = asyncio.get_running_loop()
+        self.process, self.port = process, 0
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
         self.disk_full: asyncio.Future[str] = loop.create_future()
         """The line that says that a write failed for lack of space: the server takes no more for that stream."""
-        self.port = 0
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
-        self._unfinished = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A subprocess transport; uvloop's is none of asyncio's classes, though it has all their methods.
-        self._transport: Any = transport
-
-    @property
-    def pid(self) -> int:
-        pid: int = self._transport.get_pid()
-        return pid
-
-    @property
-    def exit_status(self) -> int | None:
-        status: int | None = self._transport.get_returncode()
-        return status
+        self.ended = loop.create_task(self._read_log())
 
     def log_tail(self) -> str:
-        return "\n".join([*self._lines, self._unfinished.decode(errors="replace")]).strip()
+        return "\n".join(self._lines).strip()
 
-    def pipe_data_received(self, _: int, data: bytes) -> None:
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        for line in lines:
-            self._read_line(line.decode(errors="replace"))
+    async def _read_log(self) -> None:
+        """Return once the process has ended and its log is read."""
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self._read_line(line.decode(errors="replace").rstrip("\n"))
+        await self.process.wait()
 
     def _read_line(self, line: str) -> None:
         self._lines.append(line)
@@ -366,10 +354,6 @@ class _Child(asyncio.SubprocessProtocol):
         if _DISK_FULL.search(line) and not self.disk_full.done():
             self.disk_full.set_result(line)
 
-    def connection_lost(self, _: Exception | None) -> None:
-        """The process has ended and its log is read."""
-        self.ended.set_result(None)
-
     async def end(self, budget_s: float) -> None:
         """End the process: by SIGTERM within the budget, else by SIGKILL."""
         self._signal(signal.SIGTERM)
@@ -378,12 +362,11 @@ class _Child(asyncio.SubprocessProtocol):
         finally:
             self._signal(signal.SIGKILL)
             await asyncio.shield(self.ended)
-            self._transport.close()
 
     def _signal(self, number: int) -> None:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
-                self._transport.send_signal(number)
+                self.process.send_signal(number)
 
 
 def nats_server_families(server: EmbeddedNats | None) -> Iterator[Family]:
