@@ -156,9 +156,6 @@ public:
     }
 
     void repair(u32 rank, const nb::bytes& buckets, const nb::iterable& chunks, double now_s) {
-        if (buckets.size() != Digest::kBuckets / 8) {
-            throw nb::value_error("buckets: not a bit for each");
-        }
         const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
         locked()->repair(rank, bytes_of(buckets), rows.views, now_s);
@@ -321,9 +318,6 @@ private:
                 const nb::bytes parents = nb::cast<nb::bytes>(chunk.attr("parents"));
                 const nb::bytes hashes = nb::cast<nb::bytes>(chunk.attr("hashes"));
                 const nb::bytes tiers = nb::cast<nb::bytes>(chunk.attr("tiers"));
-                if (parents.size() != sizeof(u64) * tiers.size() || hashes.size() != parents.size()) {
-                    throw nb::value_error("columns: parents, hashes and tiers do not belong together");
-                }
                 views.push_back({bytes_of(parents), bytes_of(hashes), bytes_of(tiers), tiers.size()});
                 kept.insert(kept.end(), {parents, hashes, tiers});
             }
