@@ -9,9 +9,9 @@ silence while this process slept is ignored. While the log is disconnected no qu
 and ranks that were current or behind are stale (log_away).
 
 A message that continues its stream is passed to the index undecoded (`inputs.py`), any other batch by batch, with the
-same result. At most 16 questions are in flight, the others wait (`question.py`). A rank is stale while the index lacks
-memory for some of its blocks (`rank_stream.py`). Without memory or a slot a new rank is refused, and admitted by a
-later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
+same result. At most 16 questions are in flight, the others wait. A rank is stale while the index lacks memory for some
+of its blocks (`rank_stream.py`). Without memory or a slot a new rank is refused, and admitted by a later fact of it
+once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -34,7 +34,6 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.follow.question import RecoveryQueue
 from indexer.follow.rank_stream import FollowedRank, OverfullRanks
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
@@ -52,6 +51,8 @@ __all__ = ["TICK_S", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"
 TICK_S = 1.0
 AWAKE_S = 1.5 * TICK_S
 """A tick after a longer pause says that the process did not run meanwhile. Every tick is a little late."""
+RECOVERIES_MAX = 16
+"""Questions in flight: more at once would only share the same network and the same event loop."""
 _NO_SLOT = 2**32 - 1
 
 
@@ -104,7 +105,9 @@ class IndexFold:
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, FollowedRank] = {}
-        self._recovery_queue = RecoveryQueue()
+        self._waiting: dict[int, None] = {}
+        self._in_flight: set[int] = set()
+        """Slots of the ranks whose questions wait, in their turn, or are in flight."""
         self._request_ids = count(1)
         self._status_columns = StatusColumnsCache(self._slot_of, self._status)
         self._is_log_connected = True
@@ -208,7 +211,11 @@ class IndexFold:
         self._status_columns.clear()
         self._slots.give_back(stream.slot)
         self._overfull.forget(stream.slot)
-        self._recovery_queue.leave(stream.slot)
+        self._leave_queue(stream)
+
+    def _leave_queue(self, stream: FollowedRank) -> None:
+        self._waiting.pop(stream.slot, None)
+        self._in_flight.discard(stream.slot)
 
     # ---------------------------------------------------------------------------------------------- time, questions
 
@@ -252,15 +259,18 @@ class IndexFold:
     def _queue_question(self, stream: FollowedRank, now_s: float) -> None:
         if stream.follower.question.is_in_flight(now_s):
             return
-        self._recovery_queue.end(stream.slot)
+        self._in_flight.discard(stream.slot)
         if stream.follower.question.is_due(now_s):
-            self._recovery_queue.wait(stream.slot)
+            self._waiting.setdefault(stream.slot)  # at the end: silent consolidators do not block others
         else:
-            self._recovery_queue.leave(stream.slot)
+            self._waiting.pop(stream.slot, None)
 
     def _next_questions(self, now_s: float) -> list[Question]:
         questions = []
-        while self._is_log_connected and (slot := self._recovery_queue.next()) is not None:
+        while self._is_log_connected and self._waiting and len(self._in_flight) < RECOVERIES_MAX:
+            slot = next(iter(self._waiting))
+            del self._waiting[slot]
+            self._in_flight.add(slot)
             questions.append(self._at(slot).next_question(now_s))
         return questions
 
@@ -281,7 +291,7 @@ class IndexFold:
         self._index.restore(checkpoint.index, now_s)
         for stream in self._ranks.values():
             self._overfull.forget(stream.slot)
-            self._recovery_queue.leave(stream.slot)
+            self._leave_queue(stream)
         self._ranks.clear()
         self._status_columns.clear()
         self._slots.assign({rank.slot: rank.rank for rank in checkpoint.ranks})

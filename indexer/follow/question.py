@@ -1,4 +1,4 @@
-"""The recovery question of one stream: what it asks for, when it may be sent, and its answer; and the fold's queue.
+"""The recovery question of one stream: what it asks for, when it may be sent, and its answer.
 
     wants     the blocks       sent with                  answered with
     ------    --------------   ------------------------   ---------------------------------------------------
@@ -25,8 +25,6 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 Wants = Literal["tail", "repair", "dump"]
 WHOLE_ANSWER_S = 60.0
 """A dump of many million blocks takes some seconds; parts that come for ever would keep their rank's place."""
-RECOVERIES_MAX = 16
-"""More at once would only share the same network and the same event loop."""
 _MORE: dict[Wants | None, int] = {None: 0, "tail": 1, "repair": 2, "dump": 3}
 
 
@@ -169,36 +167,3 @@ class RecoveryQuestion:
 
 def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:
     return part.epoch, part.last_seq, part.of, part.buckets
-
-
-class RecoveryQueue:
-    """The streams of one fold that want to send a question, by slot: a bounded number is in flight, the others wait.
-
-    A stream without an answer goes to the end of the queue: silent consolidators do not block others.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, None] = {}
-        self._in_flight: set[int] = set()
-
-    def wait(self, slot: int) -> None:
-        """Add the stream at the end of the queue, unless it waits already."""
-        self._waiting.setdefault(slot)
-
-    def end(self, slot: int) -> None:
-        """The stream's question is not in flight any more."""
-        self._in_flight.discard(slot)
-
-    def leave(self, slot: int) -> None:
-        """Remove the stream: it neither waits nor has a question in flight."""
-        self._in_flight.discard(slot)
-        self._waiting.pop(slot, None)
-
-    def next(self) -> int | None:
-        """Return the next stream, which is in flight from now on; None if none waits or too many are in flight."""
-        if not self._waiting or len(self._in_flight) >= RECOVERIES_MAX:
-            return None
-        slot = next(iter(self._waiting))
-        del self._waiting[slot]
-        self._in_flight.add(slot)
-        return slot

@@ -19,9 +19,8 @@ from indexer.follow.checkpoint import (
     encode_checkpoint,
     encode_state,
 )
-from indexer.follow.fold import IndexFold
+from indexer.follow.fold import RECOVERIES_MAX, IndexFold
 from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
-from indexer.follow.question import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.errors import MalformedMessage

@@ -6,10 +6,9 @@ from random import Random
 import msgspec
 import pytest
 
-from indexer.follow.fold import IndexFold
+from indexer.follow.fold import RECOVERIES_MAX, IndexFold
 from indexer.follow.follower import FollowerLimits
 from indexer.follow.inputs import LogConnected, Question, Received, WorkerGone
-from indexer.follow.question import RECOVERIES_MAX
 from indexer.native.index import NativeIndex
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
