@@ -115,36 +115,26 @@ async def _run_stages(
             for part in parts
         }
         await stop.wait()
-        drain = _Drain(parts, drain_s, clock)
+        counts, began_s = [part.in_progress for part in parts if part.in_progress is not None], clock.now()
+        if counts:
+            _log.info("drain_began", **_in_progress(counts), at_most_s=drain_s)
         budget = group.create_task(clock.sleep(drain_s), name="drain budget")
         for stage in sorted(stops):
             stops[stage].set()
             await _ended({task for part, task in tasks.items() if part.stage == stage}, budget)
         budget.cancel()
         overdue = tuple(part.name for part, task in tasks.items() if task.cancel())
-        drain.ended(overdue)
+        if counts:
+            took_s = round(clock.now() - began_s, 3)
+            _log.info("drain_ended", **_in_progress(counts), took_s=took_s, cut_off=list(overdue))
         return overdue
 
 
-class _Drain:
-    """Logs the begin and end of draining, if any part counts its work."""
-
-    def __init__(self, parts: list[Part], drain_s: float, clock: Clock) -> None:
-        self._counts = [part.in_progress for part in parts if part.in_progress is not None]
-        self._clock, self._began_s = clock, clock.now()
-        if self._counts:
-            _log.info("drain_began", **self._in_progress(), at_most_s=drain_s)
-
-    def ended(self, overdue: tuple[str, ...]) -> None:
-        if self._counts:
-            took_s = round(self._clock.now() - self._began_s, 3)
-            _log.info("drain_ended", **self._in_progress(), took_s=took_s, cut_off=list(overdue))
-
-    def _in_progress(self) -> Counter[str]:
-        total = Counter[str]()
-        for count in self._counts:
-            total.update(count())
-        return total
+def _in_progress(counts: list[Callable[[], Mapping[str, int]]]) -> Counter[str]:
+    total = Counter[str]()
+    for count in counts:
+        total.update(count())
+    return total
 
 
 async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:

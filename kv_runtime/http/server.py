@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.acceptor import Acceptor, PortUsed
@@ -133,42 +133,33 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
     return last_response(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
 
 
-class _BodyWatch:
-    """Watches a body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
-
-    def __init__(self, body: StreamReader) -> None:
-        self._body = body
-        self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look(self) -> None:
-        """Check the body's time limit, now and at its deadline."""
-        if self._body.is_eof():
-            return
-        found = self._body.total_bytes
-        due_s = self._began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
-        if due_s > self._loop.time():
-            self._timer = self._loop.call_at(due_s, self.look)
-            return
-        took_s = self._loop.time() - self._began_s
-        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
-        self._body.set_exception(BodyTooSlow(f"body: found {found} bytes within {took_s:.0f} s, allowed {allowed}"))
-
-    def stop(self) -> None:
-        """End the watch."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 @web.middleware
 async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    watch = _BodyWatch(request.content)
-    watch.look()
+    """Watch the body from its head on; reading a body that is too slow raises `BodyTooSlow`."""
+    body, loop = request.content, asyncio.get_running_loop()
+    began_s = loop.time()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        """Check the body's time limit, now and at its deadline."""
+        nonlocal timer
+        if body.is_eof():
+            return
+        found = body.total_bytes
+        due_s = began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
+        if due_s > loop.time():
+            timer = loop.call_at(due_s, look)
+            return
+        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
+        took = f"found {found} bytes within {loop.time() - began_s:.0f} s"
+        body.set_exception(BodyTooSlow(f"body: {took}, allowed {allowed}"))
+
+    look()
     try:
         return await handler(request)
     finally:
-        watch.stop()
+        if timer is not None:
+            timer.cancel()
 
 
 async def _without_versions(_: web.Request, response: web.StreamResponse) -> None:
