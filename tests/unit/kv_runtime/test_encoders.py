@@ -9,8 +9,15 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from kv_runtime.text.chat_messages import TextError
-from kv_runtime.text.encoder_check import TEXTS, check_texts, first_difference
-from kv_runtime.text.encoders import IDS_MAX, FastEncoder, HfEncoder, choose_encoder
+from kv_runtime.text.encoders import (
+    IDS_MAX,
+    TEXTS,
+    FastEncoder,
+    HfEncoder,
+    check_texts,
+    choose_encoder,
+    first_difference,
+)
 from kv_runtime.text.loading import load_text
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.unit.kv_runtime.model_files import LLAMA_MARKS, LLAMA_TEMPLATE, llama_like, qwen_like, write_model
