@@ -1,6 +1,6 @@
 """The interface of a prefix index; the index and its reference in the tests pass one contract suite.
 
-    changes       register, store, remove, clear, drop, load, apply_batch       time is an argument
+    changes       register, store, remove, clear, drop, load, repair, apply_batch       time is an argument
     queries       match                            ranks' overlap with a prefix
                   digest, bucket_digests           digests of a rank's blocks
                   dump, snapshot                   the complete state, of a rank or of all

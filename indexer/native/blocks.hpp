@@ -200,7 +200,7 @@ private:
     u32 extents_ = 0;
 };
 
-// The order of the extent that is to take (the first of) `count` blocks, so that at most a quarter is left empty; the smallest has room for 4.
+// The order of the extent for (the first of) `count` blocks: at most a quarter of it stays empty, unless it is the smallest.
 inline u32 order_for(std::size_t count) {
     u32 order = 0;
     while (order + 1 < Blocks::kOrders && (std::size_t{Blocks::kPage} << order) < count) {

@@ -1,7 +1,5 @@
-// A tree as Python holds it: arguments in, answers out, one lock.
-//
-// It may be used from several threads: each call holds the lock, and lets go of the interpreter's where it takes long, or has
-// to wait. What is read meanwhile cannot change: it is bytes, or a copy.
+// A tree for Python, which several threads may use: each call holds the tree's lock, and releases the interpreter's where it
+// takes long or has to wait. Arguments that are read meanwhile cannot change: they are bytes, or a copy.
 #pragma once
 
 #include <chrono>
@@ -29,7 +27,7 @@ namespace kv {
 
 namespace nb = nanobind;
 
-// Callers have checked what came from outside: here a wrong argument is a bug, and raises the language's errors.
+// Callers have checked what came from outside. A wrong argument is a bug, and raises a ValueError or a TypeError.
 
 // Sequence hashes: `bytes`, which are read where they lie, or a sequence of numbers, no other buffer; valid while this lives.
 class HashesIn {
