@@ -33,7 +33,6 @@ from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpo
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import Received, read_message
 from indexer.follow.status import FollowerStatistics
-from indexer.index.snapshot import unseal
 from indexer.service import wall_time
 from indexer.service.retention import SnapshotName
 from indexer.service.snapshots import UNREADABLE, read_snapshot
@@ -233,7 +232,6 @@ class _Past:
     async def _read(self, name: SnapshotName) -> Checkpoint | None:
         try:
             checkpoint, _ = await read_snapshot(self._bucket, name)
-            unseal(checkpoint.index)
         except UNREADABLE as error:
             _log.warning("snapshot_refused", name=str(name), reason=str(error))
             return None

@@ -21,7 +21,7 @@ from kv_runtime.text.loading import load_text
 from kv_runtime.text.template_sandbox import chat_environment
 from kv_runtime.text.tokenizer_model import TokenizerText
 from tests.support.paths import CHAT_TEMPLATES, RECORDINGS
-from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, refused, write_model
+from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, llama_like, refused, write_model
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 FIRST = "messages[0].content"
@@ -197,14 +197,6 @@ def test_the_sandbox_answers_as_the_plain_one(expressions: list[str], content: s
     if strict:
         plain.undefined = ours.undefined = StrictUndefined
     assert outcome(ours, source, variables) == outcome(plain, source, variables)
-
-
-@pytest.mark.parametrize("source", [LLAMA_TEMPLATE, QWEN_TEMPLATE])
-def test_models_templates_render_as_in_the_plain_sandbox(source: str) -> None:
-    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    turns = [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "<think>t</think>a"}, USER]
-    variables = {"messages": turns, "tools": None, "add_generation_prompt": True}
-    assert outcome(chat_environment(), source, variables) == outcome(plain, source, variables)
 
 
 def outcome(environment: ImmutableSandboxedEnvironment, source: str, variables: dict[str, Any]) -> str:
