@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion11, web
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.http.acceptor import Acceptor, PortUsed
@@ -167,19 +167,6 @@ async def _without_versions(_: web.Request, response: web.StreamResponse) -> Non
     response.headers.popall("Server", None)
 
 
-def _version_refusal(request: web.BaseRequest) -> web.Response | None:
-    """Refuse HTTP/0.9 and HTTP/2.0, as the data plane does: the framework serves them, and repeats their version.
-
-    `_version` is private to the framework, whose `version` keeps what it was at its first reading.
-    """
-    version = getattr(request, "_version", HttpVersion11)
-    if version in {HttpVersion10, HttpVersion11}:
-        return None
-    request._version = HttpVersion10  # noqa: SLF001 - as of the framework's own refusals
-    message = f"version: found HTTP/{version.major}.{version.minor}, allowed HTTP/1.1 and HTTP/1.0"
-    return unrouted(error_response(505, message, "invalid_request_error"))
-
-
 def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
     """Refuse an `Expect` header if the body would be refused, or the expectation is unknown."""
     expected = request.headers.get("Expect", "")
@@ -301,10 +288,8 @@ class HttpServer:
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast("ClientConnection", request.protocol)
-        refusal = _version_refusal(request)
         connection.began(request)
         try:
-            refusal = refusal or _expectation_refusal(request)
-            return await self._answer(request) if refusal is None else refusal
+            return _expectation_refusal(request) or await self._answer(request)
         finally:
             connection.ended()
