@@ -68,18 +68,6 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
         BrokerUnavailable: the server is away, refuses one, for instance for want of space, or has not answered for
             `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
     """
-    deadline_s = asyncio.get_running_loop().time() + STREAMS_S
-    while True:
-        try:
-            return await _ensure_streams(log, nats)
-        except BrokerSilent as error:
-            if asyncio.get_running_loop().time() >= deadline_s:
-                raise
-            _log.warning("streams_awaited", reason=str(error))
-            await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     events = StreamSpec(
         subjects.EVENTS_STREAM,
         (subjects.EVENTS_ALL,),
@@ -90,9 +78,18 @@ async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     fleet = StreamSpec(
         subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1, replicas=nats.replicas
     )
-    await log.ensure_stream(events)
-    await log.ensure_stream(fleet)
-    await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
+    deadline_s = asyncio.get_running_loop().time() + STREAMS_S
+    while True:
+        try:
+            await log.ensure_stream(events)
+            await log.ensure_stream(fleet)
+            bytes_max = nats.snapshots_bytes_max
+            return await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=bytes_max)
+        except BrokerSilent as error:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise
+            _log.warning("streams_awaited", reason=str(error))
+            await asyncio.sleep(_ASK_AGAIN_S)
 
 
 class LogHealth(NamedTuple):

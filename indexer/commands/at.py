@@ -26,18 +26,6 @@ def _read_time(word: str) -> int:
     return wall_time.read(word, SystemClock().wall_ns())
 
 
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of the command."""
-
-    stream_seq: int
-    time: str
-    snapshot: str
-    messages_read: int
-    ranks: list[dict[str, Any]]
-    overlap: list[dict[str, Any]]
-    prefixes: list[PrefixView]
-
-
 @click.command()
 @with_settings
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
@@ -99,19 +87,19 @@ def at(
         print_lines(*_lines(report, len(overlap or ())))
 
 
-def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> _Report:
+def _report(moment: Moment, wanted: tuple[WorkerRank, ...], overlap: list[int], prefixes: list[int]) -> dict[str, Any]:
     ranks, notes = chosen_ranks(wanted, moment.fold.ranks()), moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
     views = zip(ranks, moment.fold.overlap(overlap, ranks), strict=True) if overlap else ()
-    return _Report(
-        stream_seq=moment.stream_seq,
-        time=wall_time.shown(moment.time_ns),
-        snapshot=moment.snapshot,
-        messages_read=moment.messages_read,
-        ranks=[_rank(state, notes[state.rank]) for state in states],
-        overlap=[_overlap(rank, view) for rank, view in views],
-        prefixes=[moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
-    )
+    return {
+        "stream_seq": moment.stream_seq,
+        "time": wall_time.shown(moment.time_ns),
+        "snapshot": moment.snapshot,
+        "messages_read": moment.messages_read,
+        "ranks": [_rank(state, notes[state.rank]) for state in states],
+        "overlap": [_overlap(rank, view) for rank, view in views],
+        "prefixes": [moment.fold.prefix(block, _CHILDREN_MAX) for block in prefixes],
+    }
 
 
 def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
@@ -128,10 +116,11 @@ def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
     return {**rank._asdict(), "overlap_blocks": blocks}
 
 
-def _lines(report: _Report, blocks_asked: int) -> list[str]:
-    source = f"snapshot {report.snapshot} and {report.messages_read} messages" if report.snapshot else "the log alone"
-    lines = [f"after message {report.stream_seq}, of {report.time} (from {source})"]
-    for rank in report.ranks:
+def _lines(report: dict[str, Any], blocks_asked: int) -> list[str]:
+    snapshot, messages = report["snapshot"], report["messages_read"]
+    source = f"snapshot {snapshot} and {messages} messages" if snapshot else "the log alone"
+    lines = [f"after message {report['stream_seq']}, of {report['time']} (from {source})"]
+    for rank in report["ranks"]:
         blocks = [
             f"{count} {medium} (digest {rank['digests'][medium]})" for medium, count in rank["blocks"].items() if count
         ]
@@ -140,10 +129,10 @@ def _lines(report: _Report, blocks_asked: int) -> list[str]:
         lines += [f"    note: {note}" for note in rank["notes"]]
     if blocks_asked:
         lines.append(f"overlap with {blocks_asked} blocks, on each medium and those before it:")
-    for view in report.overlap:
+    for view in report["overlap"]:
         depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
         lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")
-    return [*lines, *map(_prefix, report.prefixes)]
+    return [*lines, *map(_prefix, report["prefixes"])]
 
 
 def _prefix(prefix: PrefixView) -> str:
