@@ -118,7 +118,7 @@ class EmbeddedIndex:
 
         `tracing`: None: applied messages have no spans.
         """
-        self._fold = fold = IndexFold(make_index(settings), limits, memory_bytes_max=settings.memory_bytes_max)
+        self._fold = fold = IndexFold(make_index(settings), limits)
         self.columns, self.overlap = fold.columns, fold.overlap
         """Each rank's overlap with a prefix and its stream's status: as columns, or rank by rank."""
         self.ranks, self.refused_ranks, self.state, self.held = fold.ranks, fold.refused_ranks, fold.state, fold.held

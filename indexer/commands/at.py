@@ -74,7 +74,7 @@ def at(
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
 
     async def work() -> Moment:
-        fold = IndexFold(make_index(settings.index), memory_bytes_max=settings.index.memory_bytes_max)
+        fold = IndexFold(make_index(settings.index))
         async with connected(settings) as log:
             there = seq if seq is not None else await seq_at(log, time_ns or 0)
             return await moment_at(log, there, fold)

@@ -83,10 +83,7 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexFold:
-    """All ranks' streams, and the index that they feed.
-
-    `memory_bytes_max` is the index's limit (0: none): an overfull rank's dump is asked for once it may fit.
-    """
+    """All ranks' streams, and the index that they feed."""
 
     def __init__(
         self,
@@ -94,14 +91,13 @@ class IndexFold:
         limits: FollowerLimits | None = None,
         *,
         gone_s: float = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX,
-        memory_bytes_max: int = 0,
     ) -> None:
         self._index = index
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
         self.rank_at, self.refused_ranks, self.prefix = self._slots.held_by, self._slots.refused, self._slots.prefix
-        self._overfull = OverfullRanks(index, memory_bytes_max)
+        self._overfull = OverfullRanks(index)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, FollowedRank] = {}

@@ -7,13 +7,13 @@ Of ranks with blocks for which the index had no memory, the dump is requested ag
 
     found                                  the dump is requested when
     ------------------------------------   ----------------------------------------------------------------------
-    overfull                               memory is at 0.9 of the limit, or nodes below 0.9 of those at the time
+    overfull                               memory is at, or nodes are below 0.9 of those when it became overfull
     overfull still, after its dump         memory is at, or nodes are below 0.9 of those after the dump
     not overfull any more                  never: all of its blocks are in the index
 
 Nodes count because an index may keep the memory of removed blocks for later ones. The second row bounds the number of
 dumps: after each dump in vain, memory or nodes have to fall by another tenth, also if an index refuses blocks long
-before the limit. Without a limit, the memory in use when the rank became overfull is taken as the limit.
+before its limit.
 """
 
 from functools import partial
@@ -43,8 +43,8 @@ class _Fill(NamedTuple):
 class OverfullRanks:
     """The overfull ranks of one index, by slot."""
 
-    def __init__(self, index: PrefixIndex, memory_bytes_max: int) -> None:
-        self._index, self._limit_bytes = index, memory_bytes_max
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
         self._full_at: dict[int, _Fill] = {}
 
     def refresh(self) -> set[int]:
@@ -53,7 +53,7 @@ class OverfullRanks:
         for slot in self._full_at.keys() - found:
             del self._full_at[slot]
         for slot in found - self._full_at.keys():
-            self._note(slot)
+            self._full_at[slot] = self._fill()
         return found
 
     def known(self) -> set[int]:
@@ -63,7 +63,7 @@ class OverfullRanks:
     def is_overfull(self, slot: int) -> bool:
         """Return whether one rank is overfull; the index is not asked again for a known one."""
         if slot not in self._full_at and slot in self._index.overfull():
-            self._note(slot)
+            self._full_at[slot] = self._fill()
         return slot in self._full_at
 
     def is_overfull_after_dump(self, slot: int) -> bool:
@@ -84,10 +84,6 @@ class OverfullRanks:
             return []
         now = self._fill()
         return sorted(slot for slot, full in self._full_at.items() if now.is_fall_from(full))
-
-    def _note(self, slot: int) -> None:
-        now = self._fill()
-        self._full_at[slot] = now._replace(memory_bytes=self._limit_bytes or now.memory_bytes)
 
     def _fill(self) -> _Fill:
         statistics = self._index.statistics()

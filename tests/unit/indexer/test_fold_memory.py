@@ -47,9 +47,7 @@ class Eager(ReferenceIndex):
 
 def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(
-        index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES
-    )
+    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s)
 
 
 def stored(blocks: tuple[int, ...], first: int = 0) -> Stored:
@@ -181,7 +179,7 @@ def turn(life: Life, step: int) -> list[Batch]:
 @pytest.mark.parametrize("seed", range(examples(5, least=2)))
 def test_whatever_was_refused_all_is_known_soon_after_there_is_room(seed: int) -> None:
     random = Random(seed)
-    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S), memory_bytes_max=ROOM_BYTES)
+    fold = IndexFold(NativeIndex(memory_bytes_max=ROOM_BYTES, parked_ttl_s=PARKED_TTL_S))
     lives = {rank: Life(rank, random, blocks_max=ROOM_BLOCKS) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
     for step in range(160):
