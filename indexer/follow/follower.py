@@ -212,7 +212,7 @@ class StreamFollower:
             self._counts.holes_closed += 1
             effects += self._settle(now_s)
         elif self._is_gap and self._cursor > before:
-            self.question.wait_until(now_s + self._limits.gap_s)
+            self.question.not_before_s = now_s + self._limits.gap_s
         return effects
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
@@ -323,7 +323,7 @@ class StreamFollower:
         """Nothing could be received until now: restart the timeouts of awaited batches."""
         self._heartbeats.restart_timeouts(now_s)
         if self._is_gap:
-            self.question.wait_until(now_s + self._limits.gap_s)
+            self.question.not_before_s = now_s + self._limits.gap_s
 
     @property
     def _is_gap(self) -> bool:
@@ -373,7 +373,7 @@ class StreamFollower:
             if batch.epoch == self._epoch:
                 effects += self._take(batch, now_s)
         if (self._cursor, len(self._reorder_buffer)) != before:
-            self.question.on_progress(now_s)
+            self.question.progress_at_s = now_s
         if self._cursor >= answer.last_seq:
             self._counts.replays += 1
             effects += self._settle(now_s, answer.last_seq)

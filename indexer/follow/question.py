@@ -53,10 +53,6 @@ class AnswerParts:
     def __init__(self) -> None:
         self._parts: dict[int, DumpChunk] = {}
 
-    def clear(self) -> None:
-        """Forget all parts."""
-        self._parts.clear()
-
     def add(self, part: DumpChunk) -> bool:
         """Add a part; return whether it belongs to this answer and is new."""
         first = next(iter(self._parts.values()), part)
@@ -86,9 +82,11 @@ class RecoveryQuestion:
         self.after_seq = 0
         """The stream's cursor when the newest question was sent."""
         self.sent_at_s = 0.0
-        self._progress_at_s = 0.0
+        self.progress_at_s = 0.0
+        """When the newest part of its answer came."""
         self._unanswered_s = self._unproven_s = 0.0
-        self._not_before_s = 0.0
+        self.not_before_s = 0.0
+        """The next question is not due before this time."""
         self._is_open = False
         self._parts = AnswerParts()
 
@@ -98,12 +96,8 @@ class RecoveryQuestion:
             return False
         self.end()
         self.wants = wants
-        self._not_before_s = not_before_s
+        self.not_before_s = not_before_s
         return True
-
-    def wait_until(self, not_before_s: float) -> None:
-        """The next question is not due before this time."""
-        self._not_before_s = not_before_s
 
     def on_answered(self) -> None:
         """The answer is complete; a heartbeat has yet to prove that the stream is right."""
@@ -116,7 +110,7 @@ class RecoveryQuestion:
     def end(self) -> None:
         """Close the question: the stream wants nothing."""
         self.wants, self._is_open = None, False
-        self._parts.clear()
+        self._parts = AnswerParts()
 
     def reset(self) -> None:
         """A new epoch began: the stream wants nothing, and its first question needs no pause."""
@@ -130,12 +124,12 @@ class RecoveryQuestion:
     def is_in_flight(self, now_s: float) -> bool:
         """Return whether an answer is awaited."""
         is_in_time = now_s - self.sent_at_s < WHOLE_ANSWER_S
-        return self._is_open and is_in_time and now_s - self._progress_at_s < self._answer_s
+        return self._is_open and is_in_time and now_s - self.progress_at_s < self._answer_s
 
     def is_due(self, now_s: float) -> bool:
         """Return whether a question is to be sent now."""
         pause_s = max(self._unanswered_s, self._unproven_s)
-        is_early = now_s < self._not_before_s or now_s - self.sent_at_s < pause_s
+        is_early = now_s < self.not_before_s or now_s - self.sent_at_s < pause_s
         return self.wants is not None and not self.is_in_flight(now_s) and not is_early
 
     def begin(self, after_seq: int, now_s: float) -> int:
@@ -143,25 +137,21 @@ class RecoveryQuestion:
         assert self.wants is not None
         self.request_id = next(self._request_ids)
         self.after_seq = after_seq
-        self.sent_at_s = self._progress_at_s = now_s
+        self.sent_at_s = self.progress_at_s = now_s
         self._unanswered_s = self._longer(self._unanswered_s)
         self._is_open = True
-        self._parts.clear()
+        self._parts = AnswerParts()
         return self.request_id
 
     def expects(self, request_id: int) -> bool:
         """Return whether this is the open question."""
         return self._is_open and request_id == self.request_id
 
-    def on_progress(self, now_s: float) -> None:
-        """A new part of the answer came."""
-        self._progress_at_s = now_s
-
     def collect(self, part: DumpChunk, now_s: float) -> AnsweredState | None:
         """Return the complete answer, once this part completes it."""
         if not self._parts.add(part):
             return None
-        self.on_progress(now_s)
+        self.progress_at_s = now_s
         return self._parts.complete_answer()
 
 

@@ -66,16 +66,8 @@ class OverfullRanks:
             self._full_at[slot] = self._fill()
         return slot in self._full_at
 
-    def is_overfull_after_dump(self, slot: int) -> bool:
-        """The rank's dump was loaded; return whether the rank is still overfull."""
-        if slot in self._index.overfull():
-            self._full_at[slot] = self._fill()
-        else:
-            self._full_at.pop(slot, None)
-        return slot in self._full_at
-
     def forget(self, slot: int) -> None:
-        """The rank was dropped from the index."""
+        """The rank was dropped from the index, or its blocks replaced."""
         self._full_at.pop(slot, None)
 
     def due_for_dump(self) -> list[int]:
@@ -145,7 +137,7 @@ class FollowedRank:
                     self._change(event, now_s)
                 case ReplaceAll(chunks):
                     self._index.load(self.slot, chunks, now_s)
-                    self.follower.on_memory(is_overfull=self._overfull.is_overfull_after_dump(self.slot))
+                    self._overfull.forget(self.slot)
                 case RepairBuckets(buckets, chunks):
                     self._index.repair(self.slot, buckets, chunks, now_s)
         self.follower.on_memory(is_overfull=self._overfull.is_overfull(self.slot))
