@@ -18,11 +18,11 @@ One request at a time: the answer of a rank with a million blocks is 17 MB.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import count
 
 from msgspec.structs import replace
 
-from indexer.follow.checkpoint import RankState
 from indexer.follow.question import AnsweredState, AnswerParts
 from indexer.service.difference import RankVerdict, Verdict, compare
 from indexer.service.index_client import IndexClient
@@ -123,10 +123,8 @@ class Mirrors:
 class FleetRoll:
     """Reads from the log which ranks a fleet has."""
 
-    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: a gate without keys."""
-        self._event_log, self._clock = log, clock
-        self._gate = FleetGate() if gate is None else gate
+    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate) -> None:
+        self._event_log, self._clock, self._gate = log, clock, gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
         self.beating: dict[WorkerRank, str] = {}
         """Each rank that sent a heartbeat so far, and its model's slug."""
@@ -199,19 +197,12 @@ class Verification:
 
     async def _compare_once(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
         index = await self._index.state(rank)
-        try:
-            mirror = await self._mirrors.state(slug, rank) if slug else None
-        except MirrorSilent:
-            mirror = None
+        mirror, tail = None, list[bytes]()
+        with suppress(MirrorSilent):
+            if slug:
+                mirror = await self._mirrors.state(slug, rank)
+                if index is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
+                    tail = await self._mirrors.messages_since(slug, rank, index.epoch, index.seq)
         if index is None and mirror is None:
             return None
-        tail: list[bytes] = []
-        if index is not None and mirror is not None and index.epoch == mirror.epoch and index.seq < mirror.last_seq:
-            tail = await self._tail(slug, index)
         return compare(rank, index, mirror, tail, examples_max=self._examples_max)
-
-    async def _tail(self, slug: str, index: RankState) -> list[bytes]:
-        try:
-            return await self._mirrors.messages_since(slug, index.rank, index.epoch, index.seq)
-        except MirrorSilent:
-            return []

@@ -47,13 +47,6 @@ async def publish(url: str, payload: bytes = b"x", answer_s: float = 5.0) -> int
         await client.close()
 
 
-async def test_its_payloads_are_bounded() -> None:
-    async with EmbeddedNats(port=0) as server:
-        client = await nats.connect(server.url)
-        assert client.max_payload == MAX_PAYLOAD_BYTES
-        await client.close()
-
-
 async def test_stop_leaves_neither_process_nor_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with EmbeddedNats(port=0) as server:
@@ -178,11 +171,16 @@ def environment_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-async def test_it_gets_no_secret_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_payloads_are_bounded_and_it_gets_no_secret_of_our_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("KVROUTER_CONTROL__TOKEN", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     async with EmbeddedNats(port=0) as server:
         assert b"secret" not in environment_of(server.pid)
+        client = await nats.connect(server.url)
+        assert client.max_payload == MAX_PAYLOAD_BYTES
+        await client.close()
 
 
 async def test_watching_ends_with_stop_and_the_server_stays_up() -> None:
