@@ -19,7 +19,7 @@ from indexer.follow.follower import FollowerLimits
 from indexer.follow.status import is_blind
 from indexer.index.prefix_index import OutlineNode, PassedRequest
 from indexer.native.index import chat_pieces, hash_blocks, make_index
-from indexer.service.feed import ApplyTracer, IndexFeed
+from indexer.service.feed import IndexFeed
 from indexer.service.metrics import index_families, snapshot_families
 from indexer.service.prefix_explorer import HeatSource, NodeUse, PrefixExplorer, UsesSource
 from indexer.service.retention import KeepingLimits
@@ -124,9 +124,8 @@ class EmbeddedIndex:
         self.ranks, self.refused_ranks, self.state, self.held = fold.ranks, fold.refused_ranks, fold.state, fold.held
         self.statistics, self.block_counts, self.resyncs = fold.statistics, fold.block_counts, fold.resyncs
         self._event_log, self._clock = log, clock
-        tracer = None if tracing is None else ApplyTracer(tracing)
         gate = FleetGate(nats.fleet_secrets)
-        self._feed = IndexFeed(fold, log, clock, gate, logs_announced=logs_announced, tracer=tracer)
+        self._feed = IndexFeed(fold, log, clock, gate, logs_announced=logs_announced, tracing=tracing)
         self.catching_up, self.wait_for = self._feed.catching_up, self._feed.wait_for
         """How much of the log as of the start was read; return once a rank was applied up to a seq."""
         keeping = KeepingLimits(

@@ -96,7 +96,7 @@ class IndexFold:
         self._slots = RankSlots(index)
         self.outline, self.chain, self.match = index.outline, index.chain, index.match
         """From any thread, if the index is for several."""
-        self.rank_at, self.refused_ranks, self.prefix = self._slots.held_by, self._slots.refused, self._slots.prefix
+        self.rank_at, self.refused_ranks, self.prefix = self._slots.rank_of.get, self._slots.refused, self._slots.prefix
         self._overfull = OverfullRanks(index)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
@@ -241,7 +241,7 @@ class IndexFold:
         return self._next_questions(now_s)
 
     def _at(self, slot: int) -> FollowedRank:
-        return self._ranks[self._slots.rank_of(slot)]
+        return self._ranks[self._slots.rank_of[slot]]
 
     def _forgive_stall(self, now_s: float) -> None:
         stall_s = now_s - self._ticked_at_s - AWAKE_S
@@ -338,7 +338,7 @@ class IndexFold:
 
     def overfull_ranks(self) -> set[WorkerRank]:
         """Return the ranks that were overfull at the last check."""
-        return {self._slots.rank_of(slot) for slot in self._overfull.known()}
+        return {self._slots.rank_of[slot] for slot in self._overfull.known()}
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""

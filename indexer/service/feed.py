@@ -15,7 +15,6 @@ import structlog
 
 from indexer.follow.fold import TICK_S, IndexFold
 from indexer.follow.inputs import (
-    BatchSpan,
     Fact,
     LogConnected,
     Message,
@@ -44,40 +43,6 @@ _SPAN_ID_BITS = 64
 _log = structlog.get_logger("indexer")
 
 
-class ApplyTracer:
-    """Writes a span for each message that the index applies, as a child of the agent's span `kv_events`.
-
-    The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`).
-    """
-
-    def __init__(self, tracing: EventTracing) -> None:
-        self._tracing = tracing
-        self._bits = Random().getrandbits  # noqa: S311 - ids are no secrets
-        self.wall_ns = tracing.wall_ns
-
-    def done(self, rank: WorkerRank, batches: BatchSpan, came_ns: int, *, is_applied: bool) -> None:
-        """A message that came then was handed to the index.
-
-        Not `is_applied`: the index waits for an earlier one, is in a recovery, or has no use for its epoch.
-        """
-        ids = event_trace(rank, batches.epoch, batches.first_seq)
-        if not self._tracing.is_sampled(ids.trace_id):
-            return
-        attributes: Attributes = {
-            "messaging.system": "nats",
-            "messaging.operation.type": "process",
-            "messaging.batch.message_count": batches.last_seq - batches.first_seq + 1,
-            "kvrouter.worker": rank.worker_id,
-            "kvrouter.dp_rank": rank.dp_rank,
-            "kvrouter.first_seq": batches.first_seq,
-            "kvrouter.last_seq": batches.last_seq,
-            "kvrouter.outcome": "applied" if is_applied else "not_applied",
-        }
-        ended_ns = max(came_ns, self.wall_ns())
-        span = SpanData("apply", "consumer", self._bits(_SPAN_ID_BITS) or 1, came_ns, ended_ns, attributes)
-        self._tracing.send(TraceData(ids.trace_id, ids.span_id, (span,)))
-
-
 class LogPosition(NamedTuple):
     """The last message of KV_EVENTS that was applied, and the creation time of its stream."""
 
@@ -96,14 +61,15 @@ class IndexFeed:
         gate: FleetGate,
         *,
         logs_announced: bool = True,
-        tracer: ApplyTracer | None = None,
+        tracing: EventTracing | None = None,
     ) -> None:
         """Nothing is read yet.
 
         `logs_announced`: write log lines for refused fleet events and heartbeats; False if another reader of this
-        process writes them. `tracer`: None: messages are not traced. Messages from before the start never are.
+        process writes them. `tracing`: None: messages are not traced. Messages from before the start never are.
         """
-        self._tracer = tracer
+        self._tracing = tracing
+        self._random_bits = Random().getrandbits  # noqa: S311 - ids are no secrets
         self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock = fold, log, clock
         self.gate = gate
@@ -217,18 +183,39 @@ class IndexFeed:
             self._log_refusal(message, error)
             await self._apply(Received(rank, None))
             return
-        came_ns = 0 if self._tracer is None else self._tracer.wall_ns()
+        came_ns = 0 if self._tracing is None else self._tracing.wall_ns()
         await self._apply(Received(rank, read))
         self._trace(rank, read, came_ns)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
     def _trace(self, rank: WorkerRank, read: Message, came_ns: int) -> None:
-        if self._tracer is None or read.span is None or self.catching_up():
+        """Write a span for a message that came then, as a child of the agent's span `kv_events`.
+
+        The trace id and the parent's span id follow from the rank, the epoch and the first seq (`event_trace`). A
+        message is not applied while the index waits for an earlier one, is in a recovery, or has no use for its epoch.
+        """
+        tracing, batches = self._tracing, read.span
+        if tracing is None or batches is None or self.catching_up():
+            return
+        ids = event_trace(rank, batches.epoch, batches.first_seq)
+        if not tracing.is_sampled(ids.trace_id):
             return
         view = self._fold.overlap((), (rank,))[0]
-        is_applied = view.epoch == read.span.epoch and view.seq >= read.span.last_seq
-        self._tracer.done(rank, read.span, came_ns, is_applied=is_applied)
+        is_applied = view.epoch == batches.epoch and view.seq >= batches.last_seq
+        attributes: Attributes = {
+            "messaging.system": "nats",
+            "messaging.operation.type": "process",
+            "messaging.batch.message_count": batches.last_seq - batches.first_seq + 1,
+            "kvrouter.worker": rank.worker_id,
+            "kvrouter.dp_rank": rank.dp_rank,
+            "kvrouter.first_seq": batches.first_seq,
+            "kvrouter.last_seq": batches.last_seq,
+            "kvrouter.outcome": "applied" if is_applied else "not_applied",
+        }
+        ended_ns, span_id = max(came_ns, tracing.wall_ns()), self._random_bits(_SPAN_ID_BITS) or 1
+        span = SpanData("apply", "consumer", span_id, came_ns, ended_ns, attributes)
+        tracing.send(TraceData(ids.trace_id, ids.span_id, (span,)))
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:
